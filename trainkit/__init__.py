@@ -1,0 +1,52 @@
+"""trainkit: a trainer for PyTorch on Horovod.
+
+The public names are loaded when they are first used, so that `python -m trainkit --help` and an error in a config need
+no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from trainkit.version import __version__ as __version__
+
+
+if TYPE_CHECKING:
+    from trainkit.callback import Callback as Callback
+    from trainkit.callbacks import EarlyStopping as EarlyStopping
+    from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
+    from trainkit.data.module import DataModule as DataModule
+    from trainkit.errors import TrainkitError as TrainkitError
+    from trainkit.loggers import CSVLogger as CSVLogger
+    from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
+    from trainkit.loggers import WandbLogger as WandbLogger
+    from trainkit.session import seed_everything as seed_everything
+    from trainkit.task import Task as Task
+    from trainkit.trainer import Trainer as Trainer
+
+_HOMES = {
+    "Callback": "trainkit.callback",
+    "CSVLogger": "trainkit.loggers",
+    "DataModule": "trainkit.data.module",
+    "EarlyStopping": "trainkit.callbacks",
+    "ModelCheckpoint": "trainkit.callbacks",
+    "Task": "trainkit.task",
+    "TensorBoardLogger": "trainkit.loggers",
+    "Trainer": "trainkit.trainer",
+    "TrainkitError": "trainkit.errors",
+    "WandbLogger": "trainkit.loggers",
+    "seed_everything": "trainkit.session",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trainkit' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,186 @@
+"""What an argument may be: the annotations that both constructors and configs are checked against.
+
+An annotation is read as text, so that one table serves live objects (`__annotations__` under
+`from __future__ import annotations`) and sources that were never imported (`signature.py`). Beside builtin types,
+`Literal[...]`, `X | None`, `list[X]` and `dict[K, V]`, the names below carry a range. An annotation that is not known
+here (a class, a callable) accepts everything: Python itself will complain about it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from trainkit.errors import ConfigError, did_you_mean
+
+# To type checkers these are plain types; to `problem` their names carry a range.
+PositiveInt = int
+NonNegativeInt = int
+PositiveFloat = float
+NonNegativeFloat = float
+Fraction = float
+IntOrFraction = int | float
+ExistingFolder = str
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return (_is_int(value) or isinstance(value, float)) and not (isinstance(value, float) and math.isnan(value))
+
+
+def _is_folder(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike)) and os.path.isdir(value)
+
+
+# name -> (does the value fit, what is legal in words)
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda v: isinstance(v, bool), "true or false"),
+    "int": (_is_int, "a whole number"),
+    "float": (_is_number, "a number"),
+    "str": (lambda v: isinstance(v, (str, os.PathLike)), "a text"),
+    "None": (lambda v: v is None, "null"),
+    "list": (lambda v: isinstance(v, (list, tuple)), "a list"),
+    "dict": (lambda v: isinstance(v, dict), "a mapping"),
+    "PositiveInt": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "NonNegativeInt": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
+    "PositiveFloat": (lambda v: _is_number(v) and v > 0, "a number above 0"),
+    "NonNegativeFloat": (lambda v: _is_number(v) and v >= 0, "a number, 0 or more"),
+    "Fraction": (lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1"),
+    "IntOrFraction": (
+        lambda v: (_is_int(v) and v >= 0) or (isinstance(v, float) and 0 <= v <= 1),
+        "a whole number (a count), or a fraction from 0.0 to 1.0",
+    ),
+    "ExistingFolder": (_is_folder, "an existing folder"),
+}
+
+
+def problem(annotation: str, value: object) -> str | None:
+    """Return what is legal, in words, where `value` does not fit `annotation`; None where it fits.
+
+    Args:
+        annotation: the source text of a type annotation.
+        value: the value given.
+    """
+    fits, legal = _match(_parse(annotation), value)
+    return None if fits else legal
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(annotation: str) -> ast.expr:
+    return ast.parse(annotation.strip(), mode="eval").body
+
+
+def _match(node: ast.expr, value: object) -> tuple[bool, str]:
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):  # a quoted annotation
+            return _match(_parse(node.value), value)
+        return (value is None, "null") if node.value is None else (True, "")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _either([node.left, node.right], value)
+    if isinstance(node, ast.Subscript):
+        return _match_subscript(_last_name(node.value), node.slice, value)
+    kind = _KINDS.get(_last_name(node))
+    return (True, "") if kind is None else (kind[0](value), kind[1])
+
+
+def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, str]:
+    if name == "Literal":
+        choices = list(ast.literal_eval(inner)) if isinstance(inner, ast.Tuple) else [ast.literal_eval(inner)]
+        listed = ", ".join("null" if c is None else f"'{c}'" if isinstance(c, str) else str(c) for c in choices)
+        return any(value == c and type(value) is type(c) for c in choices), f"one of {listed}"
+    if name == "Optional":
+        return _either([inner, ast.Constant(None)], value)
+    if name == "Union" and isinstance(inner, ast.Tuple):
+        return _either(list(inner.elts), value)
+    if name == "Annotated" and isinstance(inner, ast.Tuple):
+        return _match(inner.elts[0], value)
+    if name in ("list", "List", "Sequence"):
+        if not isinstance(value, (list, tuple)):
+            return False, "a list"
+        for item in value:
+            fits, legal = _match(inner, item)
+            if not fits:
+                return False, f"a list of which each is {legal}"
+        return True, ""
+    if name in ("dict", "Dict", "Mapping"):
+        return isinstance(value, dict), "a mapping"
+    return True, ""
+
+
+def _either(nodes: list[ast.expr], value: object) -> tuple[bool, str]:
+    answers = [_match(node, value) for node in nodes]
+    return any(fits for fits, _ in answers), " or ".join(dict.fromkeys(legal for _, legal in answers if legal))
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def show(value: object) -> str:
+    """Write a value as a user would write it in a config."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def illegal(key: str, value: object, legal: str) -> str:
+    """Return the sentence for a value that does not fit."""
+    if legal == "an existing folder":
+        return f"{key} is {show(value)}, and there is no such folder. Give the path of an existing folder."
+    return f"{key} is {show(value)}; it must be {legal}."
+
+
+def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | None = None) -> str:
+    """Return the sentence for an argument that does not exist.
+
+    Args:
+        key: the full key as the user wrote it, as "trainer.max_epoch".
+        name: its last part, as "max_epoch".
+        known: the names that exist.
+        explained: names that users expect from elsewhere, each with what to do instead.
+    """
+    if explained and name in explained:
+        return f"{key}: {explained[name]}"
+    return f"{key} is not a setting.{did_you_mean(name, known)} Known here: {', '.join(sorted(known))}."
+
+
+def checked(cls: _Class) -> _Class:
+    """Class decorator: check the arguments of `cls(...)` against their annotations.
+
+    Unknown names and illegal values raise ConfigError with the same words that a config with the same mistake gets.
+    A class attribute `explained_arguments` (name -> text) answers for names that users know from other trainers.
+    """
+    init: Callable[..., None] = vars(cls)["__init__"]
+    signature = inspect.signature(init)
+    parameters = {n: p for n, p in signature.parameters.items() if n != "self"}
+    room = getattr(cls, "config_key", cls.__name__)
+
+    @functools.wraps(init)
+    def checked_init(self: object, *args: object, **kwargs: object) -> None:
+        for name in kwargs:
+            if name not in parameters:
+                explained = getattr(cls, "explained_arguments", None)
+                raise ConfigError(unknown(f"{room}.{name}", name, list(parameters), explained))
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        for name, value in given.items():
+            legal = problem(str(parameters[name].annotation), value)
+            if legal is not None:
+                raise ConfigError(illegal(f"{room}.{name}", value, legal))
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked_init  # type: ignore[misc]
+    return cls

@@ -1,0 +1,136 @@
+"""From what the user handed in to what the loop works with: feeds, contract, optimizers. The Trainer calls these in turn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from trainkit.data.feed import Feed, MapFeed, StreamFeed
+from trainkit.data.loader import ShardedLoader, Source, read_source
+from trainkit.data.module import DataModule
+from trainkit.data.plan import StepPlan
+from trainkit.data.transfer import count_samples, to_device
+from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError, DataError
+from trainkit.precision import Precision
+from trainkit.task import Task
+
+Limit = int | float | None
+
+
+def find_data(kind: str, given: Any, task: Task, datamodule: DataModule | None) -> Any:
+    """Return the data for "train", "val", "test" or "predict": those given, else the DataModule's, else the Task's.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if given is not None and datamodule is not None:
+        raise ConfigError(f"Both {kind}_dataloaders and datamodule were given. Give one of the two.")
+    if isinstance(given, DataModule):
+        raise ConfigError(f"{kind}_dataloaders is a DataModule; pass it as datamodule=...")
+    if given is not None:
+        return given
+    return getattr(task if datamodule is None else datamodule, f"{kind}_dataloader")()
+
+
+def mover(engine: Engine, precision: Precision, channels_last: bool) -> Callable[[Any], Any]:
+    """Return what puts a batch on this rank's device."""
+    return functools.partial(
+        to_device, device=engine.device, dtype=precision.input_dtype, channels_last=channels_last
+    )
+
+
+def batch_size_of(data: Any, source: Source | None) -> int | None:
+    """Return the microbatch of one rank, or None for a stream that does not tell."""
+    if source is not None:
+        return source.batch_size
+    if isinstance(data, DataLoader):
+        return data.batch_size
+    return count_samples(data[0]) if isinstance(data, Sequence) and data else None
+
+
+def train_feed(
+    data: Any, source: Source | None, accumulate: int, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
+) -> Feed:
+    """Return the feed of training data.
+
+    Raises:
+        DataError: there are fewer samples than ranks.
+    """
+    if source is None:
+        return _stream(data, accumulate, limit, engine, move)
+    if source.num_samples < engine.world_size:
+        raise DataError(
+            f"The training data has {source.num_samples} samples for {engine.world_size} ranks; each rank needs one at "
+            "least. Start fewer ranks."
+        )
+    plan = StepPlan(
+        _limited(source, limit, engine.world_size), source.batch_size, engine.world_size, accumulate, source.drop_last
+    )
+    if plan.num_steps == 0:
+        raise DataError(
+            f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
+            f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
+        )
+    return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move)
+
+
+def eval_feeds(
+    data: Any, name: str, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
+) -> list[Feed]:
+    """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders."""
+    several = isinstance(data, (list, tuple)) and all(isinstance(item, DataLoader) for item in data) and data
+    feeds: list[Feed] = []
+    for item in data if several else [data]:
+        source = read_source(item, name, training=False)
+        if source is None:
+            feeds.append(_stream(item, 1, limit, engine, move))
+        else:
+            plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
+            feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
+    return feeds
+
+
+def prepare_on_each_host(engine: Engine, prepares: Iterable[Callable[[], None]]) -> None:
+    """Run `prepare_data` on the first rank of each host, while the others wait."""
+    for prepare in prepares:
+        if engine.local_rank == 0:
+            prepare()
+    engine.barrier()
+
+
+def place(task: Task, engine: Engine, precision: Precision, channels_last: bool) -> None:
+    """Put the weights on this rank's device, in their dtype and layout."""
+    precision.convert(task)
+    task.to(engine.device)
+    if channels_last:
+        task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
+    return ShardedLoader(source, plan, engine.rank, seed, engine.broadcast_object)
+
+
+def _stream(data: Any, accumulate: int, limit: Limit, engine: Engine, move: Callable[[Any], Any]) -> StreamFeed:
+    if isinstance(limit, float):
+        raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
+    return StreamFeed(data, accumulate, limit, functools.partial(_sum_over_ranks, engine), move)
+
+
+def _sum_over_ranks(engine: Engine, number: int) -> int:
+    if engine.world_size == 1:
+        return number
+    return int(engine.all_reduce(torch.tensor(number, dtype=torch.int64)))
+
+
+def _limited(source: Source, limit: Limit, world_size: int) -> int:
+    """Return the samples that are left under a limit: a count of microbatches of each rank, or a share of the data."""
+    if limit is None:
+        return source.num_samples
+    if isinstance(limit, float):
+        return max(1, int(source.num_samples * limit)) if limit > 0 else 0
+    return min(source.num_samples, limit * source.batch_size * world_size)

@@ -1,0 +1,55 @@
+"""What a user sees first: engine, ranks, precision, the arithmetic of batch and learning rate, where the files are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trainkit.callback import Callback
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+class Banner(Callback):
+    """Prints a few lines on rank 0 when a fit starts."""
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Print."""
+        if not trainer.is_global_zero:
+            return
+        engine, session, console = trainer.engine, trainer.session, console_of()
+        ranks = f"{engine.world_size} rank{'s' * (engine.world_size > 1)}"
+        rows = [("engine", f"{engine.name}, {ranks}, {engine.device}, precision {session.settings.precision}")]
+        trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
+        frozen = sum(p.numel() for p in task.parameters()) - trained
+        rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
+        rows += trainer.contract.describe(session.user_lrs)
+        rows.append(("run", _plan(trainer)))
+        if session.resumed_from is not None:
+            place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
+            rows.append(("resumed", f"{session.resumed_from} at {place}"))
+        rows.append(("files", str(trainer.run_dir)))
+        table = Table.grid(padding=(0, 2))
+        for name, text in rows:
+            table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
+        console.print(table)
+
+
+def _plan(trainer: Trainer) -> str:
+    """Say how long the run is."""
+    per_epoch, total = trainer.session.num_training_steps, trainer.session.total_steps
+    epochs = "" if trainer.max_epochs is None else f"{trainer.max_epochs} epochs"
+    steps = "" if per_epoch is None else f" of {per_epoch} steps"
+    end = "" if total is None else f"{', ' if epochs else ''}{total} steps in all"
+    return f"{epochs}{steps if epochs else ''}{end}"
+
+
+def console_of() -> Console:
+    """Return a console; where there is no terminal its lines are long enough not to be folded."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

@@ -1,0 +1,104 @@
+"""What of a run goes into a checkpoint, and how it comes back."""
+
+from __future__ import annotations
+
+import platform
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainkit.callback import Callback
+from trainkit.errors import CheckpointError
+from trainkit.version import __version__
+
+if TYPE_CHECKING:
+    from trainkit.loop import Run
+
+
+def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
+    """Collect everything but the weights. A collective: random states come from all ranks.
+
+    Args:
+        run: what the loop works with.
+        callbacks: whose states are kept, by class name and place.
+        extra: contract, config, hyper-parameters: plain values.
+
+    Returns:
+        Tensors and plain values, for `format.write`.
+    """
+    return {
+        "state": run.state.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "rates": run.rates.state_dict(),
+        "scaler": run.precision.scaler.state_dict(),
+        "random": run.engine.all_gather_object(random_state()),
+        "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)},
+        "extra": extra,
+    }
+
+
+def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> None:
+    """Put a run where `gather` found it.
+
+    Raises:
+        CheckpointError: it belongs to other optimizers.
+    """
+    run.state.load_state_dict(saved["state"])
+    if len(saved["optimizers"]) != len(run.optimizers):
+        raise CheckpointError(
+            f"The checkpoint has {len(saved['optimizers'])} optimizers, this task {len(run.optimizers)}: they do not fit."
+        )
+    for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
+        try:
+            optimizer.load_state_dict(state)
+        except ValueError as error:
+            raise CheckpointError(f"The checkpoint's optimizer state does not fit this task: {error}.") from error
+    run.rates.load_state_dict(saved["rates"], run.state.global_step - run.state.skipped_steps)
+    if run.precision.scaler.is_enabled() and saved["scaler"]:
+        run.precision.scaler.load_state_dict(dict(saved["scaler"]))
+    for key, callback in _keyed(callbacks):
+        if key in saved["callbacks"]:
+            callback.load_state_dict(saved["callbacks"][key])
+    states = saved["random"]
+    if len(states) == run.engine.world_size:  # at another number of ranks there is nothing to give each
+        set_random_state(states[run.engine.rank])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a reader of a checkpoint may ask for."""
+    return {"trainkit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def random_state() -> dict[str, Any]:
+    """Return this process's random states as tensors and plain values."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(r) for r in rest)],
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set this process's random states."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])
+    name, keys, place, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss))
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+
+
+def _keyed(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
+    seen: dict[str, int] = {}
+    keyed = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] = seen.get(name, -1) + 1
+        keyed.append((f"{name}.{seen[name]}", callback))
+    return keyed

@@ -1,0 +1,180 @@
+"""From what a user hands in (DataLoader, Dataset, iterable) to loaders that yield one rank's microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from trainkit.data.order import SeededDataset, epoch_order
+from trainkit.data.plan import StepPlan
+from trainkit.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A map-style data set and how its samples become microbatches.
+
+    Attributes:
+        dataset: has `__len__` and `__getitem__`.
+        batch_size: the microbatch of one rank.
+        shuffle: a new order each epoch.
+        drop_last: leave out a short last step.
+        sampler: a sampler of the user's own that draws the order (on rank 0), or None.
+        options: the DataLoader's other arguments (workers, collate, pinning).
+    """
+
+    dataset: Dataset[Any]
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    sampler: Iterable[int] | None
+    options: dict[str, Any]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch."""
+        return len(self.sampler if self.sampler is not None else self.dataset)  # type: ignore[arg-type]
+
+
+def read_source(data: Any, name: str, training: bool) -> Source | None:
+    """Read what the user handed in; None for an iterable whose order nobody can know.
+
+    Args:
+        data: a DataLoader, a Dataset, or an iterable of batches.
+        name: what to call it in errors, as "train_dataloaders".
+        training: whether a bare Dataset is shuffled.
+
+    Raises:
+        ConfigError: it is none of these, or a DataLoader whose samples are dealt to ranks already.
+        DataError: the data set is empty.
+    """
+    if isinstance(data, DataLoader):
+        source = _read_loader(data, name)
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and isinstance(data, Dataset):
+        source = Source(data, 1, training, False, None, {})
+    elif hasattr(data, "__iter__"):
+        return None
+    else:
+        raise ConfigError(f"{name} is of type {type(data).__name__}; it must be a DataLoader, a Dataset or an iterable.")
+    if source is not None and source.num_samples == 0:
+        raise DataError(f"{name}: the data set has no samples.")
+    return source
+
+
+def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return None
+    if type(loader.batch_sampler) is not BatchSampler:
+        return None  # batches of the user's own making: their sizes are not ours to know
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ConfigError(
+            f"{name} has a DistributedSampler; trainkit deals the samples to the ranks itself. Pass shuffle=True (or a "
+            "sampler over the whole data set) in its place."
+        )
+    own = None if isinstance(loader.sampler, (RandomSampler, SequentialSampler)) else loader.sampler
+    if isinstance(loader.sampler, RandomSampler) and (
+        loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
+    ):
+        own = loader.sampler  # draws with replacement, or only some: its own draw is the order
+    options = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+    batch_size = loader.batch_size
+    assert batch_size is not None
+    return Source(
+        loader.dataset, batch_size, isinstance(loader.sampler, RandomSampler), loader.drop_last, own, options
+    )
+
+
+class RankSampler(Sampler[list[tuple[int, int]]]):
+    """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch on.
+
+    `start(epoch, step)` is called before each iteration; the DataLoader (and its workers) live on over epochs.
+    """
+
+    def __init__(self, plan: StepPlan, rank: int, draw: Callable[[int], Sequence[int]]) -> None:
+        """Take the arithmetic, the rank, and the function that gives an epoch's order."""
+        self.plan, self.rank, self.draw = plan, rank, draw
+        self.epoch, self.step, self.last = 0, 0, plan.num_steps
+
+    def start(self, epoch: int, step: int, last: int) -> None:
+        """Say which steps the next iteration covers: `step` up to, not including, `last` of `epoch`."""
+        self.epoch, self.step, self.last = epoch, step, last
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = self.epoch
+        order = self.draw(epoch)
+        for step in range(self.step, self.last):
+            for places in self.plan.microbatches(step, self.rank):
+                yield [(epoch, int(order[place])) for place in places]
+
+    def __len__(self) -> int:
+        return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))
+
+
+class _Keyed(Dataset[Any]):
+    """A data set without randomness of its own, asked for (epoch, index)."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.dataset[key[1]]
+
+
+class ShardedLoader:
+    """A source dealt to the ranks: iterate the microbatches of one rank for some steps of an epoch."""
+
+    def __init__(
+        self, source: Source, plan: StepPlan, rank: int, seed: int, agree: Callable[[list[int]], list[int]]
+    ) -> None:
+        """Build the loader.
+
+        Args:
+            source: the data set and the loader's options.
+            plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
+            rank: this rank.
+            seed: of order and augmentation.
+            agree: returns rank 0's list on all ranks; used for an order that a user's own sampler draws.
+        """
+        self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
+        self._drawn: list[int] | None = None
+        self._sampler = RankSampler(plan, rank, self._order)
+        plain = isinstance(source.dataset, TensorDataset)
+        dataset = _Keyed(source.dataset) if plain else SeededDataset(source.dataset, seed)
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **source.options)
+
+    def iterate(self, epoch: int, start: int, last: int) -> Iterator[Any]:
+        """Return an iterator over this rank's microbatches of steps `start` to `last` (exclusive) of `epoch`."""
+        if self.source.sampler is not None:
+            # Here, not in the sampler: all ranks pass here at the same time, and the agreement is a collective.
+            if hasattr(self.source.sampler, "set_epoch"):
+                self.source.sampler.set_epoch(epoch)
+            self._drawn = self._agree([int(i) for i in self.source.sampler])
+        self._sampler.start(epoch, start, last)
+        return iter(self._loader)
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

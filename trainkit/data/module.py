@@ -1,0 +1,39 @@
+"""DataModule: what brings the loaders, apart from the Task that learns from them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Stage = Literal["fit", "validate", "test", "predict"]
+
+
+class DataModule:
+    """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
+
+    A loader's `batch_size` is the microbatch of one rank. The trainer deals the samples to the ranks.
+    """
+
+    def prepare_data(self) -> None:
+        """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
+
+    def setup(self, stage: Stage) -> None:
+        """Make data sets; called on all ranks."""
+
+    def teardown(self, stage: Stage) -> None:
+        """Let go of what `setup` took."""
+
+    def train_dataloader(self) -> Any:
+        """Return what `fit` trains on, or None."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return what `fit` and `validate` evaluate on, or None."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return what `test` evaluates on, or None."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return what `predict` runs on, or None."""
+        return None

@@ -1,0 +1,67 @@
+"""The arithmetic of an epoch: which samples each rank gets in each microbatch of each step. Pure, no torch.
+
+An epoch is one order of the samples. Step `s` takes the next `global_batch_size` of them, whatever the number of ranks;
+ranks and microbatches only split that batch:
+
+    order      | step 0                          | step 1                          | last step, short |
+    step       | micro 0: rank 0 | rank 1 | micro 1: rank 0 | rank 1 |
+
+so cell `micro * world_size + rank` takes the cell'th chunk. A short last step is spread evenly: it uses as many
+microbatches as it needs, of sizes that differ by one at most, and a rank may have no sample in it. Because every rank
+can work out every other rank's share, the weight of a microbatch needs no communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How the samples of an epoch are dealt to steps, microbatches and ranks.
+
+    Attributes:
+        num_samples: samples in an epoch, 0 or more.
+        batch_size: samples of one microbatch on one rank.
+        world_size: number of ranks.
+        accumulate: microbatches of one rank in a step.
+        drop_last: leave out a last step that is short.
+    """
+
+    num_samples: int
+    batch_size: int
+    world_size: int = 1
+    accumulate: int = 1
+    drop_last: bool = False
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a full step on all ranks."""
+        return self.batch_size * self.world_size * self.accumulate
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def samples_in(self, step: int) -> int:
+        """Return the number of samples of step `step` (from 0) on all ranks."""
+        return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
+
+    def microbatches(self, step: int, rank: int) -> list[range]:
+        """Return the places in the epoch's order that `rank` takes in `step`, a range for each microbatch.
+
+        Ranges are never empty: a rank without samples in a short last step gets an empty list.
+        """
+        samples, start = self.samples_in(step), step * self.global_batch_size
+        rounds = -(-samples // (self.batch_size * self.world_size))
+        cells = rounds * self.world_size
+        size, longer = divmod(samples, cells)
+        result = []
+        for cell in range(rank, cells, self.world_size):
+            first = start + cell * size + min(cell, longer)
+            last = first + size + (1 if cell < longer else 0)
+            if last > first:
+                result.append(range(first, last))
+        return result

@@ -1,0 +1,188 @@
+"""The wall between the loop and the machines: what an engine is.
+
+An engine is a context manager. Inside it knows its place among the ranks, sums gradients over them while backward
+runs, and does a few collectives. The loop sees nothing else of Horovod or torch.distributed:
+
+    with engine:
+        engine.prepare(model, optimizers)          # rank 0's weights and optimizer state to everyone, gradients hooked
+        with engine.no_sync(): engine.backward(loss * share)      # all but the last microbatch of a step
+        engine.backward(loss * share)                             # the last one: sums start while it runs
+        engine.reduce_gradients()                                 # waits; now p.grad is the sum over ranks, everywhere
+
+Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py), so that the sum is
+the gradient of the mean over all samples of the step, however unevenly they are split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.engine.launcher import Launcher, read_launcher
+from trainkit.errors import ConfigError, EngineError, TrainkitError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class PeerError(EngineError):
+    """A collective failed because another rank ended; that rank's own message says why."""
+
+
+class Engine(ABC):
+    """The ranks of a run and what they do together.
+
+    Attributes:
+        name: "single", "horovod" or "ddp".
+        rank: this process among all, from 0 (valid inside the context).
+        world_size: number of processes.
+        local_rank: this process among those of its host, from 0.
+        local_size: number of processes on this host.
+        device: where this rank computes.
+    """
+
+    name: str
+
+    def __init__(self, device: Device = "auto") -> None:
+        """Remember the wish for a device; nothing starts before the context is entered."""
+        self._device_wish = device
+        self.launcher: Launcher = read_launcher()
+        self.rank, self.world_size = self.launcher.rank, self.launcher.world_size
+        self.local_rank, self.local_size = self.launcher.local_rank, self.launcher.local_size
+        self.device = torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes the run's files and prints."""
+        return self.rank == 0
+
+    def __enter__(self) -> Engine:
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def _pin_device(self) -> None:
+        """Choose this rank's device by its local rank.
+
+        Raises:
+            ConfigError: CUDA was asked for and there is none.
+            EngineError: this host has more ranks than GPUs.
+        """
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self._device_wish == "cpu" or (self._device_wish == "auto" and gpus == 0):
+            self.device = torch.device("cpu")
+            return
+        if gpus == 0:
+            raise ConfigError("engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu.")
+        if self.local_size > gpus:
+            raise EngineError(
+                f"This host runs {self.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''}; each rank needs "
+                "its own. Start fewer ranks (-np, --nproc-per-node), or use engine.device=cpu."
+            )
+        self.device = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(self.device)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which backward keeps gradients on this rank: all but the last microbatch of a step."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward of a scalar loss. Outside `no_sync` the sums over ranks start while it runs."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def run_on_main(self, function: Callable[[], Any]) -> Any:
+        """Run `function` on rank 0 and return its value on all ranks; its TrainkitError is raised on all ranks.
+
+        This is how rank 0 may touch files between two collectives without leaving the others waiting for it.
+        """
+        value, error = None, None
+        if self.is_main:
+            try:
+                value = function()
+            except TrainkitError as raised:
+                error = raised
+        value, error = self.broadcast_object((value, error))
+        if error is not None:
+            raise error
+        return value
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Join the other ranks and pin the device."""
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Send rank 0's weights, buffers and optimizer state to all ranks and hook the gradients of `model`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Undo `prepare`. The ranks stay connected, so that fit can be followed by test."""
+
+    @abstractmethod
+    def reduce_gradients(self) -> None:
+        """Wait until every gradient is the sum over ranks. Call on all ranks, once a step, also without a backward."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks of a tensor of any dtype but bool; shape and dtype are equal on all ranks."""
+
+    @abstractmethod
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors on all ranks with those of rank 0, bit for bit, any dtype and layout."""
+
+    @abstractmethod
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks. The value is pickled."""
+
+    @abstractmethod
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in the order of ranks. The values are pickled."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+
+
+def dense_view(tensor: Tensor) -> Tensor | None:
+    """Return a flat view of a tensor that fills its memory without gaps, or None where there is no such view.
+
+    A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no copy. Elements come
+    in memory order, so the view is only good between ranks whose tensors have the same strides.
+    """
+    flat_stride = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size != 1 and stride != flat_stride:
+            return None
+        flat_stride *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield each parameter and buffer of the model once."""
+    seen: set[int] = set()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor.detach()
+
+
+def send_optimizer_state(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Load rank 0's optimizer state on all ranks, where rank 0 has any.
+
+    Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the weights); this one
+    ships the state that there is, and nothing where there is none.
+    """
+    held = engine.broadcast_object([bool(opt.state) for opt in optimizers])
+    if not any(held):
+        return
+    states = engine.broadcast_object([opt.state_dict() for opt in optimizers] if engine.is_main else None)
+    if not engine.is_main:
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(state)

@@ -1,0 +1,76 @@
+"""Who started this process: the only reader of the launchers' environment variables. Imports no torch.
+
+horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
+OMPI_COMM_WORLD_*; srun SLURM_*. A process that nobody started has none of them and is rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "srun"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the environment says of this process.
+
+    Attributes:
+        name: the launcher.
+        rank: this process among all, from 0.
+        world_size: number of processes.
+        local_rank: this process among those of its host, from 0.
+        local_size: number of processes on this host.
+    """
+
+    name: LauncherName
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def engine(self) -> Literal["single", "horovod", "ddp"]:
+        """The engine that `engine=auto` stands for."""
+        if self.name in ("horovodrun", "mpirun"):
+            return "horovod"
+        return "ddp" if self.name == "torchrun" else "single"
+
+
+# launcher -> (variable that gives it away, rank, size, local rank, local size), the surest sign first.
+_VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # SLURM_STEP_ID alone is set in a batch script too, where nobody has started several tasks.
+    "srun": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+}
+
+
+def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
+    """Read the launcher from environment variables (`os.environ` when none are given)."""
+    env = os.environ if environ is None else environ
+
+    def number(variable: str, default: int) -> int:
+        text = env.get(variable, "")
+        return int(text) if text.lstrip("-").isdigit() else default
+
+    for name, (sign, rank, size, local_rank, local_size) in _VARIABLES.items():
+        if sign in env and number(size, 1) >= 1:
+            world = number(size, 1)
+            return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
+    return Launcher("none", 0, 1, 0, 1)

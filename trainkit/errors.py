@@ -1,0 +1,53 @@
+"""The errors a user can meet, and what they mean for the exit code.
+
+    TrainkitError            exit code 1: the run could not go on
+        ConfigError          exit code 2: what was asked for is not legal; found before anything was written
+        DataError            a data set or a sample is not usable
+        TaskError            the user's Task does not do what the loop needs
+        EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
+        CheckpointError      a checkpoint is missing, damaged or does not fit
+
+Every message says which key or name, the value given, what is legal, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrainkitError(Exception):
+    """Base of all errors that trainkit raises on purpose.
+
+    A command ends with `exit_code` and prints the message alone, without a traceback.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(TrainkitError):
+    """A setting is unknown, of the wrong type, out of range, or without effect."""
+
+    exit_code = 2
+
+
+class DataError(TrainkitError):
+    """A data set, a folder of data or one sample cannot be used."""
+
+
+class TaskError(TrainkitError):
+    """A Task lacks a method, or a method returned something that cannot be trained on."""
+
+
+class EngineError(TrainkitError):
+    """The launcher, Horovod, torch.distributed or the device is not what the run needs."""
+
+
+class CheckpointError(TrainkitError):
+    """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the nearest known name, or an empty string when none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,76 @@
+"""Validation, test and prediction: each sample once, on whatever number of ranks.
+
+Ranks take disjoint shares; a rank may have a batch more or none. No collective runs between batches, so nobody waits
+for anybody before the end, where one gather combines the logged values exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from trainkit.data.feed import Feed
+from trainkit.engine.base import Engine
+from trainkit.hooks import Hooks
+from trainkit.metrics import MetricLog
+from trainkit.precision import Precision
+from trainkit.task import LogTarget, Task
+
+_STEPS = {"validation": "validation_step", "test": "test_step"}
+
+
+def evaluate(
+    kind: Literal["validation", "test"],
+    task: Task,
+    feeds: Sequence[Feed],
+    engine: Engine,
+    precision: Precision,
+    hooks: Hooks,
+) -> tuple[dict[str, float], set[str]]:
+    """Run `validation_step` or `test_step` over all feeds.
+
+    Returns:
+        The logged values over all samples of all ranks, on all ranks; and the names meant for the progress bar.
+    """
+    task.eval()
+    hooks(f"on_{kind}_start")
+    step = getattr(task, _STEPS[kind])
+    metrics: dict[str, float] = {}
+    prog_bar: set[str] = set()
+    for index, feed in enumerate(feeds):
+        table = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
+        batch_idx = 0
+        with torch.inference_mode(), precision.autocast():
+            for batch, num_samples, _ in _batches(feed):
+                task._log_target = LogTarget(table, num_samples, on_step=False, on_epoch=True)
+                hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
+                outputs = step(batch, batch_idx)
+                hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
+                batch_idx += 1
+        task._log_target = None
+        metrics |= table.epoch_values(engine.all_gather_object)
+        prog_bar |= table.prog_bar
+    return metrics, prog_bar
+
+
+def predict(
+    task: Task, feed: Feed, precision: Precision, hooks: Hooks
+) -> Iterator[tuple[range | None, Any]]:
+    """Yield (places in the data set, what `predict_step` returned) for each batch of this rank."""
+    task.eval()
+    hooks("on_predict_start")
+    with torch.inference_mode(), precision.autocast():
+        for batch_idx, (batch, _, places) in enumerate(_batches(feed)):
+            hooks("on_predict_batch_start", batch, batch_idx, 0)
+            outputs = task.predict_step(batch, batch_idx)
+            hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
+            yield places, outputs
+    hooks("on_predict_end")
+
+
+def _batches(feed: Feed) -> Iterator[tuple[Any, int, range | None]]:
+    for step in feed.steps(epoch=0):
+        for microbatch in step.microbatches:
+            yield microbatch.batch, microbatch.num_samples, microbatch.places

@@ -1,0 +1,64 @@
+"""metrics.csv: a row for each time numbers were logged, a column for each name."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from trainkit.loggers.base import Logger
+
+if TYPE_CHECKING:
+    from trainkit.trainer import Trainer
+
+
+class CSVLogger(Logger):
+    """Writes `<run_dir>/metrics.csv`; a run that goes on appends to it.
+
+    Each row is on disk as soon as it is logged. A name that is met for the first time widens the table: the file is
+    then written anew, and replaced in one move.
+    """
+
+    def open(self, trainer: Trainer) -> None:
+        """Read what an earlier part of this run wrote, leaving out what is trained anew, and go on behind it."""
+        self.path = Path(trainer.run_dir) / "metrics.csv"
+        self._columns, self._rows = ["epoch", "step"], []
+        if self.path.is_file():
+            with self.path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                self._rows: list[dict[str, object]] = [
+                    dict(row) for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= trainer.global_step
+                ]
+                self._columns = list(reader.fieldnames or self._columns)
+        self._file: TextIO | None = None
+        self._rewrite()
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """Write a row."""
+        row: dict[str, object] = {"epoch": epoch, "step": step} | metrics
+        self._rows.append(row)
+        new = [name for name in metrics if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite()
+            return
+        assert self._file is not None
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def finalize(self, status: str) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _rewrite(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        draft = self.path.with_suffix(".csv.draft")
+        with draft.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+        draft.replace(self.path)
+        self._file = self.path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, self._columns)

@@ -1,0 +1,255 @@
+"""The training loop, top to bottom.
+
+    fit                 epochs, until a limit or a stop
+      train_epoch       the epoch's steps, validation inside or after it
+        train_step      one optimizer update:
+          train_batch     forward and backward of one microbatch, weighted by its share of the step's samples
+          update          reduce over ranks -> unscale -> clip -> step -> schedules
+      validate          evaluation.py
+
+The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
+multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device but
+what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.data.feed import Feed, Microbatch, Step
+from trainkit.engine.base import Engine
+from trainkit.errors import DataError, TaskError
+from trainkit.hooks import Hooks
+from trainkit.metrics import MetricLog
+from trainkit.optim.schedule import LearningRates
+from trainkit.precision import Precision
+from trainkit.state import TrainState
+from trainkit.task import LogTarget, Task
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When training ends and how often things happen.
+
+    Attributes:
+        max_epochs: passes over the data, or None.
+        max_steps: optimizer steps, or None.
+        log_every_n_steps: steps between two logs of step values.
+        val_check_interval: steps between two validations inside an epoch, or None for the epoch's end.
+        check_val_every_n_epoch: epochs between two validations.
+        gradient_clip_val: see `clip`; None for no clipping.
+        gradient_clip_algorithm: "norm" or "value".
+    """
+
+    max_epochs: int | None
+    max_steps: int | None
+    log_every_n_steps: int = 50
+    val_check_interval: int | None = None
+    check_val_every_n_epoch: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+
+
+@dataclass
+class Run:
+    """What the loop works with; built by the Trainer, handed in whole."""
+
+    task: Task
+    engine: Engine
+    precision: Precision
+    optimizers: Sequence[torch.optim.Optimizer]
+    rates: LearningRates
+    feed: Feed
+    limits: Limits
+    state: TrainState
+    hooks: Hooks
+    validate: Callable[[], Mapping[str, float]] | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    log: MetricLog = field(default_factory=MetricLog)
+    weight: Tensor | None = None  # of the step, where the task weighs its batches itself
+    task_weighs: bool = False
+
+
+def fit(run: Run) -> None:
+    """Train until a limit is reached or a stop is requested."""
+    run.task.train()
+    run.hooks("on_train_start")
+    while not _finished(run):
+        train_epoch(run)
+    run.hooks("on_train_end")
+
+
+def train_epoch(run: Run) -> None:
+    """Train on the rest of the current epoch, from the step it stands at."""
+    state, limits = run.state, run.limits
+    state.epoch_done = stopped = False
+    validated_at = -1
+    run.hooks("on_train_epoch_start")
+    for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
+        train_step(run, step)
+        if limits.val_check_interval and state.step_in_epoch % limits.val_check_interval == 0:
+            validate(run)
+            validated_at = state.global_step
+        if _finished(run):
+            stopped = True
+            break
+    state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps
+    if state.epoch_done and state.step_in_epoch == 0:
+        raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
+    _report_epoch(run)
+    due = not limits.val_check_interval and (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
+    if (due or stopped) and validated_at != state.global_step:
+        validate(run)
+    if state.epoch_done:
+        run.rates.after_epoch(state.current_epoch + 1, state.global_step - state.skipped_steps, run.metrics)
+        run.hooks("on_train_epoch_end")
+        state.current_epoch += 1
+        state.step_in_epoch = state.batch_idx = 0
+        state.epoch_done = False
+
+
+def train_step(run: Run, step: Step) -> None:
+    """Make one optimizer update from the microbatches of all ranks."""
+    state = run.state
+    run.hooks("on_train_step_start")
+    run.log.new_step()
+    for microbatch in step.microbatches:
+        train_batch(run, microbatch, step)
+        state.batch_idx += 1
+    updated = update(run, step)
+    state.global_step += 1
+    state.step_in_epoch += 1
+    state.samples_seen += step.num_samples
+    if updated:
+        run.rates.after_step(state.global_step - state.skipped_steps)
+    else:
+        state.skipped_steps += 1  # the schedule waits for the update that was held back
+    if state.global_step % run.limits.log_every_n_steps == 0 and run.engine.is_main:
+        run.hooks("on_metrics", run.log.step_values() | {"lr": run.rates.current()[0]}, state.global_step)
+    run.hooks("on_train_step_end")
+
+
+def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
+    """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
+    task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
+    task._log_target = LogTarget(run.log, microbatch.num_samples, on_step=True, on_epoch=False)
+    run.hooks("on_train_batch_start", batch, batch_idx)
+    with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
+        with run.precision.autocast():
+            outputs = task.training_step(batch, batch_idx)
+        loss = _loss_of(outputs, task)
+        run.hooks("on_before_backward", loss)
+        share = _share(run, outputs, microbatch, step)
+        run.engine.backward(run.precision.scale(loss if share == 1.0 else loss * share))
+    run.hooks("on_after_backward")
+    run.hooks("on_train_batch_end", outputs, batch, batch_idx)
+    task._log_target = None
+
+
+def update(run: Run, step: Step) -> bool:
+    """Reduce, unscale, clip and step; return False where mixed precision held the update back."""
+    run.engine.reduce_gradients()
+    run.precision.unscale(run.optimizers)
+    if run.task_weighs:
+        _divide_by_task_weight(run, step)
+    clip(run.optimizers, run.limits.gradient_clip_val, run.limits.gradient_clip_algorithm)
+    for optimizer in run.optimizers:
+        run.hooks("on_before_optimizer_step", optimizer)
+    updated = run.precision.step(run.optimizers)
+    for optimizer in run.optimizers:
+        run.hooks("on_before_zero_grad", optimizer)
+        optimizer.zero_grad(set_to_none=True)
+    return updated
+
+
+def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
+    """Clip the gradients of the whole step, in place: by their norm over all parameters, or each by value."""
+    if value is None:
+        return
+    parameters = [p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None]
+    if algorithm == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, value)
+    else:
+        torch.nn.utils.clip_grad_value_(parameters, value)
+
+
+def validate(run: Run) -> None:
+    """Evaluate on the validation data of all ranks, where there are any, and go back to training."""
+    if run.validate is None:
+        return
+    run.metrics.update(run.validate())
+    run.task.train()
+
+
+def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float | Tensor:
+    """Return the part of the step's samples that this microbatch holds.
+
+    A task that returns "num_samples" weighs its batches itself. The step's total is then known only at its end, so
+    the loss is weighted against the planned number of samples here and the gradients are corrected after their sum.
+    """
+    own = outputs.get("num_samples") if isinstance(outputs, Mapping) else None
+    if own is None:
+        return microbatch.num_samples / step.num_samples
+    run.task_weighs = True
+    weight = torch.as_tensor(own, dtype=torch.float64, device=run.engine.device)
+    run.weight = weight if run.weight is None else run.weight + weight
+    return (weight / step.num_samples).to(torch.float32)
+
+
+def _divide_by_task_weight(run: Run, step: Step) -> None:
+    held = run.weight if run.weight is not None else torch.zeros((), dtype=torch.float64, device=run.engine.device)
+    correction = step.num_samples / run.engine.all_reduce(held)
+    run.weight = None
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(correction.to(parameter.grad.dtype))
+
+
+def _loss_of(outputs: Any, task: Task) -> Tensor:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    name = f"{type(task).__name__}.training_step"
+    if not isinstance(loss, Tensor):
+        kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise TaskError(f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with 'loss'.")
+    if loss.numel() != 1:
+        raise TaskError(f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its mean().")
+    if not loss.requires_grad:
+        raise TaskError(
+            f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
+            "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
+        )
+    return loss.reshape(())
+
+
+def _finished(run: Run) -> bool:
+    state, limits = run.state, run.limits
+    if limits.max_steps is not None and state.global_step >= limits.max_steps:
+        return True
+    if limits.max_epochs is not None and state.current_epoch >= limits.max_epochs:
+        return True
+    return state.should_stop
+
+
+def _report_epoch(run: Run) -> None:
+    values = run.log.epoch_values(run.engine.all_gather_object)
+    if values:
+        run.metrics.update(values)
+        run.hooks("on_metrics", values, run.state.global_step)
+
+
+def planned_steps(feed: Feed, limits: Limits) -> int | None:
+    """Return the optimizer steps of the whole run, or None where nobody can know."""
+    by_epochs = None
+    if limits.max_epochs is not None and feed.num_steps is not None:
+        by_epochs = limits.max_epochs * feed.num_steps
+    known = [n for n in (by_epochs, limits.max_steps) if n is not None]
+    return math.floor(min(known)) if known else None

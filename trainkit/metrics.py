@@ -1,0 +1,152 @@
+"""What `log` collects: step values of this rank, and epoch values that are exact over all samples of all ranks.
+
+Nothing here waits for the device while steps run. Values stay where they are until they are read: step values at
+log_every_n_steps, epoch values at the end of an epoch, where one gather over ranks combines them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import TaskError
+
+Reduction = Literal["mean", "sum", "min", "max"]
+# A device's values are folded into one after this many, so that memory stays flat and kernels few.
+_FOLD_AT = 64
+
+
+class Accumulator:
+    """Combines the values of one name on this rank."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        """Start empty."""
+        self.reduction = reduction
+        self._pending: dict[float, list[Tensor]] = {}
+        self._held = 0
+        self._parts: list[Tensor] = []
+        self._numbers: list[float] = []
+        self._weight = 0.0
+
+    def add(self, value: Tensor | float, weight: float) -> None:
+        """Take a value. Its weight counts for means alone."""
+        weight = weight if self.reduction == "mean" else 1.0
+        self._weight += weight
+        if isinstance(value, Tensor):
+            self._pending.setdefault(weight, []).append(value)
+            self._held += 1
+            if self._held >= _FOLD_AT:
+                self._fold()
+        else:
+            self._numbers.append(value * weight)
+            if len(self._numbers) >= _FOLD_AT:
+                self._numbers = [self._combine(self._numbers)]
+
+    def read(self) -> tuple[Reduction, float, float]:
+        """Return (reduction, combined value, weight). Waits for the device."""
+        self._fold()
+        values = [float(part) for part in self._parts] + self._numbers
+        return self.reduction, self._combine(values), self._weight
+
+    def _fold(self) -> None:
+        for weight, values in self._pending.items():
+            self._parts.append(self._combine_tensor(torch.stack(values).double() * weight))
+        if len(self._parts) > 1:
+            self._parts = [self._combine_tensor(torch.stack(self._parts))]
+        self._pending.clear()
+        self._held = 0
+
+    def _combine_tensor(self, values: Tensor) -> Tensor:
+        if self.reduction == "min":
+            return values.min()
+        return values.max() if self.reduction == "max" else values.sum()
+
+    def _combine(self, values: list[float]) -> float:
+        if self.reduction == "min":
+            return min(values, default=math.inf)
+        return max(values, default=-math.inf) if self.reduction == "max" else math.fsum(values)
+
+
+def combine(parts: list[tuple[Reduction, float, float]]) -> float:
+    """Combine the readings of all ranks that have one into the value of the epoch."""
+    reduction = parts[0][0]
+    values = [value for _, value, _ in parts]
+    if reduction == "min":
+        return min(values)
+    if reduction == "max":
+        return max(values)
+    total = math.fsum(values)
+    if reduction == "sum":
+        return total
+    weight = math.fsum(weight for _, _, weight in parts)
+    return total / weight if weight else math.nan
+
+
+class MetricLog:
+    """The values logged in one epoch of training, or in one evaluation."""
+
+    def __init__(self, suffix: str = "") -> None:
+        """Start empty. `suffix` is appended to every name (evaluation on several loaders)."""
+        self.suffix = suffix
+        self.prog_bar: set[str] = set()
+        self._epoch: dict[str, Accumulator] = {}
+        self._step: dict[str, Accumulator] = {}
+
+    def add(
+        self,
+        name: str,
+        value: Tensor | float,
+        *,
+        weight: float,
+        on_step: bool,
+        on_epoch: bool,
+        prog_bar: bool = False,
+        reduction: Reduction = "mean",
+    ) -> None:
+        """Take a value.
+
+        Raises:
+            TaskError: the value is not a number or a tensor of one element, or the reduction changed.
+        """
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise TaskError(
+                    f"log('{name}', ...) got a tensor of shape {list(value.shape)}; it must hold one number. Log its mean."
+                )
+            value = value.detach().reshape(()).clone()  # a copy: the caller may go on writing into it
+        elif not isinstance(value, (int, float)):
+            raise TaskError(f"log('{name}', ...) got a {type(value).__name__}; it must be a number or a tensor of one.")
+        step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
+        for wanted, full, table in (
+            (on_step, step_name + self.suffix, self._step),
+            (on_epoch, epoch_name + self.suffix, self._epoch),
+        ):
+            if wanted:
+                held = table.get(full)
+                if held is None:
+                    held = table[full] = Accumulator(reduction)
+                held.add(value, weight)
+                if prog_bar:
+                    self.prog_bar.add(full)
+
+    def new_step(self) -> None:
+        """Forget the step values: a new step begins."""
+        if self._step:
+            self._step.clear()
+
+    def step_values(self) -> dict[str, float]:
+        """Return this rank's values of the step. Waits for the device."""
+        return {name: combine([held.read()]) for name, held in self._step.items()}
+
+    def epoch_values(self, all_gather_object: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """Return the values over all samples of all ranks, on all ranks, and start anew. Waits for the device."""
+        gathered: list[dict[str, tuple[Reduction, float, float]]] = all_gather_object(
+            {name: held.read() for name, held in self._epoch.items()}
+        )
+        self._epoch.clear()
+        names = dict.fromkeys(name for rank in gathered for name in rank)
+        return {name: combine([rank[name] for rank in gathered if name in rank]) for name in names}

@@ -1,0 +1,185 @@
+"""Optimizers and schedulers of a Task, in one form; and who sets the learning rate when.
+
+A torch scheduler reads and writes `group["lr"]`. So that any of them works under warm-up, the rate that the schedule
+sees is kept apart from the one that the optimizer uses:
+
+    scheduled rate  = factor x the user's rate, as the schedulers move it
+    group["lr"]     = scheduled rate x warm-up(step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from trainkit.errors import TaskError
+from trainkit.optim.contract import Contract
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """A scheduler and when it steps, as Lightning's `lr_scheduler` dict says."""
+
+    scheduler: LRScheduler
+    interval: Literal["epoch", "step"] = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+    name: str | None = None
+
+
+def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+    """Read what `configure_optimizers` returned.
+
+    Raises:
+        TaskError: it is none of the known forms.
+    """
+    if isinstance(returned, Optimizer):
+        return [returned], []
+    if isinstance(returned, Mapping):
+        return _read_dicts([returned])
+    if isinstance(returned, (list, tuple)) and returned:
+        if all(isinstance(item, Optimizer) for item in returned):
+            return list(returned), []
+        if all(isinstance(item, Mapping) for item in returned):
+            return _read_dicts(returned)
+        if len(returned) == 2 and all(isinstance(item, (list, tuple)) for item in returned):
+            optimizers, schedulers = returned
+            if all(isinstance(opt, Optimizer) for opt in optimizers):
+                return list(optimizers), [_read_schedule(item) for item in schedulers]
+    raise TaskError(
+        f"configure_optimizers returned {type(returned).__name__}; it must return a torch optimizer, a list of them, "
+        "([optimizers], [schedulers]), or {'optimizer': ..., 'lr_scheduler': ...}."
+    )
+
+
+def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+    optimizers, schedules = [], []
+    for item in dicts:
+        unknown = set(item) - {"optimizer", "lr_scheduler"}
+        if unknown or not isinstance(item.get("optimizer"), Optimizer):
+            raise TaskError(
+                f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have 'optimizer' (a torch "
+                "optimizer) and may have 'lr_scheduler'."
+            )
+        optimizers.append(item["optimizer"])
+        if item.get("lr_scheduler") is not None:
+            schedules.append(_read_schedule(item["lr_scheduler"]))
+    return optimizers, schedules
+
+
+def _read_schedule(item: Any) -> ScheduleConfig:
+    if isinstance(item, Mapping):
+        known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+        if set(item) - known or "scheduler" not in item:
+            raise TaskError(f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}.")
+        config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
+    else:
+        config = ScheduleConfig(item)
+    if not isinstance(config.scheduler, LRScheduler):
+        raise TaskError(f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch scheduler.")
+    if config.interval not in ("epoch", "step"):
+        raise TaskError(f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'.")
+    if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor is None:
+        raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
+    return config
+
+
+class LearningRates:
+    """Sets every group's rate: scaling once, warm-up each step, the schedulers when they are due."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig], contract: Contract) -> None:
+        """Scale the rates, and the base rates that the schedulers remember, by the contract's factor."""
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._schedules, self._contract = schedules, contract
+        self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
+        self._scheduled = [float(group["lr"]) for group in self._groups]
+        self._scale(contract.lr_factor)
+        self.apply(0)
+
+    def _scale(self, factor: float) -> None:
+        self._scheduled = [lr * factor for lr in self._scheduled]
+        for group in self._groups:
+            if "initial_lr" in group:
+                group["initial_lr"] *= factor
+        for config in self._schedules:
+            # base_lrs: what closed forms start from. The bounds are absolute rates too (ReduceLROnPlateau, CyclicLR).
+            for name in ("base_lrs", "min_lrs", "max_lrs"):
+                if hasattr(config.scheduler, name):
+                    setattr(config.scheduler, name, [lr * factor for lr in getattr(config.scheduler, name)])
+
+    def apply(self, steps_taken: int) -> None:
+        """Set the rates for the next step."""
+        multiplier = self._contract.warmup(steps_taken)
+        for group, lr in zip(self._groups, self._scheduled, strict=True):
+            group["lr"] = lr * multiplier
+
+    def after_step(self, steps_taken: int) -> None:
+        """Move the schedulers that count steps, then warm-up."""
+        due = [c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0]
+        self._move(due, {})
+        self.apply(steps_taken)
+
+    def after_epoch(self, epochs_done: int, steps_taken: int, metrics: Mapping[str, float]) -> None:
+        """Move the schedulers that count epochs.
+
+        Raises:
+            TaskError: a monitored value was never logged.
+        """
+        due = [c for c in self._schedules if c.interval == "epoch" and epochs_done % c.frequency == 0]
+        self._move(due, metrics)
+        self.apply(steps_taken)
+
+    def current(self) -> list[float]:
+        """Return the rate of each group."""
+        return [float(group["lr"]) for group in self._groups]
+
+    def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
+        if not due:
+            return
+        for group, lr in zip(self._groups, self._scheduled, strict=True):
+            group["lr"] = lr
+        for config in due:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                if config.monitor not in metrics:
+                    if config.strict:
+                        raise TaskError(
+                            f"lr_scheduler monitors '{config.monitor}', which was not logged; there are "
+                            f"{', '.join(sorted(metrics)) or 'none'}."
+                        )
+                    continue
+                config.scheduler.step(metrics[config.monitor])
+            else:
+                config.scheduler.step()
+        self._scheduled = [group["lr"] for group in self._groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedulers' states and the scheduled rates."""
+        states = []
+        for config in self._schedules:
+            state = config.scheduler.state_dict()
+            states.append({k: v for k, v in state.items() if k not in ("lr_lambdas", "_schedulers") or _plain(v)})
+        return {"schedulers": states, "scheduled": list(self._scheduled), "factor": self._contract.lr_factor}
+
+    def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
+        """Take them back; the rates follow this run's factor where it is another (other ranks, another global batch)."""
+        for config, saved in zip(self._schedules, state["schedulers"], strict=True):
+            full = config.scheduler.state_dict() | dict(saved)
+            config.scheduler.load_state_dict(full)
+        self._scheduled = list(state["scheduled"])
+        if state["factor"] != self._contract.lr_factor:
+            self._scale(self._contract.lr_factor / state["factor"])
+        self.apply(steps_taken)
+
+
+def _plain(value: Any) -> bool:
+    """Whether a checkpoint that runs no code can hold it."""
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_plain(item) for item in value.values())
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -1,0 +1,55 @@
+"""TrainState: the only mutable counters of a run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+Stage = Literal["fit", "sanity_check", "validate", "test", "predict"]
+
+
+@dataclass
+class TrainState:
+    """Where a run is.
+
+    Attributes:
+        global_step: optimizer steps taken since the beginning.
+        current_epoch: the epoch that is going on, from 0; after it has ended, the next.
+        step_in_epoch: steps taken in this epoch.
+        batch_idx: microbatches this rank has trained on in this epoch.
+        samples_seen: samples trained on by all ranks since the beginning.
+        epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch.
+        skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
+        should_stop: set it (or call request_stop) to end after the current step.
+        stop_reason: why, in words for the user.
+    """
+
+    global_step: int = 0
+    current_epoch: int = 0
+    step_in_epoch: int = 0
+    batch_idx: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    epoch_done: bool = field(default=False, metadata={"saved": False})
+    should_stop: bool = field(default=False, metadata={"saved": False})
+    stop_reason: str | None = field(default=None, metadata={"saved": False})
+    stage: Stage = field(default="fit", metadata={"saved": False})
+    started: float = field(default_factory=time.monotonic, metadata={"saved": False})
+
+    def request_stop(self, reason: str) -> None:
+        """End the run after the current step. Call it on all ranks at the same step."""
+        self.should_stop, self.stop_reason = True, reason
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters that a checkpoint keeps."""
+        saved = {f.name for f in fields(self) if f.metadata.get("saved", True)}
+        state = {name: value for name, value in asdict(self).items() if name in saved}
+        if self.epoch_done:
+            state |= {"current_epoch": self.current_epoch + 1, "step_in_epoch": 0, "batch_idx": 0}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take counters over from a checkpoint."""
+        for name in self.state_dict():
+            setattr(self, name, state[name])

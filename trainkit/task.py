@@ -1,0 +1,315 @@
+"""Task: the model and how it learns; what LightningModule is to Lightning's users, with the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.errors import TaskError
+from trainkit.metrics import MetricLog, Reduction
+
+if TYPE_CHECKING:
+    from trainkit.trainer import Trainer
+
+# The hooks of Callback that a Task may override too, without the arguments `trainer` and `task`.
+TASK_HOOKS = frozenset(
+    {
+        "setup",
+        "teardown",
+        "on_fit_start",
+        "on_fit_end",
+        "on_train_start",
+        "on_train_end",
+        "on_train_epoch_start",
+        "on_train_epoch_end",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_validation_start",
+        "on_validation_end",
+        "on_test_start",
+        "on_test_end",
+        "on_predict_start",
+        "on_predict_end",
+        "on_save_checkpoint",
+        "on_load_checkpoint",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LogTarget:
+    """Where `log` writes now, set by the loop: the table, this batch's samples, and the defaults of the stage."""
+
+    table: MetricLog
+    num_samples: int
+    on_step: bool
+    on_epoch: bool
+
+
+class HyperParameters(dict[str, Any]):
+    """What `save_hyperparameters` kept; its entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
+
+
+class Task(nn.Module):
+    """Subclass it, write `training_step` and `configure_optimizers`, and hand it to `Trainer.fit`.
+
+    All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce
+    anything over ranks here: the Trainer does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainer: Trainer | None = None
+        self._log_target: LogTarget | None = None
+        self.hparams = HyperParameters()
+
+    # -- to write -------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any]:
+        """Return the mean loss over the batch's samples, or a dict with "loss".
+
+        Args:
+            batch: one microbatch of this rank, on its device.
+            batch_idx: its number in this epoch on this rank, from 0.
+
+        Returns:
+            A scalar with grad. A dict may hold "num_samples" too (a number or a scalar tensor): the batch's weight
+            among the step's batches, where it is not the number of samples (tokens, say).
+        """
+        raise TaskError(_missing(self, "training_step", "return the loss"))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks."""
+        raise TaskError(_missing(self, "validation_step", "log what you want to know"))
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Like `validation_step`, for `test`. By default it is `validation_step`."""
+        return self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return predictions, the batch's samples along the first dimension. By default `self(inputs)`."""
+        return self(batch[0] if isinstance(batch, (list, tuple)) else batch)
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, or any of Lightning's forms: a list, (optimizers, schedulers), or
+        {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency", "monitor"}}.
+        """
+        raise TaskError(_missing(self, "configure_optimizers", "return torch.optim.SGD(self.parameters(), lr=0.1), say"))
+
+    # -- data, where no DataModule brings it ------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Download or unpack; called on the first rank of each host only. Set no attributes here."""
+
+    def train_dataloader(self) -> Any:
+        """Return what `fit` trains on."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return what `fit` and `validate` evaluate on."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return what `test` evaluates on."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return what `predict` runs on."""
+        return None
+
+    # -- hooks (callback.py draws their order) ----------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Before anything of `stage` runs."""
+
+    def teardown(self, stage: str) -> None:
+        """After everything of `stage` has run."""
+
+    def on_fit_start(self) -> None:
+        """Everything is built and on its device."""
+
+    def on_fit_end(self) -> None:
+        """The last hook of a fit that ended well."""
+
+    def on_train_start(self) -> None:
+        """Before the first epoch."""
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before an epoch's first step."""
+
+    def on_train_epoch_end(self) -> None:
+        """After an epoch and its validation."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Before `training_step`."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After backward."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """`loss` is as returned, before it is weighted."""
+
+    def on_after_backward(self) -> None:
+        """Gradients of this rank; not yet summed over ranks."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients of the whole step, summed over ranks, unscaled and clipped."""
+
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before the gradients are dropped."""
+
+    def on_validation_start(self) -> None:
+        """Before a validation."""
+
+    def on_validation_end(self) -> None:
+        """After a validation."""
+
+    def on_test_start(self) -> None:
+        """Before a test."""
+
+    def on_test_end(self) -> None:
+        """After a test."""
+
+    def on_predict_start(self) -> None:
+        """Before a prediction."""
+
+    def on_predict_end(self) -> None:
+        """After a prediction."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add plain values and tensors to what a checkpoint keeps."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read them back."""
+
+    # -- to call ----------------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Tensor | float,
+        prog_bar: bool = False,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Reduction = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a value; never waits for the device.
+
+        Args:
+            name: as "train/loss" or "val/acc".
+            value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`).
+            prog_bar: show it in the progress bar.
+            on_step: log this rank's value of the step, each `log_every_n_steps`. Default: in training only.
+            on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
+            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
+            batch_size: the weight of this value, where it is not the number of samples of the batch.
+
+        Raises:
+            TaskError: called outside a step, or the value is not one number.
+        """
+        target = self._log_target
+        if target is None:
+            raise TaskError(f"log('{name}', ...) was called outside training_step, validation_step and test_step.")
+        target.table.add(
+            name,
+            value,
+            weight=target.num_samples if batch_size is None else batch_size,
+            on_step=target.on_step if on_step is None else on_step,
+            on_epoch=target.on_epoch if on_epoch is None else on_epoch,
+            prog_bar=prog_bar,
+            reduction=reduce_fx,
+        )
+
+    def log_dict(self, values: Mapping[str, Tensor | float], **options: Any) -> None:
+        """Log several values with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.trainer.is_global_zero:
+            print(*values, **options)
+
+    def save_hyperparameters(self, *names: str, ignore: tuple[str, ...] = ()) -> None:
+        """Keep the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
+
+        Args:
+            names: the arguments to keep; all when none are given.
+            ignore: arguments to leave out.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        assert caller is not None
+        known = [n for n in inspect.signature(type(self).__init__).parameters if n != "self"]
+        for name in names or known:
+            if name in caller.f_locals and name not in ignore:
+                self.hparams[name] = caller.f_locals[name]
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs this Task.
+
+        Raises:
+            TaskError: none does yet.
+        """
+        if self._trainer is None:
+            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this Task yet.")
+        return self._trainer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.trainer.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch that is going on, from 0."""
+        return self.trainer.current_epoch
+
+
+def _missing(task: Task, method: str, what: str) -> str:
+    return f"{type(task).__name__} has no {method}(). Define it and {what}."
+
+
+def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
+    """Return the task where it is a Task that defines the methods.
+
+    Raises:
+        TaskError: it is not, or does not.
+    """
+    if not isinstance(task, Task):
+        raise TaskError(f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of nn.Module).")
+    if not hasattr(task, "_modules"):
+        raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
+    for method in methods:
+        if getattr(type(task), method) is getattr(Task, method):
+            near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
+            hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
+            what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}
+            raise TaskError(_missing(task, method, what.get(method, "log what you want to know")) + hint)
+    return task
