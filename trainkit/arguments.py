@@ -63,6 +63,9 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ExistingFolder": (_is_folder, "an existing folder"),
 }
 
+# Classes that no plain value is one of: beside a type that is checked, they do not make everything legal.
+_NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataLoader"}
+
 
 def problem(annotation: str, value: object) -> str | None:
     """Return what is legal, in words, where `value` does not fit `annotation`; None where it fits.
@@ -71,6 +74,8 @@ def problem(annotation: str, value: object) -> str | None:
         annotation: the source text of a type annotation.
         value: the value given.
     """
+    if not annotation.strip():
+        return None
     fits, legal = _match(_parse(annotation), value)
     return None if fits else legal
 
@@ -118,7 +123,8 @@ def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, s
 
 
 def _either(nodes: list[ast.expr], value: object) -> tuple[bool, str]:
-    answers = [_match(node, value) for node in nodes]
+    scalar = value is None or isinstance(value, (bool, int, float, str))
+    answers = [_match(node, value) for node in nodes if not (scalar and _last_name(node) in _NEVER_SCALARS)]
     return any(fits for fits, _ in answers), " or ".join(dict.fromkeys(legal for _, legal in answers if legal))
 
 

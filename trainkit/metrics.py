@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ class MetricLog:
         """Take a value.
 
         Raises:
-            TaskError: the value is not a number or a tensor of one element, or the reduction changed.
+            TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
         """
         if isinstance(value, Tensor):
             if value.numel() != 1:
@@ -120,6 +120,9 @@ class MetricLog:
             value = value.detach().reshape(()).clone()  # a copy: the caller may go on writing into it
         elif not isinstance(value, (int, float)):
             raise TaskError(f"log('{name}', ...) got a {type(value).__name__}; it must be a number or a tensor of one.")
+        if reduction not in get_args(Reduction):
+            legal = ", ".join(f"'{known}'" for known in get_args(Reduction))
+            raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}.")
         step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
         for wanted, full, table in (
             (on_step, step_name + self.suffix, self._step),
@@ -129,6 +132,11 @@ class MetricLog:
                 held = table.get(full)
                 if held is None:
                     held = table[full] = Accumulator(reduction)
+                elif held.reduction != reduction:
+                    raise TaskError(
+                        f"log('{name}', ...): reduce_fx is '{reduction}', and was '{held.reduction}' before. Log it under "
+                        "another name."
+                    )
                 held.add(value, weight)
                 if prog_bar:
                     self.prog_bar.add(full)

@@ -19,6 +19,7 @@ from trainkit.callbacks.progress import ProgressBar
 from trainkit.data.module import DataModule, Stage
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
+from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 from trainkit.loop import Limits
@@ -26,11 +27,6 @@ from trainkit.optim.contract import Contract
 from trainkit.session import NO_END, Session, Settings
 from trainkit.state import TrainState
 from trainkit.task import Task, check_overrides
-
-_LAUNCHER_DECIDES = (
-    "trainkit has no such setting: the launcher decides where a run runs. Start N processes with `horovodrun -np N ...` "
-    "or `torchrun --nproc-per-node N ...`; choose the framework with engine=auto|single|horovod|ddp."
-)
 
 
 @checked
@@ -72,11 +68,7 @@ class Trainer:
     """
 
     config_key = "trainer"
-    explained_arguments = dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy"), _LAUNCHER_DECIDES) | {
-        "default_root_dir": "the name here is run_dir: the folder of one run.",
-        "max_time": "not there yet; set max_steps or max_epochs.",
-        "use_distributed_sampler": "data is always dealt to the ranks, each sample once.",
-    }
+    explained_arguments = TRAINER_ARGUMENTS
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.order import SeededDataset, epoch_order
 from trainkit.data.plan import StepPlan
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, TrainkitError
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,17 @@ class _Keyed(Dataset[Any]):
         return self.dataset[key[1]]
 
 
+def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Give an error of ours that a worker process raised its own words back, without the worker's traceback."""
+    try:
+        yield from batches
+    except TrainkitError as error:
+        text = str(error)
+        if not text.startswith("Caught "):
+            raise
+        raise type(error)(text.rstrip().rsplit(f"{type(error).__name__}: ", 1)[-1]) from None
+
+
 class ShardedLoader:
     """A source dealt to the ranks: iterate the microbatches of one rank for some steps of an epoch."""
 
@@ -174,7 +185,7 @@ class ShardedLoader:
                 self.source.sampler.set_epoch(epoch)
             self._drawn = self._agree([int(i) for i in self.source.sampler])
         self._sampler.start(epoch, start, last)
-        return iter(self._loader)
+        return _named_errors(iter(self._loader))
 
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

@@ -24,13 +24,15 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
         cast = dtype if batch.is_floating_point() else None
         layout = torch.channels_last if channels_last and batch.dim() == 4 else torch.preserve_format
         return batch.to(device, dtype=cast, non_blocking=True, memory_format=layout)
+    if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device, dtype, channels_last) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device, dtype, channels_last) for item in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(item, device, dtype, channels_last) for item in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
+    return batch
 
 
 def count_samples(batch: Any) -> int:

@@ -16,6 +16,7 @@ the gradient of the mean over all samples of the step, however unevenly they are
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -78,6 +79,9 @@ class Engine(ABC):
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self._device_wish == "cpu" or (self._device_wish == "auto" and gpus == 0):
             self.device = torch.device("cpu")
+            if self.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+                # horovodrun leaves each rank a thread per core of the whole host: they would fight over the cores.
+                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_size))
             return
         if gpus == 0:
             raise ConfigError("engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu.")

@@ -42,6 +42,13 @@ class Contract:
     lr_reference_batch_size: int | None
     warmup_steps: int
 
+    def __post_init__(self) -> None:
+        if self.batch_size is None and self.lr_reference_batch_size is not None and self.lr_scaling != "none":
+            raise ConfigError(
+                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but the batches of the training data "
+                "are of unknown size, so that nothing can be related to it. Use a DataLoader, or leave it out."
+            )
+
     @property
     def global_batch_size(self) -> int | None:
         """Samples of a full step on all ranks, where they are known."""

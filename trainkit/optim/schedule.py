@@ -9,14 +9,14 @@ sees is kept apart from the one that the optimizer uses:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainkit.errors import TaskError
+from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.contract import Contract
 
 
@@ -84,9 +84,20 @@ def _read_schedule(item: Any) -> ScheduleConfig:
         raise TaskError(f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch scheduler.")
     if config.interval not in ("epoch", "step"):
         raise TaskError(f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'.")
-    if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor is None:
-        raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
+    if not isinstance(config.frequency, int) or config.frequency < 1:
+        raise TaskError(f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more.")
+    if isinstance(config.scheduler, ReduceLROnPlateau):
+        if config.monitor is None:
+            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
+        if config.interval != "epoch":
+            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': what it watches is an epoch's value.")
     return config
+
+
+# Absolute rates beside `lr`, which follow the factor as it does: of parameter groups, of schedulers (lists), of schedulers.
+_GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+_SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
+_SCHEDULER_RATE = "eta_min"
 
 
 class LearningRates:
@@ -94,23 +105,29 @@ class LearningRates:
 
     def __init__(self, optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig], contract: Contract) -> None:
         """Scale the rates, and the base rates that the schedulers remember, by the contract's factor."""
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._schedules, self._contract = schedules, contract
+        self._optimizers, self._schedules, self._contract = optimizers, schedules, contract
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._scheduled = [float(group["lr"]) for group in self._groups]
         self._scale(contract.lr_factor)
         self.apply(0)
 
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        # Asked anew each time: optimizer.load_state_dict puts other dicts in the place of the groups.
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
     def _scale(self, factor: float) -> None:
         self._scheduled = [lr * factor for lr in self._scheduled]
         for group in self._groups:
-            if "initial_lr" in group:
-                group["initial_lr"] *= factor
-        for config in self._schedules:
-            # base_lrs: what closed forms start from. The bounds are absolute rates too (ReduceLROnPlateau, CyclicLR).
-            for name in ("base_lrs", "min_lrs", "max_lrs"):
-                if hasattr(config.scheduler, name):
-                    setattr(config.scheduler, name, [lr * factor for lr in getattr(config.scheduler, name)])
+            for name in _GROUP_RATES:
+                if name in group:
+                    group[name] *= factor
+        for scheduler in _with_inner(config.scheduler for config in self._schedules):
+            for name in _SCHEDULER_RATES:
+                if hasattr(scheduler, name):
+                    setattr(scheduler, name, [lr * factor for lr in getattr(scheduler, name)])
+            if hasattr(scheduler, _SCHEDULER_RATE):
+                setattr(scheduler, _SCHEDULER_RATE, getattr(scheduler, _SCHEDULER_RATE) * factor)
 
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
@@ -166,7 +183,16 @@ class LearningRates:
         return {"schedulers": states, "scheduled": list(self._scheduled), "factor": self._contract.lr_factor}
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
-        """Take them back; the rates follow this run's factor where it is another (other ranks, another global batch)."""
+        """Take them back; the rates follow this run's factor where it is another (other ranks, another global batch).
+
+        Raises:
+            CheckpointError: they are of another number of schedulers.
+        """
+        if len(state["schedulers"]) != len(self._schedules):
+            raise CheckpointError(
+                f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task {len(self._schedules)}: "
+                "they do not fit."
+            )
         for config, saved in zip(self._schedules, state["schedulers"], strict=True):
             full = config.scheduler.state_dict() | dict(saved)
             config.scheduler.load_state_dict(full)
@@ -174,6 +200,18 @@ class LearningRates:
         if state["factor"] != self._contract.lr_factor:
             self._scale(self._contract.lr_factor / state["factor"])
         self.apply(steps_taken)
+
+
+def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
+    """Yield each scheduler once, with those that SequentialLR and ChainedScheduler hold."""
+    seen: set[int] = set()
+    todo = list(schedulers)
+    while todo:
+        scheduler = todo.pop()
+        if id(scheduler) not in seen:
+            seen.add(id(scheduler))
+            todo += getattr(scheduler, "_schedulers", [])
+            yield scheduler
 
 
 def _plain(value: Any) -> bool:

@@ -1,0 +1,56 @@
+# make train   set up what is missing, then train ResNet-50 on 2 ranks under horovodrun
+# make test    set up what is missing, then run the checks and the tests
+# The rest is for those who change trainkit: see CONTRIBUTING.md.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+RANKS  ?= 2
+ARGS   ?=
+
+.PHONY: train test setup check fix unit parallel e2e slow bench clean
+
+train: $(READY)
+	@start=$$(date +%s); \
+	. $(BIN)/activate && horovodrun -np $(RANKS) python -m trainkit fit conf=resnet50 $(ARGS) || exit $$?; \
+	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"
+
+test: check unit parallel e2e
+
+setup: $(READY)
+
+$(READY): requirements.txt pyproject.toml
+	@set -e; start=$$(date +%s); \
+	"$(PYTHON)" -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv (or set PYTHON=...)"; exit 1; }; \
+	echo "Installing the pinned packages into $(VENV) (5 GB with CUDA's libraries, a few minutes) ..."; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .; \
+	$(BIN)/python -m trainkit horovod install; \
+	echo $$(( $$(date +%s) - start )) > $(READY)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: $(READY)
+	$(BIN)/pytest -q tests/unit tests/test_layering.py
+
+parallel: $(READY)
+	$(BIN)/pytest -q tests/parallel
+
+e2e: $(READY)
+	$(BIN)/pytest -q tests/e2e -m "not slow"
+
+slow: $(READY)
+	$(BIN)/pytest -q tests -m slow
+
+bench: $(READY)
+	$(BIN)/python tests/benchmarks/throughput.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

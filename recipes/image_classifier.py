@@ -1,0 +1,63 @@
+"""Image classification: any model that maps images [B, 3, H, W] to logits [B, num_classes]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import trainkit
+from trainkit.optim import decay_groups
+
+
+class ImageClassifier(trainkit.Task):
+    """Cross-entropy with label smoothing; no weight decay on norms and biases.
+
+    Args:
+        model: the network.
+        optimizer: makes an optimizer from parameter groups.
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+        label_smoothing: share of the target that goes to all classes (Szegedy et al. 2016, section 7).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, labels = batch
+        loss = functional.cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, labels = batch
+        logits = self(images)
+        self.log("val/loss", functional.cross_entropy(logits, labels))
+        self.log("val/acc", (logits.argmax(1) == labels).float().mean(), prog_bar=True)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        images, labels = batch
+        logits = self(images)
+        self.log("test/loss", functional.cross_entropy(logits, labels))
+        self.log("test/acc", (logits.argmax(1) == labels).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(decay_groups(self.model))
+        if self.lr is None:
+            return optimizer
+        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

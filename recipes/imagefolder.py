@@ -1,0 +1,104 @@
+"""Folders of images in ImageNet's layout: root/train/<class>/*.jpg and root/val/<class>/*.jpg."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder as TorchvisionImageFolder
+from torchvision.transforms import v2
+
+import trainkit
+from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
+from trainkit.engine.launcher import read_launcher
+from trainkit.errors import ConfigError, DataError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def load_image(path: str) -> Image.Image:
+    """Decode a file to RGB; an error names the file."""
+    try:
+        with open(path, "rb") as file, Image.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} cannot be decoded as an image ({error}). Mend or remove the file.") from error
+
+
+class ImageFolder(trainkit.DataModule):
+    """Training: random resized crop and flip (He et al. 2016). Validation: resize, centre crop.
+
+    Args:
+        root: the folder that holds train/ and val/.
+        batch_size: the microbatch of one rank.
+        num_classes: the number of class folders.
+        image_size: of the crops, in pixels.
+        num_workers: processes of each rank that decode; None takes the rank's share of the cores.
+    """
+
+    def __init__(
+        self,
+        root: ExistingFolder,
+        batch_size: PositiveInt = 32,
+        num_classes: PositiveInt = 1000,
+        image_size: PositiveInt = 224,
+        num_workers: NonNegativeInt | None = None,
+    ) -> None:
+        self.root, self.batch_size, self.num_classes = Path(root), batch_size, num_classes
+        self.image_size = image_size
+        self.num_workers = num_workers
+
+    def setup(self, stage: str) -> None:
+        tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        if stage == "fit":
+            crop = [v2.RandomResizedCrop(self.image_size), v2.RandomHorizontalFlip()]
+            self.train = self._read("train", v2.Compose([*crop, *tail]))
+        crop = [v2.Resize(self.image_size * 8 // 7), v2.CenterCrop(self.image_size)]
+        self.val = self._read("val", v2.Compose([*crop, *tail]))
+        if stage == "fit" and self.train.classes != self.val.classes:
+            differ = sorted(set(self.train.classes) ^ set(self.val.classes))
+            raise DataError(f"{self.root}: train/ and val/ have different classes ({', '.join(differ[:5])}).")
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self.train, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader(self.val, shuffle=False)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def _read(self, part: str, transform: v2.Transform) -> TorchvisionImageFolder:
+        folder = self.root / part
+        if not folder.is_dir():
+            raise DataError(f"data.root is '{self.root}', which has no folder {part}/; it must hold train/ and val/.")
+        try:
+            dataset = TorchvisionImageFolder(str(folder), transform, loader=load_image)
+        except FileNotFoundError as error:  # torchvision's words: no class folders, or which of them are empty
+            raise DataError(f"{folder}: {str(error).rstrip('.')}. Each class needs one image at least.") from error
+        if len(dataset.classes) != self.num_classes:
+            raise ConfigError(
+                f"data.num_classes is {self.num_classes}, but {folder} has {len(dataset.classes)} class folders. Set "
+                f"data.num_classes={len(dataset.classes)}."
+            )
+        return dataset
+
+    def _loader(self, dataset: TorchvisionImageFolder, shuffle: bool) -> DataLoader:
+        workers = self.num_workers
+        if workers is None:
+            workers = max(1, len(os.sched_getaffinity(0)) // read_launcher().local_size)
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+

@@ -1,0 +1,31 @@
+"""What all tests share: one thread, no launcher around them, and the random state left as it was found."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from trainkit.checkpoint.contents import random_state, set_random_state
+
+# A launcher's variables would turn every engine=auto of a unit test into a rank of somebody's job.
+_LAUNCHERS = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
+    del os.environ[_name]
+
+torch.set_num_threads(1)  # the tasks are tiny: threads cost more than they bring
+
+
+@pytest.fixture(autouse=True)
+def _fixed_random_state() -> Iterator[None]:
+    """Begin each test with the same random numbers, so that no test depends on another's draws."""
+    before = random_state()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    yield
+    set_random_state(before)

@@ -1,0 +1,56 @@
+"""The allow-list: what a config may call, by name and by what the name leads to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainkit.allow import check_name, locate
+from trainkit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "torchvision.models.resnet18", "recipes.mlp.MLP"],
+)
+def test_listed_objects_are_found(target: str) -> None:
+    """What the list allows is imported and returned."""
+    assert locate(target, "task._target_", []).__name__ == target.rsplit(".", 1)[1]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "subprocess.run",
+        "builtins.exec",
+        "torch.load",
+        "torch.optim.sgd.torch.load",
+        "trainkit.engine.horovod.os.system",
+        "recipes.imagefolder.os.system",
+        "trainkit.launch.horovod_build",
+        "torch.optim._functional.sgd",
+    ],
+)
+def test_everything_else_is_refused(target: str) -> None:
+    """Names off the list, and aliases of such objects inside listed modules, are refused."""
+    with pytest.raises(ConfigError, match=r"configs may not call|no class or function"):
+        locate(target, "task._target_", [])
+
+
+def test_an_alias_in_the_users_own_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's may be called, but not to reach os.system under another name."""
+    (tmp_path / "own_alias.py").write_text("import os\nrun = os.system\ndef fine():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert locate("own_alias.fine", "task._target_", [])() == 3
+    with pytest.raises(ConfigError, match=r"It is posix\.system"):
+        locate("own_alias.run", "task._target_", [])
+
+
+def test_trust_opens_the_list_for_a_named_module() -> None:
+    """A module that the user trusts by name may be called."""
+    with pytest.raises(ConfigError, match=r"trust=\[fractions\]"):
+        check_name("fractions.Fraction", "task._target_", [])
+    check_name("fractions.Fraction", "task._target_", ["fractions"])

@@ -1,0 +1,98 @@
+"""Mistakes in a config: the exit code, the words, and that nothing heavy was loaded and nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkit.cli.run import main
+
+MISTAKES = {
+    "trainer.max_epoch=3": ["trainer.max_epoch is not a setting", "Did you mean 'max_epochs'?"],
+    "optimzer.lr=3": ["optimzer is not a setting", "Did you mean 'optimizer'?"],
+    "optimizer.learning_rate=3": ["optimizer.learning_rate is not a setting", "lr"],
+    "data.batchsize=3": ["data.batchsize is not a setting", "Did you mean 'batch_size'?"],
+    "data=digit": ["data is 'digit'", "Did you mean 'digits'?", "imagefolder"],
+    "trainer.max_epochs=abc": ["trainer.max_epochs is 'abc'", "a whole number, 1 or more"],
+    "trainer.max_epochs=0": ["trainer.max_epochs is 0", "1 or more"],
+    "trainer.precision=fp16": ["trainer.precision is 'fp16'", "'16-mixed'"],
+    "trainer.channels_last=1": ["trainer.channels_last is 1", "true or false"],
+    "data.batch_size=0": ["data.batch_size is 0", "1 or more"],
+    "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
+    "seed=abc": ["seed is 'abc'", "a whole number"],
+    "trainer.devices=2": ["trainer.devices", "the launcher decides", "horovodrun"],
+    "trainer.strategy=ddp": ["trainer.strategy", "the launcher decides", "engine=auto"],
+    "trainer.run_dir=x": ["trainer.run_dir", "run_dir stands at the top"],
+    "trainer.max_epochs=null": ["Neither trainer.max_epochs nor trainer.max_steps"],
+    "data=imagefolder": ["data.root is missing", "data.root=..."],
+    "data=imagefolder data.root=/no/such/folder": ["data.root is '/no/such/folder'", "no such folder"],
+    "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|can be written"],
+    "task._target_=os.system": ["task._target_ is 'os.system'", "configs may not call"],
+    "task._target_=builtins.eval": ["task._target_ is 'builtins.eval'", "configs may not call"],
+    "task._target_=trainkit.cli.run.main": ["configs may not call"],
+    "task._target_=recipes.nothing.Task": ["there is no module 'nothing'"],
+    "optimizer._target_=torch.optim.SDG": ["torch.optim has no 'SDG'", "Did you mean 'SGD'?"],
+    "hydra.sweeper._target_=os.system": ["hydra.sweeper._target_ is 'os.system'"],
+    "~optimizer": ["optimizer"],
+    "nonsense": ["'nonsense' is no override", "key=value"],
+    "task=resnet50 ~lr task.lr=null lr=step": ["lr"],
+}
+
+
+@pytest.mark.parametrize("overrides", MISTAKES)
+def test_a_mistake_is_named_and_ends_with_code_2(
+    overrides: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mistake ends with exit code 2, says key, value and cure on one screen, and leaves no file behind."""
+    monkeypatch.chdir(tmp_path)
+    code = main("fit", ["conf=mlp", *overrides.split()])
+    text = capsys.readouterr().err
+    assert code == 2, text
+    for words in MISTAKES[overrides]:
+        assert any(word in text for word in words.split("|")), text
+    assert len(text) < 1500
+    assert "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "Which config?"), (["conf=mpl"], "Did you mean 'mlp'?"), (["conf=resnet5"], "Did you mean 'resnet50'?")],
+)
+def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing or misspelt conf= names the configs that there are."""
+    assert main("fit", arguments) == 2
+    text = capsys.readouterr().err
+    assert words in text
+    assert "resnet50" in text
+
+
+def test_a_config_error_needs_no_torch(tmp_path: Path) -> None:
+    """A wrong key is found before torch is imported."""
+    code = (
+        "import sys\nfrom trainkit.cli.run import main\n"
+        "code = main('fit', ['conf=resnet50', 'trainer.max_epoch=3'])\nprint(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.split() == ["2", "False"]
+
+
+def test_only_rank_0_speaks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Under a launcher rank 0 prints a config's mistake; another rank that has the same one is ended before it does."""
+    code = "import sys; from trainkit.cli.run import main; sys.exit(main('fit', ['conf=mlp', 'trainer.max_epoch=3']))"
+    env = {"HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2", "PATH": "/usr/bin:/bin"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env | {"HOROVOD_RANK": str(rank)}, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (1, 0)
+    ]
+    _, said = ranks[1].communicate(timeout=30)
+    ranks[0].terminate()  # what a launcher does when a rank has failed
+    _, other = ranks[0].communicate(timeout=30)
+    assert ranks[1].returncode == 2
+    assert "max_epochs" in said
+    assert other == ""

@@ -1,0 +1,86 @@
+"""Every shipped config composes, passes the schema, and builds on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainkit.build import build
+from trainkit.config import Job, run
+from trainkit.shipped import shipped_root
+
+CONF = shipped_root() / "conf"
+TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
+OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
+NEEDED = {"data=imagefolder": ["data.root=."], "logger=none": [], "engine=ddp": []}
+
+
+def jobs_of(*arguments: str) -> list[Job]:
+    """Return the jobs that a command line leads to."""
+    found: list[Job] = []
+    run("fit", arguments, True, found.append)
+    return found
+
+
+def test_all_configs_are_seen() -> None:
+    """The tests below walk every yaml there is."""
+    assert len(TOPS) == 3
+    assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))
+
+
+@pytest.mark.parametrize("conf", TOPS)
+def test_a_top_level_config_builds(conf: str) -> None:
+    """Each conf=NAME leads to a trainer, a task and data."""
+    (job,) = jobs_of(f"conf={conf}")
+    built = build(job.config, [])
+    assert built.datamodule is not None
+    assert built.trainer.max_epochs == job.config["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_a_group_composes(option: str) -> None:
+    """Each choice of each group passes the schema in a config that has all groups."""
+    (job,) = jobs_of("conf=mlp", option, *NEEDED.get(option, []))
+    assert option.split("=")[0] in job.config
+
+
+def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conf/ where the user stands shadows the shipped one, and still finds the shipped groups."""
+    (tmp_path / "conf").mkdir()
+    own = {"defaults": ["_base", {"task": "mlp"}, {"data": "digits"}, {"optimizer": "adamw"}, {"lr": "step"}, "_self_"]}
+    (tmp_path / "conf" / "mlp.yaml").write_text(yaml.safe_dump(own | {"trainer": {"max_epochs": 7}}))
+    monkeypatch.chdir(tmp_path)
+    (job,) = jobs_of("conf=mlp")
+    assert job.config["trainer"]["max_epochs"] == 7
+    assert job.config["optimizer"]["_target_"] == "torch.optim.AdamW"
+
+
+def test_multirun_gives_each_job_its_values_and_its_folder() -> None:
+    """-m leads to a job for each combination, each in a folder of its own."""
+    jobs = jobs_of("-m", "conf=mlp", "optimizer.lr=0.05,0.1", "seed=1,2")
+    assert [(j.config["optimizer"]["lr"], j.config["seed"]) for j in jobs] == [(0.05, 1), (0.05, 2), (0.1, 1), (0.1, 2)]
+    assert [Path(j.config["run_dir"]).name for j in jobs] == ["0", "1", "2", "3"]
+
+
+def test_cfg_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """--cfg job prints what was composed, as Hydra does."""
+    assert jobs_of("conf=resnet50", "--cfg", "job", "trainer.max_epochs=3") == []
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["trainer"]["max_epochs"] == 3
+    assert printed["data"]["_target_"] == "recipes.digits.Digits"
+
+
+def test_a_key_of_a_constructor_needs_no_plus() -> None:
+    """An argument that the yaml does not list can be set as if it did."""
+    (job,) = jobs_of("conf=mlp", "trainer.deterministic=true", "optimizer.dampening=0.1", "optimizer.nesterov=false")
+    assert job.config["trainer"]["deterministic"] is True
+    assert job.config["optimizer"]["dampening"] == 0.1
+
+
+def test_imagefolder_brings_the_schedule_of_imagenet() -> None:
+    """data=imagefolder sets epochs, warm-up and rate, and the command line still wins."""
+    (job,) = jobs_of("conf=resnet50", "data=imagefolder", "data.root=.", "trainer.max_epochs=3")
+    assert (job.config["trainer"]["max_epochs"], job.config["trainer"]["lr_warmup_epochs"]) == (3, 5)
+    assert job.config["optimizer"]["lr"] == 0.1

@@ -1,0 +1,47 @@
+"""python -m trainkit <command> [overrides]: finds the command; each is a file of cli/."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from trainkit.errors import did_you_mean
+
+_COMMANDS = {
+    "fit": ("run", "train"),
+    "validate": ("run", "evaluate a checkpoint on the validation data"),
+    "test": ("run", "evaluate a checkpoint on the test data"),
+    "predict": ("run", "write a checkpoint's predictions"),
+    "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
+}
+
+_USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
+
+{commands}
+
+  python -m trainkit fit conf=resnet50                             one process
+  horovodrun -np 2 python -m trainkit fit conf=resnet50            two, on Horovod
+  torchrun --nproc-per-node 2 -m trainkit fit conf=resnet50        two, on torch.distributed
+  python -m trainkit fit conf=resnet50 --cfg job                   print the config and stop
+  python -m trainkit fit -m conf=resnet50 optimizer.lr=0.05,0.1    one run for each value
+"""
+
+
+def main() -> int:
+    """Run the command of the command line and return the exit code."""
+    arguments = sys.argv[1:]
+    usage = _USAGE.format(commands="\n".join(f"  {name:<10}{text}" for name, (_, text) in _COMMANDS.items()))
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage)
+        return 0 if arguments else 2
+    command = arguments[0]
+    if command not in _COMMANDS:
+        print(f"'{command}' is no command.{did_you_mean(command, _COMMANDS)}\n\n{usage}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"trainkit.cli.{_COMMANDS[command][0]}")
+    code: int = module.main(arguments[1:]) if command == "horovod" else module.main(command, arguments[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

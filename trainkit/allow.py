@@ -1,0 +1,94 @@
+"""Which objects a config may name: a positive list, checked on the name first and on the object that it leads to.
+
+A config decides what is called, so a config from elsewhere is code from elsewhere. Allowed are the rooms of trainkit that
+are meant for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, and modules
+in the folder where the user stands or that the user names with `trust=[...]` on the command line. An alias does not
+help: the object's own module must be on the list too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError
+
+ALLOWED = (
+    "trainkit.callbacks",
+    "trainkit.data",
+    "trainkit.engine",
+    "trainkit.loggers",
+    "trainkit.optim",
+    "recipes",
+    "torch.optim",
+    "torchvision.models",
+    "torchvision.transforms",
+)
+
+
+def check_name(target: str, key: str, trusted: Sequence[str]) -> None:
+    """Refuse a dotted path that is not on the list; imports nothing.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    parts = target.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{key} is '{target}'; it must be the dotted path of a class or function, as my_task.MyTask.")
+    if any(part.startswith("_") for part in parts) or not _listed(target, trusted):
+        raise ConfigError(_refusal(target, key))
+
+
+def locate(target: str, key: str, trusted: Sequence[str]) -> Any:
+    """Import and return the object of a dotted path, after checking the name and the object.
+
+    Raises:
+        ConfigError: it is not on the list, does not exist, or is nothing that can be called.
+    """
+    check_name(target, key, trusted)
+    parts = target.split(".")
+    found: Any = None
+    for i in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:i])
+        try:
+            found = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+                continue
+            raise
+        for part in parts[i:]:
+            found = getattr(found, part, None)
+        break
+    if found is None:
+        raise ConfigError(f"{key} is '{target}', which does not exist.")
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        raise ConfigError(f"{key} is '{target}', which is no class or function.")
+    real = f"{found.__module__}.{found.__qualname__}"
+    if not _listed(real, trusted):
+        raise ConfigError(_refusal(target, key) + (f" (It is {real}.)" if real != target else ""))
+    return found
+
+
+def _listed(path: str, trusted: Sequence[str]) -> bool:
+    if any(path == prefix or path.startswith(prefix + ".") for prefix in (*ALLOWED, *trusted)):
+        return True
+    return is_users_own(path.split(".")[0])
+
+
+def is_users_own(top: str) -> bool:
+    """Return whether a top-level module lies in the folder where the user stands, and not among installed packages."""
+    here = Path.cwd()
+    if top in sys.stdlib_module_names or top == "trainkit":
+        return False
+    return (here / f"{top}.py").is_file() or ((here / top).is_dir() and any((here / top).rglob("*.py")))
+
+
+def _refusal(target: str, key: str) -> str:
+    return (
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and modules in the folder where "
+        f"you stand. If you trust it, say so on the command line: trust=[{target.split('.')[0]}]"
+    )

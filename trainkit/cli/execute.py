@@ -1,0 +1,70 @@
+"""One job with torch: build the objects, run the command, show what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.table import Table
+
+from trainkit.build import build
+from trainkit.callback import Callback
+from trainkit.callbacks.banner import console_of
+from trainkit.config import Job
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+class RunFiles(Callback):
+    """Puts the resolved config and Hydra's files into the run's folder, on rank 0, before anything is trained."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self._files = files
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Write them."""
+        if stage == "fit" and trainer.is_global_zero:
+            for name, text in self._files.items():
+                path = trainer.run_dir / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+
+
+def execute(job: Job) -> None:
+    """Run one job."""
+    built = build(job.config, [RunFiles(job.files)])
+    trainer, task = built.trainer, built.task
+    ckpt_path = job.config.get("ckpt_path")
+    if job.command == "fit":
+        trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
+        if trainer.is_global_zero:
+            _show_files(trainer.run_dir)
+    elif job.command == "predict":
+        predictions = trainer.predict(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
+        if trainer.is_global_zero:
+            path = trainer.run_dir / "predictions.pt"
+            torch.save(predictions, path)
+            console_of().print(f"{sum(len(batch) for batch in predictions)} predictions are in {path}")
+    else:
+        run = trainer.validate if job.command == "validate" else trainer.test
+        metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
+        if trainer.is_global_zero:
+            _show_metrics(metrics, str(trainer.session.resumed_from or "the weights as the task builds them (no ckpt_path)"))
+
+
+def _show_files(run_dir: Path) -> None:
+    console = console_of()
+    best = run_dir / "checkpoints" / "best"
+    if best.exists():
+        console.print(f"best checkpoint  {best.resolve()}")
+    console.print(f"metrics          {run_dir / 'metrics.csv'}; tensorboard --logdir {run_dir}")
+
+
+def _show_metrics(metrics: dict[str, float], of: str) -> None:
+    table = Table(title=of, title_justify="left", show_header=False)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.6g}")
+    console_of().print(table)

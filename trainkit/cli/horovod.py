@@ -1,0 +1,276 @@
+"""`python -m trainkit horovod install` and `... check`: build Horovod for the installed torch, and prove that it works.
+
+main
+ |- _install     look, choose, build or take from the cache, install, prove
+ `- _check       what is installed, whether it fits the installed torch, prove
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trainkit.errors import EngineError, TrainkitError
+from trainkit.launch import horovod_build, horovod_pip, horovod_proof
+from trainkit.launch.horovod_machine import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
+
+_MEND = "python -m trainkit horovod install"
+_PROG = "python -m trainkit horovod"
+
+_say = functools.partial(print, flush=True)  # in order with stderr, also into a file
+
+_ABOUT = f"""\
+Horovod {horovod_pip.VERSION} is the last release, and as pip would build it, it does not compile against today's torch.
+This command builds it from its unchanged source for the torch of this environment, and proves that it works."""
+
+_INSTALL_ABOUT = f"""\
+Build Horovod {horovod_pip.VERSION} for the torch of this environment, install it, and prove it with two ranks.
+
+The source comes from the package index, as your pip is set up, and its SHA-256 is checked before any of it runs.
+The build takes about 2 to 10 minutes on 2 cores and happens once: the wheel is kept in $TRAINKIT_CACHE,
+$XDG_CACHE_HOME/trainkit or ~/.cache/trainkit, and the next install of the same build takes seconds.
+It needs a C++ compiler and make (Debian, Ubuntu: apt-get install g++ make); what it needs from pip it installs."""
+
+_CHECK_ABOUT = """\
+Tell which Horovod is installed, what it was built for and with, and prove it with an allreduce of two ranks.
+Ends with exit code 0 when all is good; else with 1, the reason, and the command that mends it."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit code: 0 done, 1 failed, 2 asked for what cannot be.
+
+    Args:
+        argv: the arguments after the word "horovod".
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        with _ended_by_signals():
+            return _install(arguments) if arguments.command == "install" else _check(arguments)
+    except TrainkitError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nStopped; nothing that was started goes on.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=_PROG, description=_ABOUT, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    install = commands.add_parser(
+        "install", help="build, install and prove Horovod", description=_INSTALL_ABOUT, formatter_class=raw
+    )
+    mpi = install.add_mutually_exclusive_group()
+    mpi.add_argument("--mpi", action="store_true", default=None, help="build with MPI (default: if mpicxx is found)")
+    mpi.add_argument("--no-mpi", dest="mpi", action="store_false", help="build without MPI; Gloo is always built")
+    gpu = install.add_mutually_exclusive_group()
+    gpu.add_argument(
+        "--gpu",
+        action="store_true",
+        default=None,
+        help="build with NCCL (default: if torch sees a GPU, and nvcc and NCCL are found)",
+    )
+    gpu.add_argument("--cpu", dest="gpu", action="store_false", help="build without NCCL")
+    install.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="compilers at once (default: one for each core, but no more than GiB of free memory)",
+    )
+    install.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help=f"horovod-{horovod_pip.VERSION}.tar.gz on disk, for a machine without network",
+    )
+    install.add_argument("--rebuild", action="store_true", help="build again, even if it is installed or in the cache")
+
+    check = commands.add_parser(
+        "check", help="tell what is installed and prove it", description=_CHECK_ABOUT, formatter_class=raw
+    )
+    check.add_argument("--no-proof", action="store_true", help="do not start the two ranks (saves about 7 seconds)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is '{text}'; it must be a whole number, 1 or more")
+    return int(text)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let an end from outside run the same way out as Ctrl-C: a compiler must not go on without us."""
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in ending]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ending, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    source = arguments.source.absolute() if arguments.source else None
+    if source is not None:
+        horovod_pip.verify(source)
+    wanted = Wanted(mpi=arguments.mpi, gpu=arguments.gpu, jobs=arguments.jobs)
+    machine = probe(os.environ)
+    plan = choose(machine, wanted)
+    log = _new_log("install")
+    _tell_plan(machine, plan)
+
+    _install_needs(horovod_pip.RUNTIME_NEEDS, machine, log)
+    installed = horovod_proof.look()
+    if installed is not None and not arguments.rebuild and _fits(installed, machine, plan, wanted):
+        _say(f"Horovod {installed.version} is installed already, built for this torch.")
+    else:
+        wheel = _wheel(machine, plan, log=log, source=source, rebuild=arguments.rebuild)
+        horovod_pip.install_wheel(wheel, log)
+        _say(f"Installed {wheel.name}.")
+    _prove(log)
+    _say(f"Done in {time.monotonic() - started:.0f} s.")
+    return 0
+
+
+def _fits(installed: horovod_proof.Installed, machine: Machine, plan: Plan, wanted: Wanted) -> bool:
+    assert machine.torch is not None
+    return installed.problem(machine.torch.version) is None and installed.serves(plan, wanted)
+
+
+def _wheel(machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebuild: bool) -> Path:
+    """Return the wheel from the cache, or build it."""
+    cache = horovod_build.cache_folder(os.environ)
+    folder = cache / "wheels" / horovod_build.wheel_key(machine, plan, os.environ)
+    found = None if rebuild else horovod_build.cached_wheel(folder)
+    if found is not None:
+        _say(f"Built before: {found}")
+        return found
+    if not rebuild and any(folder.glob("*.whl")):
+        _say(f"The wheel in {folder} is damaged; it is built again.")
+    require_compilers(machine, os.environ)
+    _install_needs(horovod_pip.BUILD_NEEDS, machine, log)
+    ignored = horovod_build.ignored_settings(os.environ)
+    if ignored:
+        _say(f"Set aside for the build: {', '.join(ignored)} (--mpi, --gpu and --cpu choose).")
+    _say("Building; this takes about 2 to 10 minutes on 2 cores and happens once.")
+    started = time.monotonic()
+    with _progress() as on_percent:
+        wheel = horovod_build.build_wheel(
+            machine, plan, source=source, cache=cache, log=log, environ=os.environ, on_percent=on_percent
+        )
+    _say(f"Built in {time.monotonic() - started:.0f} s: {wheel}")
+    return wheel
+
+
+def _install_needs(needs: tuple[str, ...], machine: Machine, log: Path) -> None:
+    missing = horovod_pip.missing_needs(needs, machine)
+    if missing:
+        _say(f"Installing what Horovod needs and is not here: {', '.join(missing)}")
+        horovod_pip.install_missing(missing, log)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Show percents: a bar on a terminal, a line every ten elsewhere."""
+    console = Console()
+    if not console.is_terminal:
+        yield _every_ten_percent()
+        return
+    columns = (TextColumn("  compiling"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("compiling", total=100)
+        yield lambda percent: bar.update(task, completed=percent)
+
+
+def _every_ten_percent() -> Callable[[int], None]:
+    told = 0
+
+    def on_percent(percent: int) -> None:
+        nonlocal told
+        if percent >= told + 10:
+            told = percent // 10 * 10
+            _say(f"  compiling {told}%")
+
+    return on_percent
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    machine = probe(os.environ)
+    if machine.torch is None:
+        raise EngineError("torch cannot be imported in this environment. Install it first: pip install torch")
+    installed = horovod_proof.look()
+    if installed is None:
+        raise EngineError(f"Horovod is not installed in this environment. Install it with: {_MEND}")
+    _tell_installed(installed, machine.torch.version)
+    problem = installed.problem(machine.torch.version)
+    if problem is not None:
+        raise EngineError(f"Horovod {installed.version} cannot be used: {problem}. Mend it with: {_MEND}")
+    if not arguments.no_proof:
+        _prove(_new_log("check"))
+    return 0
+
+
+def _prove(log: Path) -> None:
+    started = time.monotonic()
+    try:
+        proven = horovod_proof.prove(log, os.environ)
+    except EngineError as error:
+        raise EngineError(f"{error}\nIf nothing else explains it, build again with: {_MEND} --rebuild") from None
+    _say(f"Proof: horovodrun -np 2 --gloo, {time.monotonic() - started:.0f} s")
+    for line in proven:
+        _say(f"  {line}")
+
+
+def _new_log(command: str) -> Path:
+    folder = horovod_build.cache_folder(os.environ) / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(
+            f"The folder {folder} cannot be made: {error}. Name another one with TRAINKIT_CACHE."
+        ) from None
+    return folder / f"horovod-{command}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+
+
+def _tell_plan(machine: Machine, plan: Plan) -> None:
+    assert machine.torch is not None
+    _say(f"Horovod {horovod_pip.VERSION} for torch {machine.torch.version}")
+    _tell("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
+    _tell("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
+    _tell("compilers", f"{plan.jobs} at once ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
+    _tell("Gloo", "yes  (always)")
+    _tell("MPI", f"{_yes(plan.mpi.on)}  ({plan.mpi.why})")
+    _tell("NCCL", f"{_yes(plan.gpu.on)}  ({plan.gpu.why})")
+
+
+def _tell_installed(installed: horovod_proof.Installed, torch_version: str) -> None:
+    _say(f"Horovod {installed.version}")
+    _tell("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
+    _tell("imports", "yes" if installed.error is None else f"no: {installed.error}")
+    for part in ("gloo", "mpi", "nccl"):
+        _tell({"gloo": "Gloo"}.get(part, part.upper()), _yes(part in installed.parts))
+    _tell("Adasum", "yes" if "mpi" in installed.parts else "no  (it needs MPI)")
+    launcher = Path(search_path(os.environ).split(os.pathsep)[0]) / "horovodrun"
+    _tell("horovodrun", str(launcher) if launcher.is_file() else f"{sys.executable} -m horovod.runner.launch")
+
+
+def _tell(name: str, value: str) -> None:
+    _say(f"  {name:<14}{value}")
+
+
+def _yes(on: bool) -> str:
+    return "yes" if on else "no "

@@ -1,0 +1,75 @@
+"""fit, validate, test, predict: compose and check (no torch yet), build, run, and end with an exit code.
+
+    0  done          1  the run failed          2  a mistake in what was asked for; nothing was written
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.engine.launcher import Launcher, read_launcher
+from trainkit.errors import TrainkitError
+from trainkit.shipped import conf_folders, make_importable
+
+# How long another rank waits before it prints an error. When rank 0 has the same one, it has printed it by then and
+# the launcher ends everybody; when it has not, this rank's message is the one that the user needs.
+_RANK_0_FIRST_S = 2.0
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run `command` with Hydra's overrides and flags; return the exit code."""
+    make_importable(Path.cwd())
+    launcher = read_launcher()
+    if "-h" in arguments or "--help" in arguments:
+        if launcher.is_main:
+            _print_help(command)
+        return 0
+    try:
+        # Hydra is imported here, so that --help costs nothing.
+        config = importlib.import_module("trainkit.config")
+        config.run(command, arguments, launcher.is_main, _work)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except TrainkitError as error:
+        return _fail(error, launcher, str(error), error.exit_code)
+    except Exception as error:
+        return _fail(error, launcher, traceback.format_exc(), 1)
+
+
+def _work(job: Any) -> None:
+    """Run one job. torch is imported here, after all checks."""
+    execute = importlib.import_module("trainkit.cli.execute")
+    execute.execute(job)
+
+
+def _fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
+    """Print an error once, and make sure that this process ends and takes the job with it."""
+    if launcher.world_size == 1:
+        print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
+        return code
+    if not launcher.is_main:
+        time.sleep(_RANK_0_FIRST_S)
+    host = os.environ.get("HOROVOD_HOSTNAME", "")
+    where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
+    print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
+
+
+def _print_help(command: str) -> None:
+    config = importlib.import_module("trainkit.config")
+    folders = conf_folders(Path.cwd())
+    print(f"usage: python -m trainkit {command} conf=NAME [key=value ...] [--cfg job] [-m]\n")
+    print(f"  conf      one of {', '.join(config.list_confs(folders))}")
+    for group in sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()}):
+        names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})
+        print(f"  {group:<10}{', '.join(names)}")
+    print(f"\nAll settings of a config and their values: python -m trainkit {command} conf=NAME --cfg job")

@@ -1,0 +1,207 @@
+"""From the command line to one checked, resolved config. With build.py and cli/run.py the only home of Hydra and OmegaConf.
+
+`conf=NAME` picks conf/NAME.yaml, the user's own folder before the shipped one; all that follows is Hydra's grammar. Every
+value override may add a key (`a.b=1` means `++a.b=1`): what exists is decided by the constructors (schema.py), which
+know more than the yaml files and name the nearest key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from trainkit import schema
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.shipped import conf_folders
+
+# Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/run.py).
+_QUIET = (
+    "hydra.output_subdir=null",
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra/job_logging=none",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a command.
+
+    Attributes:
+        command: "fit", "validate", "test" or "predict".
+        config: resolved and checked.
+        files: what goes into the run's folder: file name -> text.
+    """
+
+    command: str
+    config: dict[str, Any]
+    files: dict[str, str]
+
+
+def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[Job], None]) -> None:
+    """Compose, check, and hand each job to `work`: one, or one for each combination with -m.
+
+    Raises:
+        ConfigError: a mistake in the command line or in a config.
+    """
+    conf, overrides, flags = _split(arguments)
+    folders = conf_folders(Path.cwd())
+    name = _find_conf(conf, folders)
+    overrides = [f"++conf={name}", *(_force(override, folders) for override in overrides)]
+    hydra_own = [f"hydra.searchpath=[{','.join(repr(f'file://{folder}') for folder in folders[1:])}]", *_QUIET]
+    if not is_main:
+        hydra_own.append("hydra/hydra_logging=none")
+    try:
+        first = _compose(folders[0], name, [*hydra_own, *_without_sweeps(overrides)])
+        _check_hydra(first.hydra)
+        if not flags:
+            work(_job(command, first, overrides))
+        elif is_main or _is_multirun(flags):
+            _run_hydra(folders[0], name, flags, [*hydra_own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        _explain(error)
+
+
+def list_confs(folders: Sequence[Path]) -> list[str]:
+    """Return the names that `conf=` takes."""
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml") if not path.stem.startswith("_")})
+
+
+def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
+    """Split the command line into the conf's name, overrides, and Hydra's flags."""
+    conf, overrides, flags = None, [], []
+    for argument in arguments:
+        if argument.startswith("conf="):
+            conf = argument.removeprefix("conf=")
+        elif argument.startswith("-"):
+            flags.append(argument)
+        elif "=" in argument or argument.startswith("~"):
+            overrides.append(argument)
+        elif flags:
+            flags.append(argument)  # a flag's value, as in `--cfg job`
+        else:
+            raise ConfigError(f"'{argument}' is no override; it must look like key=value, as trainer.max_epochs=3.")
+    return conf, overrides, flags
+
+
+def _find_conf(conf: str | None, folders: Sequence[Path]) -> str:
+    names = list_confs(folders)
+    if conf is None:
+        raise ConfigError(f"Which config? Say conf=NAME; there are {', '.join(names)}.")
+    name = conf.removesuffix(".yaml")
+    if not any((folder / f"{name}.yaml").is_file() for folder in folders):
+        raise ConfigError(f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}.")
+    return name
+
+
+def _force(override: str, folders: Sequence[Path]) -> str:
+    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone."""
+    key = override.split("=", 1)[0]
+    is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
+    return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
+
+
+def _without_sweeps(overrides: Sequence[str]) -> list[str]:
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
+
+
+def _compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    hydra.initialize_config_dir(str(folder), version_base="1.3")
+    config = hydra.compose(name, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    return config
+
+
+def _is_multirun(flags: Sequence[str]) -> bool:
+    return "-m" in flags or "--multirun" in flags
+
+
+def _run_hydra(
+    folder: Path, name: str, flags: list[str], overrides: list[str], task: Callable[[DictConfig], None]
+) -> None:
+    """Let Hydra's own main do what its flags ask for (--cfg, --info, -m)."""
+    GlobalHydra.instance().clear()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are; we put them in words
+    before = sys.argv
+    sys.argv = [before[0], f"--config-name={name}", *flags, *overrides]
+    try:
+        hydra.main(version_base="1.3", config_path=str(folder))(task)()
+    finally:
+        sys.argv = before
+
+
+def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
+    """Resolve and check one job's config."""
+    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    text = OmegaConf.to_yaml(own)
+    resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    assert isinstance(resolved, dict)
+    plain = {str(key): value for key, value in resolved.items()}
+    _refuse_trust_in_files(plain.get("trust") or [], overrides)
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
+        plain["run_dir"] = f"{plain['run_dir']}/{hydra_config.job.num}"
+    unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
+    schema.check(plain, command, unused)
+    shown = [override.removeprefix("++") for override in overrides]
+    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(plain))}
+    files |= {".hydra/config.yaml": text, ".hydra/overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(shown))}
+    return Job(command, plain, files)
+
+
+def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:
+    """`trust` opens the allow-list, so only the person at the command line may set it."""
+    if trust and not any(override.lstrip("+").startswith("trust=") for override in overrides):
+        raise ConfigError(f"trust is {list(trust)} in a config file; it may only be given on the command line: trust=[...].")
+
+
+def _check_hydra(node: DictConfig) -> None:
+    """Hydra builds its own launcher, sweeper, callbacks and logging from the config: none of them may run something else."""
+    for key, value in _leaves(OmegaConf.to_container(node, resolve=False), "hydra"):
+        last = key.rsplit(".", 1)[-1]
+        own = str(value).startswith(("hydra._internal.", "hydra.core.", "hydra_plugins."))
+        if (last == "_target_" and not own) or last in ("()", "class") and "logging" in key:
+            if last == "class" and str(value).startswith("logging."):
+                continue
+            raise ConfigError(f"{key} is '{value}', which configs may not call.")
+
+
+def _leaves(value: Any, key: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [leaf for name, item in value.items() for leaf in _leaves(item, f"{key}.{name}")]
+    if isinstance(value, list):
+        return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{key}.{i}")]
+    return [(key, value)]
+
+
+def _explain(error: Exception) -> NoReturn:
+    """Put an error of Hydra's or OmegaConf's in our words."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = list(error.options or [])
+        raise ConfigError(f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}.") from error
+    if isinstance(error, OverrideParseException):
+        raise ConfigError(f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote it: 'key=\"value\"'.") from error
+    first = str(error).strip().splitlines()
+    text = " ".join(line.strip() for line in first[:3])
+    if isinstance(error, ConfigCompositionException) and error.__cause__ is not None:
+        text += " " + str(error.__cause__).splitlines()[0]
+    key = getattr(error, "full_key", None)
+    if isinstance(error, MissingMandatoryValue):
+        raise ConfigError(f"{key} is missing: this config leaves it to you. Give it: {key}=...") from error
+    raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error

@@ -1,0 +1,1 @@
+"""Launching: what has to be there before several ranks can train together."""

@@ -1,0 +1,190 @@
+"""Commands of Horovod's build and proof: run to their end or ended as a group, and a failure told in a few lines.
+
+run
+ |- _end_group         on a time limit, Ctrl-C or any error, nothing that was started goes on
+ `- failure            what was done, the first error lines, what to do about them, where the whole log is
+     |- first_error
+     `- advice
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainkit.errors import EngineError
+
+_POLL_S = 0.1
+_PATIENCE_S = 5.0
+_MOST_LINES = 5
+_WIDEST = 200
+
+_INSTALL = "python -m trainkit horovod install"
+
+_ERROR = re.compile(
+    r"\b(fatal )?error: |CMake Error|undefined reference|nvcc fatal|internal compiler error|virtual memory exhausted"
+    r"|Cannot allocate memory|No space left on device|command not found"
+    r"|^(\[\d+\]<std\w+>:)?\s*(ERROR: |[\w.]*(Error|Exception): )"  # a rank's lines begin with its number
+)
+# What make echoes between two lines of one message.
+_ECHO = re.compile(r"^\s*(\[\s*\d+%\]|g?make(\[\d+\])?:|cd \S+ &&|\S*/(c\+\+|g\+\+|cc|gcc|cmake|nvcc) )")
+
+# The first row whose pattern is found answers.
+_ADVICE: tuple[tuple[str, str], ...] = (
+    (
+        r"Killed signal|error: Killed|signal terminated program|memory exhausted|Cannot allocate memory|bad_alloc",
+        f"The compiler ran out of memory. Let one compiler run at a time: {_INSTALL} --jobs 1",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded",
+        "The disk is full. Make room, or name folders on a larger one with TMPDIR (build) and TRAINKIT_CACHE (wheels).",
+    ),
+    (
+        r"No CMAKE_C(XX)?_COMPILER could|able to compile a simple|Could not find compiler set|unable to find a build",
+        "There is no C++ compiler that works, or no make. Install them (Debian, Ubuntu: apt-get install g++ make; "
+        "Fedora: dnf install gcc-c++ make), and see what the variables CC and CXX name.",
+    ),
+    (
+        r"requires the language dialect|option .-std=c\+\+2|C\+\+(17|20) or later",
+        "The C++ compiler is too old for C++20, which torch needs. Install g++ 11 or later and name it with CXX.",
+    ),
+    (
+        r"No module named '?torch'?\b|Could NOT find Pytorch",
+        "torch is missing from this environment. Install it first: pip install torch",
+    ),
+    (
+        r"No module named '?(distutils|setuptools|packaging|wheel)\b",
+        "Horovod needs it to build and to launch: pip install setuptools packaging wheel",
+    ),
+    (
+        r"No module named '?pip'?\b",
+        "This environment has no pip. Put it there (python -m ensurepip, or uv pip install pip) and try again.",
+    ),
+    (
+        r"Python\.h: No such file",
+        "The headers of Python are missing (Debian, Ubuntu: apt-get install python3-dev).",
+    ),
+    (
+        r"Could NOT find MPI|mpi\.h: No such file",
+        f"The MPI that was found cannot be built with. Leave it out: {_INSTALL} --no-mpi",
+    ),
+    (
+        r"nvcc fatal|[Uu]nsupported (gpu|GNU)|Could NOT find (CUDAToolkit|NCCL)|nccl\.h: No such|cuda\w*\.h: No such",
+        f"The CUDA toolkit does not fit. Install the one of torch's CUDA version, or build without: {_INSTALL} --cpu",
+    ),
+    (
+        r"DO NOT MATCH THE HASHES",
+        "What the index gave is not the release of Horovod; nothing of it was run. See: pip config list",
+    ),
+    (
+        r"No matching distribution|Could not find a version|[Cc]onnection|name resolution|[Tt]imed out|SSLError",
+        "pip did not get what it needs from the package index. See the network and pip's settings (pip config list). "
+        "On a machine without network, bring Horovod's source along (pip download --no-deps --no-binary horovod "
+        f"horovod==0.28.1, elsewhere) and give it: {_INSTALL} --source horovod-0.28.1.tar.gz",
+    ),
+    (
+        r"externally-managed-environment",
+        "This Python belongs to the system. Make an environment first: python -m venv .venv, and install torch there.",
+    ),
+    (
+        r"Permission denied|Read-only file system",
+        "A folder cannot be written. Use a virtual environment, and name a folder of yours with TRAINKIT_CACHE.",
+    ),
+)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    what: str,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    timeout_s: float | None = None,
+) -> list[str]:
+    """Run a command to its end and return the lines it printed.
+
+    The output goes to the end of `log`, not through a pipe: a grandchild that keeps a pipe open could hold us for ever.
+
+    Args:
+        what: the command in words, as the start of a sentence: "Building Horovod".
+        log: the file that gets the output; its folder is made.
+        on_line: called with every line soon after it is printed.
+        timeout_s: seconds after which the command and all it started are ended; None for no limit.
+
+    Raises:
+        EngineError: the command failed or ran out of time; says the first error, what to do, and where the log is.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    with log.open("ab") as out, log.open(encoding="utf-8", errors="replace") as back:
+        back.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+        try:
+            unfinished = ""
+            while True:
+                ended = process.poll() is not None  # asked before reading: what came before the end is then read
+                *whole, unfinished = (unfinished + back.read()).split("\n")
+                for line in [*whole, unfinished] if ended and unfinished else whole:
+                    lines.append(line)
+                    if on_line is not None:
+                        on_line(line)
+                if ended:
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    raise EngineError(failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log))
+                time.sleep(_POLL_S)
+        finally:
+            _end_group(process)
+    if process.returncode != 0:
+        raise EngineError(failure(f"{what} failed (exit code {process.returncode})", lines, log))
+    return lines
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: first asked to, as a launcher then ends its ranks, and killed after that."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def failure(what: str, lines: Sequence[str], log: Path) -> str:
+    """Return the few lines a user needs: what failed, the first error, what to do about it, where the log is."""
+    shown = first_error(lines) or [line[:_WIDEST] for line in lines if line.strip()][-_MOST_LINES:]
+    told = "".join(f"\n  {line}" for line in shown) or "\n  (it printed nothing)"
+    return f"{what}:{told}\n{advice(shown, lines)}\nThe full log: {log}"
+
+
+def first_error(lines: Sequence[str]) -> list[str]:
+    """Return the first error of a build's output and the lines right after it, five at most; or none.
+
+    Empty lines and what make echoes are left out: with several compilers at once they stand in between.
+    """
+    start = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
+    if start is None:
+        return []
+    found = [line.rstrip() for line in lines[start : start + 4 * _MOST_LINES] if line.strip() and not _ECHO.match(line)]
+    return [line[:_WIDEST] for line in textwrap.dedent("\n".join(found[:_MOST_LINES])).split("\n")]
+
+
+def advice(shown: Sequence[str], lines: Sequence[str] = ()) -> str:
+    """Return what to do about an error: by the error shown, else by all error lines of the output."""
+    for text in ("\n".join(shown), "\n".join(line for line in lines if _ERROR.search(line))):
+        for pattern, remedy in _ADVICE:
+            if re.search(pattern, text):
+                return remedy
+    return "This failure is not a known one: the log has the whole story."

