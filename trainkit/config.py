@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,6 @@ from trainkit.shipped import conf_folders
 _QUIET = (
     "hydra.output_subdir=null",
     "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
-    "hydra.sweep.subdir=.",
     "hydra/job_logging=none",
 )
 
@@ -70,7 +69,9 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
         if not flags:
             work(_job(command, first, overrides))
         elif is_main or _is_multirun(flags):
-            _run_hydra(folders[0], name, flags, [*hydra_own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
+            with tempfile.TemporaryDirectory() as folder:  # for what Hydra notes of a sweep; each run has its own notes
+                own = [*hydra_own, f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=."]
+                _run_hydra(folders[0], name, flags, [*own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         _explain(error)
 

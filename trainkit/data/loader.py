@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -18,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from trainkit.data.order import SeededDataset, epoch_order
+from trainkit.data.order import SeededDataset, epoch_order, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
@@ -63,7 +64,7 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
     """
     if isinstance(data, DataLoader):
         source = _read_loader(data, name)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and isinstance(data, Dataset):
+    elif isinstance(data, Dataset) and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
         source = Source(data, 1, training, False, None, {})
     elif hasattr(data, "__iter__"):
         return None
@@ -77,14 +78,17 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
 def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader.batch_sampler) is not BatchSampler or type(loader).__iter__ is not DataLoader.__iter__:
         return None  # batches of the user's own making: their sizes are not ours to know
     if isinstance(loader.sampler, DistributedSampler):
         raise ConfigError(
             f"{name} has a DistributedSampler; trainkit deals the samples to the ranks itself. Pass shuffle=True (or a "
             "sampler over the whole data set) in its place."
         )
-    own = None if isinstance(loader.sampler, (RandomSampler, SequentialSampler)) else loader.sampler
+    # A subclass may draw as it likes: only torch's own two are known.
+    own = None if type(loader.sampler) in (RandomSampler, SequentialSampler) else loader.sampler
+    if own is not None and not hasattr(own, "__len__"):
+        raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
     if isinstance(loader.sampler, RandomSampler) and (
         loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
     ):
@@ -175,7 +179,12 @@ class ShardedLoader:
         self._sampler = RankSampler(plan, rank, self._order)
         plain = isinstance(source.dataset, TensorDataset)
         dataset = _Keyed(source.dataset) if plain else SeededDataset(source.dataset, seed)
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **source.options)
+        options = dict(source.options)
+        if options.get("generator") is None:
+            # A DataLoader seeds its workers from here. Left to itself it would draw from the global random numbers, and
+            # the model's dropout would depend on how often data was loaded.
+            options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, epoch: int, start: int, last: int) -> Iterator[Any]:
         """Return an iterator over this rank's microbatches of steps `start` to `last` (exclusive) of `epoch`."""
@@ -183,7 +192,9 @@ class ShardedLoader:
             # Here, not in the sampler: all ranks pass here at the same time, and the agreement is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
                 self.source.sampler.set_epoch(epoch)
-            self._drawn = self._agree([int(i) for i in self.source.sampler])
+            with random_numbers_of(self._seed, epoch, -1):  # so that a run that goes on inside an epoch finds it again
+                own = [int(i) for i in self.source.sampler]
+            self._drawn = self._agree(own)
         self._sampler.start(epoch, start, last)
         return _named_errors(iter(self._loader))
 

@@ -38,7 +38,6 @@ MISTAKES = {
     "hydra.sweeper._target_=os.system": ["hydra.sweeper._target_ is 'os.system'"],
     "~optimizer": ["optimizer"],
     "nonsense": ["'nonsense' is no override", "key=value"],
-    "task=resnet50 ~lr task.lr=null lr=step": ["lr"],
 }
 
 

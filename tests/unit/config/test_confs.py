@@ -9,6 +9,7 @@ import yaml
 
 from trainkit.build import build
 from trainkit.config import Job, run
+from trainkit.errors import ConfigError
 from trainkit.shipped import shipped_root
 
 CONF = shipped_root() / "conf"
@@ -57,11 +58,27 @@ def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert job.config["optimizer"]["_target_"] == "torch.optim.AdamW"
 
 
-def test_multirun_gives_each_job_its_values_and_its_folder() -> None:
-    """-m leads to a job for each combination, each in a folder of its own."""
+def test_multirun_gives_each_job_its_values_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-m leads to a job for each combination, each in a folder of its own; Hydra leaves nothing where the user stands."""
+    monkeypatch.chdir(tmp_path)
     jobs = jobs_of("-m", "conf=mlp", "optimizer.lr=0.05,0.1", "seed=1,2")
     assert [(j.config["optimizer"]["lr"], j.config["seed"]) for j in jobs] == [(0.05, 1), (0.05, 2), (0.1, 1), (0.1, 2)]
     assert [Path(j.config["run_dir"]).name for j in jobs] == ["0", "1", "2", "3"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_nothing_uses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer group beside a task that takes no optimizer would have no effect, and is refused."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "plain_task.py").write_text("import trainkit\nclass Plain(trainkit.Task):\n    pass\n")
+    own = {"defaults": ["_base", {"optimizer": "sgd"}, "_self_"], "task": {"_target_": "plain_task.Plain"}}
+    (tmp_path / "conf" / "own.yaml").write_text(yaml.safe_dump(own | {"trainer": {"max_epochs": 1}}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="optimizer is set, but nothing uses it"):
+        jobs_of("conf=own")
+    (job,) = jobs_of("conf=own", "~optimizer")
+    assert job.config["task"]["_target_"] == "plain_task.Plain"
 
 
 def test_cfg_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
