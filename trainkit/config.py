@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _QUIET = (
     "hydra.run.dir=.",
     "hydra/job_logging=none",
 )
+_STARTED = time.localtime()
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,9 @@ def _run_hydra(
 
 def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     """Resolve and check one job's config."""
+    # One moment for all jobs of a sweep; Hydra would ask the clock anew for each.
+    OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, _STARTED), replace=True)
+    OmegaConf.clear_cache(config)
     own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)

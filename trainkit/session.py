@@ -96,6 +96,7 @@ class Session:
         self.resumed_from: Path | None = None
         self._validations = 0
         self._feed: Feed | None = None
+        self._feeds: list[Feed] = []
 
     def __enter__(self) -> Session:
         self.engine.__enter__()
@@ -119,6 +120,8 @@ class Session:
         if self._datamodule is not None:
             self._datamodule.teardown(self.stage)
         self.task._log_target = None
+        for feed in self._feeds:
+            feed.close()
         self.engine.__exit__(kind, error, trace)
 
     # -- fit ----------------------------------------------------------------------------------------------------------
@@ -138,6 +141,7 @@ class Session:
         )
         feed = assembly.train_feed(data, source, accumulate, settings.train_limit, settings.seed, engine, self._move)
         self._feed = feed
+        self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)
         self.contract = Contract(
             batch_size,
@@ -212,7 +216,7 @@ class Session:
             self._val_data = given
         elif limit is None:
             self._val_data = assembly.find_data("val", None, self.task, self._datamodule)
-        return self._feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
+        return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
 
     def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
         self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
@@ -257,7 +261,7 @@ class Session:
         """
         data = assembly.find_data(kind, given, self.task, self._datamodule)
         limits = {"val": self.settings.val_limit, "test": self.settings.test_limit, "predict": self.settings.predict_limit}
-        feeds = self._feeds(data, f"{kind}_dataloaders", limits[kind])
+        feeds = self._make_feeds(data, f"{kind}_dataloaders", limits[kind])
         if not feeds:
             raise ConfigError(f"There is no data to {self.stage} on: pass dataloaders, or define {kind}_dataloader().")
         return feeds
@@ -293,10 +297,12 @@ class Session:
         assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)
         self.engine.prepare(self.task, [])
 
-    def _feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:
+    def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:
         if data is None or limit == 0:
             return []
-        return assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move)
+        feeds = assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move)
+        self._feeds += feeds
+        return feeds
 
     def _make_run_dir(self) -> Path:
         wish = self.settings.run_dir

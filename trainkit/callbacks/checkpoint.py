@@ -54,7 +54,7 @@ class ModelCheckpoint(Callback):
         self._kept: dict[str, float] = {}
         self._saved_at = -1
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Find out where."""
         self._folder = Path(self.dirpath) if self.dirpath else trainer.run_dir / "checkpoints"
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -53,6 +54,7 @@ def _work(job: Any) -> None:
 def _fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """Print an error once, and make sure that this process ends and takes the job with it."""
     if launcher.world_size == 1:
+        _let_go(error)
         print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
         return code
     if not launcher.is_main:
@@ -62,6 +64,14 @@ def _fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int
     print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the error's frames hold: loader workers end now, and not noisily when the interpreter does."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
 
 
 def _print_help(command: str) -> None:

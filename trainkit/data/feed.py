@@ -57,6 +57,9 @@ class Feed(ABC):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps of `epoch` from step `start` on."""
 
+    def close(self) -> None:
+        """Let go of what loads."""
+
 
 class MapFeed(Feed):
     """Steps of a data set of known length."""
@@ -72,6 +75,10 @@ class MapFeed(Feed):
         batches = self._loader.iterate(epoch, start, self.num_steps)
         for step in range(start, self.num_steps):
             yield Step(self.plan.samples_in(step), self._microbatches(step, batches))
+
+    def close(self) -> None:
+        """See Feed."""
+        self._loader.close()
 
     def _microbatches(self, step: int, batches: Iterator[Any]) -> Iterator[Microbatch]:
         shares = self.plan.microbatches(step, self._rank)

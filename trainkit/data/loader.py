@@ -198,5 +198,9 @@ class ShardedLoader:
         self._sampler.start(epoch, start, last)
         return _named_errors(iter(self._loader))
 
+    def close(self) -> None:
+        """Let the worker processes go; the loader cannot be iterated afterwards."""
+        del self._loader
+
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

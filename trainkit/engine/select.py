@@ -83,7 +83,7 @@ _CURE = "Run `python -m trainkit horovod install`: it builds Horovod for the tor
 
 
 def require(name: str) -> None:
-    """Raise EngineError where `name` needs Horovod and there is none. Costs no import."""
+    """Raise ConfigError where `name` needs Horovod and there is none. Costs no import."""
     if name == "horovod" and importlib.util.find_spec("horovod") is None:
         why = " (the launcher asks for it)" if read_launcher().engine == "horovod" else ""
-        raise EngineError(f"engine=horovod{why}, but Horovod is not installed. {_CURE}")
+        raise ConfigError(f"engine=horovod{why}, but Horovod is not installed. {_CURE}")
