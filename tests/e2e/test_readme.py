@@ -1,0 +1,94 @@
+"""Every command and every piece of code in the README runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Command, run_command
+from tests.e2e.test_bad_input import write_images
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+QUICK = " trainer.max_steps=2 trainer.limit_val_batches=1 data.batch_size=2"
+SMALL_FOLDER = " data.num_classes=2 data.image_size=32 data.batch_size=2 trainer.max_steps=2 data.num_workers=1"
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Return the README's commands without their comments."""
+    lines = [line.split("  #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+MADE = [line for line in commands() if line.startswith("make ")]
+TYPED = [line for line in commands() if not line.startswith("make ")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images and a run to go on from."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_images(folder)
+    done = run_command(f"python -m trainkit fit conf=resnet50 run_dir=runs/mine{QUICK}", folder)
+    assert done.code == 0, done.text
+    return folder
+
+
+def test_ci_runs_what_the_readme_starts_with() -> None:
+    """The README's make commands are those of .ci/run, in full."""
+    assert sorted(MADE) == ["make test", "make train"]
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert all(f"\n{line}" in ci for line in MADE)
+
+
+def test_the_readme_has_its_commands() -> None:
+    """The tests below see the README's commands."""
+    assert len(TYPED) >= 11
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("line", TYPED)
+def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
+    """A command ends well; training commands are cut to two steps, and the images are small ones."""
+    words = line.replace("data.root=/data/imagenet", f"data.root={place / 'images'}").replace("max_epochs=90", "max_epochs=1")
+    if "imagefolder" in words:
+        words += SMALL_FOLDER
+    elif " fit " in words and "--" not in words.split("trainkit", 1)[1]:
+        words += QUICK.replace("max_steps=2", "max_steps=4") if "ckpt_path" in words else QUICK
+    elif " validate " in words:
+        words += " trainer.limit_val_batches=1"
+    done = run_command(words, place)
+    assert done.code == 0, f"{words}\n{done.text}"
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("launcher", ["python", "horovodrun -np 2 python"])
+def test_the_script_of_the_readme_runs(launcher: str, command: Command, tmp_path: Path) -> None:
+    """The README's own task trains as a script, alone and under horovodrun."""
+    (code,) = blocks("python")
+    (tmp_path / "mine.py").write_text(code)
+    done = command(f"{launcher} mine.py")
+    assert done.code == 0, done.text
+    assert (tmp_path / "runs" / "mine" / "metrics.csv").is_file()
+    assert "epoch 3/3" in done.out
+
+
+def test_the_config_of_the_readme_runs(command: Command, tmp_path: Path) -> None:
+    """The README's config finds the task and data in the folder where the user stands."""
+    (code,), (conf,) = blocks("python"), blocks("yaml")
+    task = code.split("inputs = torch.randn")[0]
+    data = "class MyData(trainkit.DataModule):\n    def train_dataloader(self):\n"
+    data += "        x = torch.randn(32, 8)\n        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)\n"
+    (tmp_path / "mine.py").write_text(task + data)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(conf)
+    done = command("python -m trainkit fit conf=mine")
+    assert done.code == 0, done.text
+    assert "epoch 3/3" in done.out
