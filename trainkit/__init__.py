@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.version import __version__ as __version__
 
-
 if TYPE_CHECKING:
     from trainkit.callback import Callback as Callback
     from trainkit.callbacks import EarlyStopping as EarlyStopping
@@ -39,7 +38,7 @@ _HOMES = {
     "seed_everything": "trainkit.session",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -39,9 +39,7 @@ def find_data(kind: str, given: Any, task: Task, datamodule: DataModule | None) 
 
 def mover(engine: Engine, precision: Precision, channels_last: bool) -> Callable[[Any], Any]:
     """Return what puts a batch on this rank's device."""
-    return functools.partial(
-        to_device, device=engine.device, dtype=precision.input_dtype, channels_last=channels_last
-    )
+    return functools.partial(to_device, device=engine.device, dtype=precision.input_dtype, channels_last=channels_last)
 
 
 def batch_size_of(data: Any, source: Source | None) -> int | None:
@@ -54,13 +52,22 @@ def batch_size_of(data: Any, source: Source | None) -> int | None:
 
 
 def train_feed(
-    data: Any, source: Source | None, accumulate: int, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
+    data: Any,
+    source: Source | None,
+    accumulate: int,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
 ) -> Feed:
     """Return the feed of training data.
 
     Raises:
+        ConfigError: a limit leaves nothing.
         DataError: there are fewer samples than ranks.
     """
+    if limit is not None and limit == 0:
+        raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
     if source is None:
         return _stream(data, accumulate, limit, engine, move)
     if source.num_samples < engine.world_size:
@@ -79,9 +86,7 @@ def train_feed(
     return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move)
 
 
-def eval_feeds(
-    data: Any, name: str, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
-) -> list[Feed]:
+def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]) -> list[Feed]:
     """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders."""
     several = isinstance(data, (list, tuple)) and all(isinstance(item, DataLoader) for item in data) and data
     feeds: list[Feed] = []
@@ -108,7 +113,7 @@ def place(task: Task, engine: Engine, precision: Precision, channels_last: bool)
     precision.convert(task)
     task.to(engine.device)
     if channels_last:
-        task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        task.to(memory_format=torch.channels_last)
 
 
 def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
@@ -118,7 +123,16 @@ def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> Shard
 def _stream(data: Any, accumulate: int, limit: Limit, engine: Engine, move: Callable[[Any], Any]) -> StreamFeed:
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
-    return StreamFeed(data, accumulate, limit, functools.partial(_sum_over_ranks, engine), move)
+    lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
+    length = None if None in lengths else max(lengths)
+    return StreamFeed(data, length, accumulate, limit, functools.partial(_sum_over_ranks, engine), move)
+
+
+def _length_of(stream: Any) -> int | None:
+    try:
+        return len(stream)
+    except TypeError:  # a DataLoader has __len__, and its iterable data set may have none
+        return None
 
 
 def _sum_over_ranks(engine: Engine, number: int) -> int:

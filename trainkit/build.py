@@ -81,7 +81,9 @@ def instantiate(value: Any, key: str, trusted: Sequence[str]) -> Any:
     if not isinstance(value, dict):
         return value
     arguments = {
-        name: instantiate(item, f"{key}.{name}", trusted) for name, item in value.items() if name not in ("_target_", "_partial_")
+        name: instantiate(item, f"{key}.{name}", trusted)
+        for name, item in value.items()
+        if name not in ("_target_", "_partial_")
     }
     if "_target_" not in value:
         return arguments

@@ -86,9 +86,7 @@ class Callback:
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
         """After a validation; `trainer.callback_metrics` holds its values."""
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `validation_step`."""
 
     def on_validation_batch_end(
@@ -102,9 +100,7 @@ class Callback:
     def on_test_end(self, trainer: Trainer, task: Task) -> None:
         """After a test."""
 
-    def on_test_batch_start(
-        self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
+    def on_test_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `test_step`."""
 
     def on_test_batch_end(
@@ -118,9 +114,7 @@ class Callback:
     def on_predict_end(self, trainer: Trainer, task: Task) -> None:
         """After a prediction."""
 
-    def on_predict_batch_start(
-        self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
+    def on_predict_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `predict_step`."""
 
     def on_predict_batch_end(

@@ -106,7 +106,9 @@ def _find_conf(conf: str | None, folders: Sequence[Path]) -> str:
         raise ConfigError(f"Which config? Say conf=NAME; there are {', '.join(names)}.")
     name = conf.removesuffix(".yaml")
     if not any((folder / f"{name}.yaml").is_file() for folder in folders):
-        raise ConfigError(f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}.")
+        raise ConfigError(
+            f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}."
+        )
     return name
 
 
@@ -134,9 +136,7 @@ def _is_multirun(flags: Sequence[str]) -> bool:
     return "-m" in flags or "--multirun" in flags
 
 
-def _run_hydra(
-    folder: Path, name: str, flags: list[str], overrides: list[str], task: Callable[[DictConfig], None]
-) -> None:
+def _run_hydra(folder: Path, name: str, flags: list[str], overrides: list[str], task: Callable[[DictConfig], None]) -> None:
     """Let Hydra's own main do what its flags ask for (--cfg, --info, -m)."""
     GlobalHydra.instance().clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are; we put them in words
@@ -153,7 +153,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     # One moment for all jobs of a sweep; Hydra would ask the clock anew for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, _STARTED), replace=True)
     OmegaConf.clear_cache(config)
-    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -200,9 +200,13 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = list(error.options or [])
-        raise ConfigError(f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}.") from error
+        raise ConfigError(
+            f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
+        ) from error
     if isinstance(error, OverrideParseException):
-        raise ConfigError(f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote it: 'key=\"value\"'.") from error
+        raise ConfigError(
+            f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote it: 'key=\"value\"'."
+        ) from error
     first = str(error).strip().splitlines()
     text = " ".join(line.strip() for line in first[:3])
     if isinstance(error, ConfigCompositionException) and error.__cause__ is not None:

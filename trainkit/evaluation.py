@@ -55,9 +55,7 @@ def evaluate(
     return metrics, prog_bar
 
 
-def predict(
-    task: Task, feed: Feed, precision: Precision, hooks: Hooks
-) -> Iterator[tuple[range | None, Any]]:
+def predict(task: Task, feed: Feed, precision: Precision, hooks: Hooks) -> Iterator[tuple[range | None, Any]]:
     """Yield (places in the data set, what `predict_step` returned) for each batch of this rank."""
     task.eval()
     hooks("on_predict_start")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.callback import Callback
-from trainkit.task import TASK_HOOKS, Task
+from trainkit.task import Task
+from trainkit.task_hooks import TASK_HOOKS
 
 if TYPE_CHECKING:
     from trainkit.trainer import Trainer

@@ -200,7 +200,7 @@ def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float 
     run.task_weighs = True
     weight = torch.as_tensor(own, dtype=torch.float64, device=run.engine.device)
     run.weight = weight if run.weight is None else run.weight + weight
-    return (weight / step.num_samples).to(torch.float32)
+    return weight / step.num_samples
 
 
 def _divide_by_task_weight(run: Run, step: Step) -> None:

@@ -63,7 +63,7 @@ class Precision:
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Update the weights; return False where an overflow of fp16 held an update back.
 
-        Only fp16 waits for the device here. All ranks decide alike, since an overflow anywhere is in the sum everywhere.
+        Only fp16 waits for the device here. All ranks decide alike: an overflow on one is in the sum of all.
         """
         if not self.scaler.is_enabled():
             for optimizer in optimizers:

@@ -67,7 +67,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
         raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
     for key in unused:
         raise ConfigError(
-            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Hand it to the task, or leave the group out."
+            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Hand it to the task, or leave it out: ~{key}"
         )
     _check_engine(config.get("engine") or {})
     _check_run_dir(str(config["run_dir"]))

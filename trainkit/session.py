@@ -1,9 +1,9 @@
 """Session: one fit, validate, test or predict from the start of the engine to its end.
 
-    enter   engine starts, device pinned -> run folder agreed -> hooks -> data prepared and set up -> precision
-    build   feeds -> contract of batch and learning rate -> weights placed -> optimizers -> checkpoint, if asked ->
-            rank 0's state to everyone -> each rank its own random numbers
-    exit    teardown; after an error, on_exception first
+enter   engine starts, device pinned -> run folder agreed -> hooks -> data prepared and set up -> precision
+build   feeds -> contract of batch and learning rate -> weights placed -> optimizers -> checkpoint, if asked ->
+        rank 0's state to everyone -> each rank its own random numbers
+exit    teardown; after an error, on_exception first
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from trainkit import assembly, evaluation, loop
-from trainkit.checkpoint import contents, format
+from trainkit.checkpoint import contents
+from trainkit.checkpoint.format import load_training, load_weights, resolve, verify
+from trainkit.checkpoint.format import write as write_checkpoint
 from trainkit.data.feed import Feed
 from trainkit.data.loader import read_source
 from trainkit.data.module import DataModule, Stage
@@ -132,13 +134,11 @@ class Session:
         data = assembly.find_data("train", train_data, task, self._datamodule)
         if data is None:
             raise ConfigError(
-                "There is no training data: pass train_dataloaders or a datamodule, or define train_dataloader() on the task."
+                "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
             )
         source = read_source(data, "train_dataloaders", training=True)
         batch_size = assembly.batch_size_of(data, source)
-        accumulate = derive_accumulation(
-            batch_size, engine.world_size, settings.accumulate, settings.global_batch_size
-        )
+        accumulate = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
         feed = assembly.train_feed(data, source, accumulate, settings.train_limit, settings.seed, engine, self._move)
         self._feed = feed
         self._feeds.append(feed)
@@ -176,10 +176,10 @@ class Session:
 
     def _resume(self, ckpt_path: str) -> None:
         def read() -> tuple[Path, dict[str, Any]]:
-            folder = format.resolve(ckpt_path, self.run_dir)
-            format.verify(folder)
-            format.load_weights(folder, self.task)
-            return folder, format.load_training(folder)
+            folder = resolve(ckpt_path, self.run_dir)
+            verify(folder)
+            load_weights(folder, self.task)
+            return folder, load_training(folder)
 
         self.resumed_from, saved = self.engine.run_on_main(read)
         contents.restore(self.run, self.trainer.callbacks, saved)
@@ -220,9 +220,7 @@ class Session:
 
     def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
         self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
-        metrics, prog_bar = evaluation.evaluate(
-            "validation", self.task, feeds, self.engine, self.precision, self.hooks
-        )
+        metrics, prog_bar = evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
         self.prog_bar_names |= prog_bar
         self._validations += 1
         self.trainer.callback_metrics.update(metrics)
@@ -243,11 +241,11 @@ class Session:
         training = None if weights_only else contents.gather(self.run, self.trainer.callbacks, extra)
         if not self.engine.is_main:
             return
-        about = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
+        about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
         about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
         about |= {"versions": contents.versions(), "config": self.trainer.config}
         try:
-            format.write(folder, self.task, training, about)
+            write_checkpoint(folder, self.task, training, about)
         except OSError as error:
             print(f"The checkpoint {folder} was NOT written: {error}. Training goes on.", flush=True)
 
@@ -260,15 +258,17 @@ class Session:
             ConfigError: there is no such data.
         """
         data = assembly.find_data(kind, given, self.task, self._datamodule)
-        limits = {"val": self.settings.val_limit, "test": self.settings.test_limit, "predict": self.settings.predict_limit}
+        limits = {
+            "val": self.settings.val_limit,
+            "test": self.settings.test_limit,
+            "predict": self.settings.predict_limit,
+        }
         feeds = self._make_feeds(data, f"{kind}_dataloaders", limits[kind])
         if not feeds:
             raise ConfigError(f"There is no data to {self.stage} on: pass dataloaders, or define {kind}_dataloader().")
         return feeds
 
-    def evaluate(
-        self, kind: Literal["validation", "test"], feeds: Sequence[Feed], ckpt_path: str | None
-    ) -> dict[str, float]:
+    def evaluate(self, kind: Literal["validation", "test"], feeds: Sequence[Feed], ckpt_path: str | None) -> dict[str, float]:
         """Evaluate and return the values."""
         self._load(ckpt_path)
         metrics, _ = evaluation.evaluate(kind, self.task, feeds, self.engine, self.precision, self.hooks)
@@ -287,9 +287,9 @@ class Session:
 
     def _load(self, ckpt_path: str | None) -> None:
         def read() -> Path:
-            folder = format.resolve(str(ckpt_path), self.run_dir)
-            format.verify(folder)
-            format.load_weights(folder, self.task)
+            folder = resolve(str(ckpt_path), self.run_dir)
+            verify(folder)
+            load_weights(folder, self.task)
             return folder
 
         if ckpt_path is not None:
@@ -313,5 +313,7 @@ class Session:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ConfigError(f"run_dir is '{wish}', which cannot be written: {error.strerror}. Give another folder.") from error
+            raise ConfigError(
+                f"run_dir is '{wish}', which cannot be written: {error.strerror}. Give another folder."
+            ) from error
         return folder

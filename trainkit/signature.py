@@ -74,7 +74,7 @@ def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
     spec = PathFinder.find_spec(first, sys.path)
     if spec is None:
         raise ConfigError(
-            f"{key} is '{target}', but there is no module '{first}' here. Is it in the folder where you stand, or installed?"
+            f"{key} is '{target}', but there is no module '{first}', neither in the folder where you stand nor installed."
         )
     if spec.submodule_search_locations is None:
         return (Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None), rest
@@ -144,7 +144,8 @@ def _find(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return file, node
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if name in names:
                 return _find(file, node.value.id, depth + 1)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:

@@ -12,37 +12,10 @@ from torch import Tensor, nn
 
 from trainkit.errors import TaskError
 from trainkit.metrics import MetricLog, Reduction
+from trainkit.task_hooks import TaskHooks
 
 if TYPE_CHECKING:
     from trainkit.trainer import Trainer
-
-# The hooks of Callback that a Task may override too, without the arguments `trainer` and `task`.
-TASK_HOOKS = frozenset(
-    {
-        "setup",
-        "teardown",
-        "on_fit_start",
-        "on_fit_end",
-        "on_train_start",
-        "on_train_end",
-        "on_train_epoch_start",
-        "on_train_epoch_end",
-        "on_train_batch_start",
-        "on_train_batch_end",
-        "on_before_backward",
-        "on_after_backward",
-        "on_before_optimizer_step",
-        "on_before_zero_grad",
-        "on_validation_start",
-        "on_validation_end",
-        "on_test_start",
-        "on_test_end",
-        "on_predict_start",
-        "on_predict_end",
-        "on_save_checkpoint",
-        "on_load_checkpoint",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +38,7 @@ class HyperParameters(dict[str, Any]):
             raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
 
 
-class Task(nn.Module):
+class Task(TaskHooks, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and hand it to `Trainer.fit`.
 
     All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce
@@ -131,74 +104,6 @@ class Task(nn.Module):
     def predict_dataloader(self) -> Any:
         """Return what `predict` runs on."""
         return None
-
-    # -- hooks (callback.py draws their order) ----------------------------------------------------------------------
-
-    def setup(self, stage: str) -> None:
-        """Before anything of `stage` runs."""
-
-    def teardown(self, stage: str) -> None:
-        """After everything of `stage` has run."""
-
-    def on_fit_start(self) -> None:
-        """Everything is built and on its device."""
-
-    def on_fit_end(self) -> None:
-        """The last hook of a fit that ended well."""
-
-    def on_train_start(self) -> None:
-        """Before the first epoch."""
-
-    def on_train_end(self) -> None:
-        """After the last epoch."""
-
-    def on_train_epoch_start(self) -> None:
-        """Before an epoch's first step."""
-
-    def on_train_epoch_end(self) -> None:
-        """After an epoch and its validation."""
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Before `training_step`."""
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After backward."""
-
-    def on_before_backward(self, loss: Tensor) -> None:
-        """`loss` is as returned, before it is weighted."""
-
-    def on_after_backward(self) -> None:
-        """Gradients of this rank; not yet summed over ranks."""
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients of the whole step, summed over ranks, unscaled and clipped."""
-
-    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before the gradients are dropped."""
-
-    def on_validation_start(self) -> None:
-        """Before a validation."""
-
-    def on_validation_end(self) -> None:
-        """After a validation."""
-
-    def on_test_start(self) -> None:
-        """Before a test."""
-
-    def on_test_end(self) -> None:
-        """After a test."""
-
-    def on_predict_start(self) -> None:
-        """Before a prediction."""
-
-    def on_predict_end(self) -> None:
-        """After a prediction."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add plain values and tensors to what a checkpoint keeps."""
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read them back."""
 
     # -- to call ----------------------------------------------------------------------------------------------------
 

@@ -111,9 +111,7 @@ class Trainer:
         clip = gradient_clip_val, gradient_clip_algorithm
         self.settings = Settings(
             engine=engine,
-            limits=Limits(
-                max_epochs, max_steps, log_every_n_steps, val_check_interval, check_val_every_n_epoch, *clip
-            ),
+            limits=Limits(max_epochs, max_steps, log_every_n_steps, val_check_interval, check_val_every_n_epoch, *clip),
             train_limit=limit_train_batches,
             val_limit=limit_val_batches,
             test_limit=limit_test_batches,
@@ -197,7 +195,7 @@ class Trainer:
     def predict(
         self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
     ) -> list[Any]:
-        """Return what `predict_step` returned for all batches of all ranks, in the data's order, on all ranks, on the CPU."""
+        """Return what `predict_step` returned for the batches of all ranks, on the CPU, in the data's order, on all ranks."""
         check_overrides(task, ())
         with self._start(task, "predict", datamodule) as session:
             return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.conftest import Command
+from tests.launching import Command
 
 TASK = """
 import torch, trainkit

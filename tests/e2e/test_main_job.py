@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.conftest import Command
+from tests.launching import Command
 
 LAUNCHERS = {
     "plain": "python -m trainkit",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Command, run_command
+from tests.launching import Command, run_command
 from tests.e2e.test_bad_input import write_images
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,9 @@ def test_the_config_of_the_readme_runs(command: Command, tmp_path: Path) -> None
     (code,), (conf,) = blocks("python"), blocks("yaml")
     task = code.split("inputs = torch.randn")[0]
     data = "class MyData(trainkit.DataModule):\n    def train_dataloader(self):\n"
-    data += "        x = torch.randn(32, 8)\n        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)\n"
+    data += (
+        "        x = torch.randn(32, 8)\n        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)\n"
+    )
     (tmp_path / "mine.py").write_text(task + data)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text(conf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.e2e.conftest import Command
+from tests.launching import Command
 
 ROOT = Path(__file__).parents[2]
 # The checkout stands on the path of the test's environment (an editable install): without it, only the wheel is left.
@@ -28,6 +28,8 @@ def test_a_wheel_finds_its_recipes_and_configs(command: Command, tmp_path: Path)
     done = command(f'cd work && python -c "{code}"')
     assert done.code == 0, done.text
     assert "epoch 1/1" in done.out
-    where = command(f'cd work && python -c "{RUN.split("runpy.run")[0].format(site=str(site), root=str(ROOT), arguments="1")}'
-                    'import trainkit; print(trainkit.__file__)"')
+    where = command(
+        f'cd work && python -c "{RUN.split("runpy.run")[0].format(site=str(site), root=str(ROOT), arguments="1")}'
+        'import trainkit; print(trainkit.__file__)"'
+    )
     assert where.out.startswith(str(site)), where.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +25,7 @@ class Banner(Callback):
             return
         engine, session, console = trainer.engine, trainer.session, console_of()
         ranks = f"{engine.world_size} rank{'s' * (engine.world_size > 1)}"
-        rows = [("engine", f"{engine.name}, {ranks}, {engine.device}, precision {session.settings.precision}")]
+        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}")]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
@@ -38,6 +39,14 @@ class Banner(Callback):
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
         console.print(table)
+
+
+def _device(device: torch.device) -> str:
+    """Name a rank's device; on the CPU with its threads, which the engine shares out among the ranks of a host."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    return f"{device} with {threads} thread{'s' * (threads > 1)} a rank"
 
 
 def _plan(trainer: Trainer) -> str:

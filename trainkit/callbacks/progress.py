@@ -53,7 +53,11 @@ class ProgressBar(Callback):
         self._first_step, self._first_sample = trainer.state.step_in_epoch, trainer.state.samples_seen
         if self._bar is not None:
             self._task = self._bar.add_task(
-                _epoch_name(trainer), total=trainer.session.num_training_steps, completed=self._first_step, rate="", values=""
+                _epoch_name(trainer),
+                total=trainer.session.num_training_steps,
+                completed=self._first_step,
+                rate="",
+                values="",
             )
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:

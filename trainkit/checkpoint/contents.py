@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import random
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,15 @@ import numpy as np
 import torch
 
 from trainkit.callback import Callback
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, TaskError
 from trainkit.version import __version__
 
 if TYPE_CHECKING:
     from trainkit.loop import Run
+
+
+# What a reader that runs no code can build again. By exact type: numpy.float64 is a float, and is refused when read.
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 
 
 def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
@@ -28,8 +33,11 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> di
 
     Returns:
         Tensors and plain values, for `format.write`.
+
+    Raises:
+        TaskError: something else is among them, which no reader would take; names it.
     """
-    return {
+    contents = {
         "state": run.state.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "rates": run.rates.state_dict(),
@@ -38,6 +46,8 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> di
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)},
         "extra": extra,
     }
+    _require_plain(contents, "")
+    return contents
 
 
 def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> None:
@@ -77,7 +87,7 @@ def random_state() -> dict[str, Any]:
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(r) for r in rest)],
         "python": random.getstate(),
     }
@@ -86,7 +96,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Set this process's random states."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_initialized():
+    if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     name, keys, place, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss))
@@ -102,3 +112,20 @@ def _keyed(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
         seen[name] = seen.get(name, -1) + 1
         keyed.append((f"{name}.{seen[name]}", callback))
     return keyed
+
+
+def _require_plain(value: Any, place: str) -> None:
+    if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
+        return
+    if type(value) in (dict, OrderedDict, Counter):
+        for key, item in value.items():
+            _require_plain(key, place)
+            _require_plain(item, f"{place}.{key}" if place else str(key))
+    elif type(value) in (list, tuple, set):
+        for i, item in enumerate(value):
+            _require_plain(item, f"{place}[{i}]")
+    else:
+        raise TaskError(
+            f"The checkpoint's {place} is of type {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps "
+            "tensors and plain values alone, since it is read without running code. Save float(x), x.tolist() or str(x)."
+        )

@@ -46,9 +46,7 @@ def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir()
-        safetensors.torch.save_model(model, str(draft / WEIGHTS))
-        if training is not None:
-            torch.save(training, draft / TRAINING)
+        _write_tensors(draft, model, training)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(draft.iterdir())}
         (draft / MANIFEST).write_text(json.dumps(about | {"files": files}, indent=2) + "\n")
         for path in draft.iterdir():
@@ -60,6 +58,20 @@ def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _write_tensors(draft: Path, model: nn.Module, training: dict[str, Any] | None) -> None:
+    """Write weights and training state; what their writers say of a full disk becomes an OSError."""
+    try:
+        safetensors.torch.save_model(model, str(draft / WEIGHTS))
+    except SafetensorError as error:
+        raise OSError(f"{WEIGHTS}: {error}") from error
+    if training is None:
+        return
+    try:
+        torch.save(training, draft / TRAINING)
+    except RuntimeError as error:
+        raise OSError(f"{TRAINING}: {error}") from error
 
 
 def point(link: Path, target: Path) -> None:
@@ -78,14 +90,16 @@ def verify(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = {name: (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
+        if WEIGHTS not in files:
+            raise KeyError(WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
-    for name, expected in files.items():
+    for name, (num_bytes, digest) in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder} is damaged: {name} is missing. Take another one: ckpt_path=PATH.")
-        if path.stat().st_size != expected["bytes"] or _sha256(path) != expected["sha256"]:
+        if path.stat().st_size != num_bytes or _sha256(path) != digest:
             raise CheckpointError(f"{folder} is damaged: {name} is not what was written. Take another one: ckpt_path=PATH.")
     return manifest
 

@@ -240,9 +240,7 @@ def _new_log(command: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(
-            f"The folder {folder} cannot be made: {error}. Name another one with TRAINKIT_CACHE."
-        ) from None
+        raise EngineError(f"The folder {folder} cannot be made: {error}. Name another one with TRAINKIT_CACHE.") from None
     return folder / f"horovod-{command}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 

@@ -1,6 +1,6 @@
 """fit, validate, test, predict: compose and check (no torch yet), build, run, and end with an exit code.
 
-    0  done          1  the run failed          2  a mistake in what was asked for; nothing was written
+0  done          1  the run failed          2  a mistake in what was asked for; nothing was written
 """
 
 from __future__ import annotations

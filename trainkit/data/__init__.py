@@ -1,1 +1,1 @@
-"""Data: the arithmetic of a step (plan.py), the order of samples (order.py), loaders (loader.py), what the loop pulls (feed.py)."""
+"""Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader), what the loop pulls (feed)."""

@@ -1,7 +1,7 @@
 """What the loop pulls: steps, each with this rank's microbatches on the device and their share of the step.
 
-    MapFeed       a data set of known length: all shares come from arithmetic (plan.py), without communication
-    StreamFeed    an iterable: each step the ranks agree, on the host, how many samples there are, and when all have ended
+MapFeed       a data set of known length: all shares come from arithmetic (plan.py), without communication
+StreamFeed    an iterable: each step the ranks agree, on the host, how many samples there are, and when all have ended
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Feed(ABC):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps of `epoch` from step `start` on."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most feeds hold nothing
         """Let go of what loads."""
 
 
@@ -90,12 +90,19 @@ class StreamFeed(Feed):
     """Steps of an iterable; each rank iterates its own, which the user has sharded where there are several."""
 
     def __init__(
-        self, stream: Iterable[Any], accumulate: int, limit: int | None, sum_over_ranks: Callable[[int], int], move: Move
+        self,
+        stream: Iterable[Any],
+        length: int | None,
+        accumulate: int,
+        limit: int | None,
+        sum_over_ranks: Callable[[int], int],
+        move: Move,
     ) -> None:
         """Build the feed.
 
         Args:
             stream: yields microbatches; iterated anew each epoch.
+            length: microbatches of the rank that has most of them, or None where nobody knows.
             accumulate: microbatches of a step on this rank.
             limit: microbatches of an epoch at most, or None.
             sum_over_ranks: sums a host number over ranks (a collective).
@@ -103,7 +110,6 @@ class StreamFeed(Feed):
         """
         self._stream, self._accumulate, self._limit = stream, accumulate, limit
         self._sum_over_ranks, self._move = sum_over_ranks, move
-        length = len(stream) if hasattr(stream, "__len__") else None
         if length is not None and limit is not None:
             length = min(length, limit)
         self.num_steps = None if length is None else -(-length // accumulate)

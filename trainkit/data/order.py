@@ -72,4 +72,6 @@ def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: S
     """Return the order of an epoch: a user's own sampler's where it drew one, else a permutation or 0, 1, 2, ..."""
     if drawn is not None:
         return drawn
-    return shuffled(num_samples, seed, epoch).numpy() if shuffle else range(num_samples)
+    # numpy's: an element of a tensor would cost a tensor.
+    order: Sequence[int] = shuffled(num_samples, seed, epoch).numpy() if shuffle else range(num_samples)  # type: ignore[assignment]
+    return order

@@ -59,9 +59,7 @@ class DDPEngine(Engine):
         if not dist.is_initialized():
             on_gpu = self.device.type == "cuda"
             with _peers():
-                dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if on_gpu else "gloo", device_id=self.device if on_gpu else None
-                )
+                dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", device_id=self.device if on_gpu else None)
 
     def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """See Engine."""

@@ -119,7 +119,8 @@ class HorovodEngine(Engine):
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
         with _peers():
             total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name="trainkit.all_reduce")
-        return total.to(tensor.dtype).reshape(tensor.shape)
+        result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
+        return result
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """See Engine."""

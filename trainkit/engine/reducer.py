@@ -125,7 +125,8 @@ class GradientReducer(ABC):
         for name, parameter in entries:
             self._bucket_of[parameter], self._name_of[parameter] = bucket, name
             self._place[parameter] = len(self._place)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ready))
+            hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
         device = entries[0][1].device
         self._used = torch.zeros(len(self._place), dtype=torch.float32, device=device)
 

@@ -122,9 +122,7 @@ def ignored_settings(environ: Mapping[str, str]) -> list[str]:
         "HOROVOD_NCCL_L",
         "HOROVOD_DEBUG",
     )
-    return sorted(
-        name for name in environ if name.startswith(ours) or name in ("CMAKE_TOOLCHAIN_FILE", "HOROVOD_CMAKE")
-    )
+    return sorted(name for name in environ if name.startswith(ours) or name in ("CMAKE_TOOLCHAIN_FILE", "HOROVOD_CMAKE"))
 
 
 def build_environment(machine: Machine, plan: Plan, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -211,6 +209,4 @@ def build_wheel(
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)
         run(command, what=f"Building Horovod {VERSION}", log=log, env=env, on_line=follow)
-        return store(
-            next((folder / "wheels").glob("horovod-*.whl")), cache / "wheels" / wheel_key(machine, plan, environ)
-        )
+        return store(next((folder / "wheels").glob("horovod-*.whl")), cache / "wheels" / wheel_key(machine, plan, environ))

@@ -147,9 +147,7 @@ def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
     how = "Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++ make; conda: conda install gxx make"
     if machine.compiler is None:
         named = f"CXX is '{environ['CXX']}', which is not found" if environ.get("CXX") else "no C++ compiler was found"
-        raise EngineError(
-            f"Horovod is compiled on this machine, and {named}. Install one ({how}), or name it with CXX."
-        )
+        raise EngineError(f"Horovod is compiled on this machine, and {named}. Install one ({how}), or name it with CXX.")
     if machine.make is None:
         raise EngineError(f"Horovod is compiled on this machine, and make was not found. Install it ({how}).")
 
@@ -191,9 +189,7 @@ def _missing_for_gpu(machine: Machine, torch: Torch) -> str | None:
     if machine.nvcc.version.split(".")[0] != major:
         return f"nvcc is of CUDA {machine.nvcc.version} and torch of CUDA {torch.cuda} (install the toolkit {major}.x)"
     if machine.nccl is None:
-        return (
-            f"NCCL's header nccl.h was not found (pip install nvidia-nccl-cu{major}, or name its folder with NCCL_HOME)"
-        )
+        return f"NCCL's header nccl.h was not found (pip install nvidia-nccl-cu{major}, or name its folder with NCCL_HOME)"
     return None
 
 

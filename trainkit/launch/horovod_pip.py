@@ -63,9 +63,7 @@ def verify(source: Path) -> None:
         EngineError: it is another file than the release; names both hashes.
     """
     if not source.is_file():
-        raise ConfigError(
-            f"--source is '{source}', and there is no such file. Give the path of horovod-{VERSION}.tar.gz."
-        )
+        raise ConfigError(f"--source is '{source}', and there is no such file. Give the path of horovod-{VERSION}.tar.gz.")
     found = hashlib.sha256(source.read_bytes()).hexdigest()
     if found != SHA256:
         raise EngineError(

@@ -22,11 +22,12 @@ class CSVLogger(Logger):
     def open(self, trainer: Trainer) -> None:
         """Read what an earlier part of this run wrote, leaving out what is trained anew, and go on behind it."""
         self.path = Path(trainer.run_dir) / "metrics.csv"
-        self._columns, self._rows = ["epoch", "step"], []
+        self._columns: list[str] = ["epoch", "step"]
+        self._rows: list[dict[str, object]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
                 reader = csv.DictReader(file)
-                self._rows: list[dict[str, object]] = [
+                self._rows = [
                     dict(row) for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= trainer.global_step
                 ]
                 self._columns = list(reader.fieldnames or self._columns)
@@ -35,7 +36,7 @@ class CSVLogger(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write a row."""
-        row: dict[str, object] = {"epoch": epoch, "step": step} | metrics
+        row: dict[str, object] = {"epoch": epoch, "step": step, **metrics}
         self._rows.append(row)
         new = [name for name in metrics if name not in self._columns]
         if new:

@@ -98,9 +98,7 @@ class Contract:
         return asdict(self)
 
 
-def derive_accumulation(
-    batch_size: int | None, world_size: int, accumulate: int | None, global_batch_size: int | None
-) -> int:
+def derive_accumulation(batch_size: int | None, world_size: int, accumulate: int | None, global_batch_size: int | None) -> int:
     """Return the microbatches of one rank in a step.
 
     Raises:

@@ -76,7 +76,9 @@ def _read_schedule(item: Any) -> ScheduleConfig:
     if isinstance(item, Mapping):
         known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
         if set(item) - known or "scheduler" not in item:
-            raise TaskError(f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}.")
+            raise TaskError(
+                f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}."
+            )
         config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
     else:
         config = ScheduleConfig(item)
@@ -162,6 +164,7 @@ class LearningRates:
             group["lr"] = lr
         for config in due:
             if isinstance(config.scheduler, ReduceLROnPlateau):
+                assert config.monitor is not None  # _read_schedule has seen to it
                 if config.monitor not in metrics:
                     if config.strict:
                         raise TaskError(

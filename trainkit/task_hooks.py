@@ -1,0 +1,81 @@
+"""The hooks of a Task: those of Callback (which draws their order), without the arguments `trainer` and `task`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class TaskHooks:
+    """Override what you need; what is left alone costs nothing."""
+
+    def setup(self, stage: str) -> None:
+        """Before anything of `stage` runs."""
+
+    def teardown(self, stage: str) -> None:
+        """After everything of `stage` has run."""
+
+    def on_fit_start(self) -> None:
+        """Everything is built and on its device."""
+
+    def on_fit_end(self) -> None:
+        """The last hook of a fit that ended well."""
+
+    def on_train_start(self) -> None:
+        """Before the first epoch."""
+
+    def on_train_end(self) -> None:
+        """After the last epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        """Before an epoch's first step."""
+
+    def on_train_epoch_end(self) -> None:
+        """After an epoch and its validation."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Before `training_step`."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After backward."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """`loss` is as returned, before it is weighted."""
+
+    def on_after_backward(self) -> None:
+        """Gradients of this rank; not yet summed over ranks."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients of the whole step, summed over ranks, unscaled and clipped."""
+
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before the gradients are dropped."""
+
+    def on_validation_start(self) -> None:
+        """Before a validation."""
+
+    def on_validation_end(self) -> None:
+        """After a validation."""
+
+    def on_test_start(self) -> None:
+        """Before a test."""
+
+    def on_test_end(self) -> None:
+        """After a test."""
+
+    def on_predict_start(self) -> None:
+        """Before a prediction."""
+
+    def on_predict_end(self) -> None:
+        """After a prediction."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add plain values and tensors to what a checkpoint keeps."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read them back."""
+
+
+TASK_HOOKS = frozenset(name for name in vars(TaskHooks) if not name.startswith("_"))
