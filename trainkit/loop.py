@@ -74,7 +74,8 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict)
     log: MetricLog = field(default_factory=MetricLog)
     weight: Tensor | None = None  # of the step, where the task weighs its batches itself
-    task_weighs: bool = False
+    task_weighs: bool | None = None  # None until this rank has seen a batch
+    agreed: bool = False  # whether all ranks know of `task_weighs`
 
 
 def fit(run: Run) -> None:
@@ -91,10 +92,11 @@ def train_epoch(run: Run) -> None:
     state, limits = run.state, run.limits
     state.epoch_done = stopped = False
     validated_at = -1
+    validates = (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
     run.hooks("on_train_epoch_start")
     for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
         train_step(run, step)
-        if limits.val_check_interval and state.step_in_epoch % limits.val_check_interval == 0:
+        if validates and limits.val_check_interval and state.step_in_epoch % limits.val_check_interval == 0:
             validate(run)
             validated_at = state.global_step
         if _finished(run):
@@ -104,7 +106,7 @@ def train_epoch(run: Run) -> None:
     if state.epoch_done and state.step_in_epoch == 0:
         raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
     _report_epoch(run)
-    due = not limits.val_check_interval and (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
+    due = validates and not limits.val_check_interval
     if (due or stopped) and validated_at != state.global_step:
         validate(run)
     if state.epoch_done:
@@ -147,7 +149,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         loss = _loss_of(outputs, task)
         run.hooks("on_before_backward", loss)
         share = _share(run, outputs, microbatch, step)
-        run.engine.backward(run.precision.scale(loss if share == 1.0 else loss * share))
+        run.engine.backward(run.precision.scale(loss * share))
     run.hooks("on_after_backward")
     run.hooks("on_train_batch_end", outputs, batch, batch_idx)
     task._log_target = None
@@ -157,6 +159,8 @@ def update(run: Run, step: Step) -> bool:
     """Reduce, unscale, clip and step; return False where mixed precision held the update back."""
     run.engine.reduce_gradients()
     run.precision.unscale(run.optimizers)
+    if not run.agreed:
+        _agree_on_weights(run)
     if run.task_weighs:
         _divide_by_task_weight(run, step)
     clip(run.optimizers, run.limits.gradient_clip_val, run.limits.gradient_clip_algorithm)
@@ -195,12 +199,28 @@ def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float 
     the loss is weighted against the planned number of samples here and the gradients are corrected after their sum.
     """
     own = outputs.get("num_samples") if isinstance(outputs, Mapping) else None
+    if run.task_weighs is None:
+        run.task_weighs = own is not None
+    if run.task_weighs != (own is not None):
+        raise TaskError(_some_weights(run.task))
     if own is None:
         return microbatch.num_samples / step.num_samples
-    run.task_weighs = True
     weight = torch.as_tensor(own, dtype=torch.float64, device=run.engine.device)
     run.weight = weight if run.weight is None else run.weight + weight
     return weight / step.num_samples
+
+
+def _agree_on_weights(run: Run) -> None:
+    """Tell all ranks, once a run, whether the task weighs its batches itself: one without a sample in a step cannot know."""
+    own = torch.tensor(float(run.task_weighs or False), device=run.engine.device)
+    anybody = bool(run.engine.all_reduce(own) > 0)
+    if run.task_weighs is not None and run.task_weighs != anybody:
+        raise TaskError(_some_weights(run.task))
+    run.task_weighs, run.agreed = anybody, True
+
+
+def _some_weights(task: Task) -> str:
+    return f"{type(task).__name__}.training_step returned 'num_samples' for some batches only; return it for all or none."
 
 
 def _divide_by_task_weight(run: Run, step: Step) -> None:

@@ -143,6 +143,12 @@ class Session:
         self._feed = feed
         self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)
+        interval = settings.limits.val_check_interval
+        if val_feeds and interval and feed.num_steps is not None and interval > feed.num_steps:
+            raise ConfigError(
+                f"trainer.val_check_interval is {interval}, but an epoch has {feed.num_steps} steps: there would never be a "
+                "validation. Use a smaller one, or null for the epoch's end."
+            )
         self.contract = Contract(
             batch_size,
             engine.world_size,
@@ -292,9 +298,9 @@ class Session:
             load_weights(folder, self.task)
             return folder
 
+        assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)  # first: loading casts
         if ckpt_path is not None:
             self.resumed_from = self.engine.run_on_main(read)
-        assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)
         self.engine.prepare(self.task, [])
 
     def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:

@@ -107,6 +107,7 @@ class Trainer:
         quick = int(fast_dev_run)
         if quick:
             max_epochs, max_steps, num_sanity_val_steps, logger, enable_checkpointing = 1, None, 0, False, False
+            val_check_interval, check_val_every_n_epoch = None, 1
             limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = quick
         clip = gradient_clip_val, gradient_clip_algorithm
         self.settings = Settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,12 +34,17 @@ class Banner(Callback):
         rows.append(("run", _plan(trainer)))
         if session.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            rows.append(("resumed", f"{session.resumed_from} at {place}"))
-        rows.append(("files", str(trainer.run_dir)))
+            rows.append(("resumed", f"{short(session.resumed_from)} at {place}"))
+        rows.append(("files", short(trainer.run_dir)))
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
         console.print(table)
+
+
+def short(path: Path) -> str:
+    """Return a path as seen from where the user stands, where it lies below."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _device(device: torch.device) -> str:

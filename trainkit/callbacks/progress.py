@@ -49,7 +49,7 @@ class ProgressBar(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
         """Begin an epoch."""
-        self._began = self._printed = time.monotonic()
+        self._began = self._printed = self._last = time.monotonic()
         self._first_step, self._first_sample = trainer.state.step_in_epoch, trainer.state.samples_seen
         if self._bar is not None:
             self._task = self._bar.add_task(
@@ -62,16 +62,14 @@ class ProgressBar(Callback):
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Move on by one."""
+        self._last = time.monotonic()
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)
-        elif self._main:
-            now = time.monotonic()
-            if now - self._printed >= _PLAIN_EVERY_S:
-                self._printed = now
-                of = f"/{trainer.session.num_training_steps}" if trainer.session.num_training_steps else ""
-                self._console.print(
-                    f"{_epoch_name(trainer)}  step {trainer.state.step_in_epoch}{of}  {self._rate(trainer)}{self._values()}"
-                )
+        elif self._main and self._last - self._printed >= _PLAIN_EVERY_S:
+            self._printed = self._last
+            of = f"/{trainer.session.num_training_steps}" if trainer.session.num_training_steps else ""
+            place = f"{_epoch_name(trainer)}  step {trainer.state.step_in_epoch}{of}"
+            self._console.print(f"{place}  {self._rate(trainer)}{self._values()}")
 
     def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
         """Show the values that were logged for the bar."""
@@ -112,7 +110,7 @@ class ProgressBar(Callback):
             self._bar = None
 
     def _rate(self, trainer: Trainer) -> str:
-        seconds = time.monotonic() - self._began
+        seconds = self._last - self._began  # of training alone, without validation
         return f"{(trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9):,.0f} samples/s"
 
     def _values(self) -> str:

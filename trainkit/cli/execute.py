@@ -10,7 +10,7 @@ from rich.table import Table
 
 from trainkit.build import build
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import console_of
+from trainkit.callbacks.banner import console_of, short
 from trainkit.config import Job
 
 if TYPE_CHECKING:
@@ -47,20 +47,22 @@ def execute(job: Job) -> None:
         if trainer.is_global_zero:
             path = trainer.run_dir / "predictions.pt"
             torch.save(predictions, path)
-            console_of().print(f"{sum(len(batch) for batch in predictions)} predictions are in {path}")
+            console_of().print(f"{sum(len(batch) for batch in predictions)} predictions are in {short(path)}", soft_wrap=True)
     else:
         run = trainer.validate if job.command == "validate" else trainer.test
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
         if trainer.is_global_zero:
-            _show_metrics(metrics, str(trainer.session.resumed_from or "the weights as the task builds them (no ckpt_path)"))
+            source = trainer.session.resumed_from
+            _show_metrics(metrics, short(source) if source else "the weights as the task builds them (no ckpt_path)")
 
 
 def _show_files(run_dir: Path) -> None:
     console = console_of()
     best = run_dir / "checkpoints" / "best"
     if best.exists():
-        console.print(f"best checkpoint  {best.resolve()}")
-    console.print(f"metrics          {run_dir / 'metrics.csv'}; tensorboard --logdir {run_dir}")
+        console.print(f"best checkpoint  {short(best.resolve())}", soft_wrap=True)
+    console.print(f"metrics          {short(run_dir / 'metrics.csv')}", soft_wrap=True)
+    console.print(f"curves           tensorboard --logdir {short(run_dir)}", soft_wrap=True)
 
 
 def _show_metrics(metrics: dict[str, float], of: str) -> None:

@@ -1,0 +1,125 @@
+"""The books of the reducer, with an engine that only notes what is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainkit.engine.base import dense_view
+from trainkit.engine.ddp import make_buckets
+from trainkit.engine.reducer import Bucket, GradientReducer, split_frozen
+from trainkit.errors import TaskError
+
+
+class Noting(GradientReducer):
+    """Sums with a second rank that had the same gradients, and notes the order of events."""
+
+    def __init__(self, model: nn.Module, in_order: bool) -> None:
+        trained, frozen = split_frozen(model.named_parameters())
+        self.events: list[str] = []
+        super().__init__([[named] for named in reversed(trained)], frozen, in_order)
+
+    def _start(self, bucket: Bucket) -> Any:
+        self.events.append(f"start {bucket.entries[0][0]}")
+        return bucket.index
+
+    def _end(self, bucket: Bucket) -> None:
+        self.events.append(f"end {bucket.entries[0][0]}")
+        for _, parameter in bucket.entries:
+            parameter.grad *= 2
+
+    def _start_flags(self, flags: Tensor) -> Any:
+        return flags
+
+    def _end_flags(self, handle: Any) -> None:
+        handle *= 2
+
+
+def model() -> nn.Sequential:
+    """Two layers without biases: parameters "0.weight" and "1.weight"."""
+    return nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_sums_start_while_backward_runs(in_order: bool) -> None:
+    """The last layer's sum starts first, both before finish, and the gradient is the sum."""
+    net = model()
+    reducer = Noting(net, in_order)
+    net(torch.ones(2, 3)).sum().backward()
+    assert reducer.events == ["start 1.weight", "start 0.weight"]
+    alone = net[0].weight.grad.clone()
+    reducer.finish()
+    assert reducer.events[2:] == ["end 1.weight", "end 0.weight"]
+    assert torch.equal(net[0].weight.grad, alone * 2)
+
+
+def test_nothing_starts_under_no_sync() -> None:
+    """Accumulated backwards keep their gradients until the last one; after it, the next step starts anew."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    for _ in range(2):
+        with reducer.no_sync():
+            net(torch.ones(2, 3)).sum().backward()
+        assert not [event for event in reducer.events if event.startswith("start")]
+        net(torch.ones(2, 3)).sum().backward()
+        assert len(reducer.events) == 2
+        reducer.finish()
+        reducer.events.clear()
+
+
+def test_a_second_gradient_in_one_synchronised_step_is_an_error() -> None:
+    """Two backwards outside no_sync would send a gradient that is not complete."""
+    net = model()
+    Noting(net, in_order=False)
+    net(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(TaskError, match=r"'1\.weight' was computed twice"):
+        net(torch.ones(2, 3)).sum().backward()
+
+
+def test_a_rank_without_samples_takes_part_with_zeros() -> None:
+    """finish without any backward starts every sum, in order; what nobody used has no gradient afterwards."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    reducer.finish()
+    assert reducer.events[:2] == ["start 1.weight", "start 0.weight"]
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_removed_hooks_do_nothing() -> None:
+    """After remove, backward is the user's alone."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    reducer.remove()
+    net(torch.ones(2, 3)).sum().backward()
+    assert reducer.events == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "has_view"),
+    [
+        (torch.randn(4, 3), True),
+        (torch.randn(4, 3).t(), True),
+        (torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), True),
+        (torch.randn(2, 1, 1, 1).to(memory_format=torch.channels_last), True),
+        (torch.tensor(3.0), True),
+        (torch.randn(4, 6)[:, ::2], False),
+        (torch.randn(3, 1).expand(3, 4), False),
+    ],
+)
+def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
+    """Tensors that fill their memory can be sent without a copy; those with gaps or overlaps cannot."""
+    view = dense_view(tensor)
+    assert (view is not None) == has_view
+    if view is not None:
+        assert view.data_ptr() == tensor.data_ptr()
+        assert sorted(view.tolist()) == sorted(tensor.reshape(-1).tolist())
+
+
+def test_buckets_hold_each_parameter_once_from_the_last_to_the_first() -> None:
+    """Buckets keep to their size and to one dtype."""
+    layers = [(f"p{i}", nn.Parameter(torch.zeros(100, dtype=torch.float64 if i == 2 else torch.float32))) for i in range(5)]
+    buckets = make_buckets(layers, 800)
+    assert [[name for name, _ in bucket] for bucket in buckets] == [["p4", "p3"], ["p2"], ["p1", "p0"]]
