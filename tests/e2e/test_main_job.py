@@ -111,3 +111,11 @@ def test_weights_and_biases_works_offline(command: Command, tmp_path: Path) -> N
     done = command("python -m trainkit fit conf=mlp 'logger=[csv,wandb]' trainer.max_epochs=1 run_dir=here")
     assert done.code == 0, done.text
     assert list((tmp_path / "here" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize("overrides", ["conf=resnet18 data=synthetic data.image_size=32 data.num_samples=8 data.batch_size=4"])
+def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
+    """data=synthetic feeds any image recipe."""
+    done = command(f"python -m trainkit fit {overrides} trainer.max_steps=2")
+    assert done.code == 0, done.text
+    assert "2 steps in all" in done.out

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import horovod.torch as hvd
+import horovod.torch.mpi_lib_v2  # noqa: F401 - says why, where the native library does not load; the line above only warns
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
