@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ ALLOWED = (
     "torchvision.models",
     "torchvision.transforms",
 )
+_KINDS = {
+    "torch.optim.optimizer.Optimizer",
+    "torch.optim.lr_scheduler.LRScheduler",
+    "torch.nn.modules.module.Module",
+}
 
 
 def check_name(target: str, key: str, trusted: Sequence[str]) -> None:
@@ -47,30 +53,50 @@ def locate(target: str, key: str, trusted: Sequence[str]) -> Any:
     """Import and return the object of a dotted path, after checking the name and the object.
 
     Raises:
-        ConfigError: it is not on the list, does not exist, or is nothing that can be called.
+        ConfigError: it is not on the list, does not exist, or is nothing that a config may call.
     """
     check_name(target, key, trusted)
-    parts = target.split(".")
-    found: Any = None
+    found = _import(target.split("."))
+    if found is None:
+        raise ConfigError(f"{key} is '{target}', which does not exist.")
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        raise ConfigError(f"{key} is '{target}', which is no class or function.")
+    real = f"{found.__module__}.{found.__qualname__}"
+    if not _listed(real, trusted) or not _fits(found, real, trusted):
+        raise ConfigError(_refusal(target, key) + (f" (It is {real}.)" if real != target else ""))
+    return found
+
+
+def _import(parts: list[str]) -> Any:
     for i in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:i])
         try:
-            found = importlib.import_module(name)
+            found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
                 continue
             raise
         for part in parts[i:]:
             found = getattr(found, part, None)
-        break
-    if found is None:
-        raise ConfigError(f"{key} is '{target}', which does not exist.")
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
-        raise ConfigError(f"{key} is '{target}', which is no class or function.")
-    real = f"{found.__module__}.{found.__qualname__}"
-    if not _listed(real, trusted):
-        raise ConfigError(_refusal(target, key) + (f" (It is {real}.)" if real != target else ""))
-    return found
+        return found
+    return None
+
+
+def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
+    """Return whether the object is of the kind that its package is on the list for.
+
+    torch and torchvision hold functions that load pickles or fetch from a URL; of theirs only optimizers, schedulers,
+    modules, transforms and the registered models may be called. A function inside a class may not be called at all.
+    """
+    if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
+        return False
+    if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(("torch.", "torchvision.")):
+        return True
+    if inspect.isfunction(found):
+        models = importlib.import_module("torchvision.models")
+        return any(models.get_model_builder(name) is found for name in models.list_models())
+    names = {f"{base.__module__}.{base.__qualname__}" for base in found.__mro__}
+    return bool(names & _KINDS) or real.startswith("torchvision.transforms.")
 
 
 def _listed(path: str, trusted: Sequence[str]) -> bool:
@@ -80,15 +106,21 @@ def _listed(path: str, trusted: Sequence[str]) -> bool:
 
 
 def is_users_own(top: str) -> bool:
-    """Return whether a top-level module lies in the folder where the user stands, and not among installed packages."""
-    here = Path.cwd()
+    """Return whether a top-level name is imported from the folder where the user stands, and no installed package."""
     if top in sys.stdlib_module_names or top == "trainkit":
         return False
-    return (here / f"{top}.py").is_file() or ((here / top).is_dir() and any((here / top).rglob("*.py")))
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
+    here = Path.cwd().resolve()
+    return bool(places) and all(
+        Path(place).resolve().is_relative_to(here) and "site-packages" not in Path(place).parts for place in places
+    )
 
 
 def _refusal(target: str, key: str) -> str:
     return (
         f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and modules in the folder where "
-        f"you stand. If you trust it, say so on the command line: trust=[{target.split('.')[0]}]"
+        f"you stand. If you trust it, say so on the command line: trust=[{target.rpartition('.')[0]}]"
     )

@@ -7,6 +7,7 @@ know more than the yaml files and name the nearest key.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -35,6 +39,7 @@ _QUIET = (
     "hydra/job_logging=none",
 )
 _STARTED = time.localtime()
+_SEVERAL = "{} has several values. For a run of each add -m; for a list write key=[a,b]; for a text with a comma key='a,b'."
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class Job:
     files: dict[str, str]
 
 
+class OtherFolders(SearchPathPlugin):
+    """Lets Hydra look into the shipped conf/ after the user's own, for whole configs and for groups."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append every folder but the first, which is Hydra's primary one."""
+        for folder in conf_folders(Path.cwd())[1:]:
+            search_path.append("trainkit", f"file://{folder}")
+
+
 def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[Job], None]) -> None:
     """Compose, check, and hand each job to `work`: one, or one for each combination with -m.
 
@@ -61,18 +75,22 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
     conf, overrides, flags = _split(arguments)
     folders = conf_folders(Path.cwd())
     name = _find_conf(conf, folders)
-    overrides = [f"++conf={name}", *(_force(override, folders) for override in overrides)]
-    hydra_own = [f"hydra.searchpath=[{','.join(repr(f'file://{folder}') for folder in folders[1:])}]", *_QUIET]
-    if not is_main:
-        hydra_own.append("hydra/hydra_logging=none")
+    Plugins.instance().register(OtherFolders)
+    own = [*_QUIET, *([] if is_main else ["hydra/hydra_logging=none"])]
     try:
-        first = _compose(folders[0], name, [*hydra_own, *_without_sweeps(overrides)])
-        _check_hydra(first.hydra)
-        if not flags:
-            work(_job(command, first, overrides))
+        overrides = [f"++conf={name}", *(_force(override, folders) for override in overrides)]
+        combinations = _combinations(overrides)
+        if len(combinations) > 1 and not _is_multirun(flags):
+            raise ConfigError(_SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in combinations[0])))
+        for combination in combinations:  # every job, before the first one runs
+            composed = _compose(folders[0], name, [*own, *combination])
+            _check_hydra(composed, folders[0], [o for o in combination if o.lstrip("+~").startswith("hydra")])
+            job = _job(command, composed, overrides) if not flags or _is_multirun(flags) else None
+        if job is not None and not flags:
+            work(job)
         elif is_main or _is_multirun(flags):
             with tempfile.TemporaryDirectory() as folder:  # for what Hydra notes of a sweep; each run has its own notes
-                own = [*hydra_own, f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=."]
+                own += [f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=."]
                 _run_hydra(folders[0], name, flags, [*own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         _explain(error)
@@ -119,12 +137,19 @@ def _force(override: str, folders: Sequence[Path]) -> str:
     return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
 
 
-def _without_sweeps(overrides: Sequence[str]) -> list[str]:
+def _combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each job: every choice of every sweep with every other, as Hydra's basic sweeper does."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
+    choices = [
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_discrete_sweep()
+        else [text]
+        for text, override in zip(overrides, parsed, strict=True)
+    ]
+    return [list(combination) for combination in itertools.product(*choices)]
 
 
-def _compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
+def _compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     hydra.initialize_config_dir(str(folder), version_base="1.3")
     config = hydra.compose(name, overrides, return_hydra_config=True)
@@ -158,6 +183,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
     plain = {str(key): value for key, value in resolved.items()}
+    plain.setdefault("seed", 0)
+    plain.setdefault("run_dir", f"runs/{plain['conf']}/{time.strftime('%Y-%m-%d_%H-%M-%S', _STARTED)}")
     _refuse_trust_in_files(plain.get("trust") or [], overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
@@ -176,23 +203,29 @@ def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> No
         raise ConfigError(f"trust is {list(trust)} in a config file; it may only be given on the command line: trust=[...].")
 
 
-def _check_hydra(node: DictConfig) -> None:
-    """Hydra builds its own launcher, sweeper, callbacks and logging from the config: none of them may run something else."""
-    for key, value in _leaves(OmegaConf.to_container(node, resolve=False), "hydra"):
-        last = key.rsplit(".", 1)[-1]
-        own = str(value).startswith(("hydra._internal.", "hydra.core.", "hydra_plugins."))
-        if (last == "_target_" and not own) or last in ("()", "class") and "logging" in key:
-            if last == "class" and str(value).startswith("logging."):
-                continue
-            raise ConfigError(f"{key} is '{value}', which configs may not call.")
+def _check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
+    """Refuse a config file that changes what Hydra itself builds and runs.
+
+    Hydra makes its launcher, sweeper, callbacks and logging from the config, of any class, before anybody could check.
+    They must be those of a config that sets nothing, but for what was typed at the command line.
+    """
+    plain = _hydra_parts(_compose(folder, None, [*_QUIET, *typed]))
+    found = _hydra_parts(config)
+    HydraConfig.instance().set_config(config)
+    for key, value in found.items():
+        if value != plain[key]:
+            raise ConfigError(f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the command line.")
 
 
-def _leaves(value: Any, key: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for name, item in value.items() for leaf in _leaves(item, f"{key}.{name}")]
-    if isinstance(value, list):
-        return [leaf for i, item in enumerate(value) for leaf in _leaves(item, f"{key}.{i}")]
-    return [(key, value)]
+def _hydra_parts(config: DictConfig) -> dict[str, Any]:
+    """Return the parts of Hydra's own config that can run code or change the process, resolved."""
+    HydraConfig.instance().set_config(config)
+    node = config.hydra
+    parts = {key: node[key] for key in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")}
+    parts |= {f"job.{key}": node.job[key] for key in ("env_set", "env_copy", "chdir")}
+    return {
+        key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part for key, part in parts.items()
+    }
 
 
 def _explain(error: Exception) -> NoReturn:

@@ -31,6 +31,10 @@ def test_listed_objects_are_found(target: str) -> None:
         "recipes.imagefolder.os.system",
         "trainkit.launch.horovod_build",
         "torch.optim._functional.sgd",
+        "torchvision.models.resnet.WeightsEnum.get_state_dict",
+        "torchvision.models.resnet.Weights",
+        "torchvision.models.get_weight",
+        "trainkit.data.loader.ShardedLoader.iterate",
     ],
 )
 def test_everything_else_is_refused(target: str) -> None:
@@ -47,6 +51,15 @@ def test_an_alias_in_the_users_own_file_is_refused(tmp_path: Path, monkeypatch: 
     assert locate("own_alias.fine", "task._target_", [])() == 3
     with pytest.raises(ConfigError, match=r"It is posix\.system"):
         locate("own_alias.run", "task._target_", [])
+
+
+def test_a_folder_that_is_named_like_a_package_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch/ where the user stands does not make the installed torch the user's own."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "notes.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="configs may not call"):
+        locate("torch.load", "task._target_", [])
 
 
 def test_trust_opens_the_list_for_a_named_module() -> None:

@@ -35,7 +35,8 @@ MISTAKES = {
     "task._target_=trainkit.cli.run.main": ["configs may not call"],
     "task._target_=recipes.nothing.Task": ["there is no module 'nothing'"],
     "optimizer._target_=torch.optim.SDG": ["torch.optim has no 'SDG'", "Did you mean 'SGD'?"],
-    "hydra.sweeper._target_=os.system": ["hydra.sweeper._target_ is 'os.system'"],
+    "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 has several values", "-m"],
+    "callbacks=none,early_stopping": ["callbacks=none,early_stopping has several values", "key=[a,b]"],
     "~optimizer": ["optimizer"],
     "nonsense": ["'nonsense' is no override", "key=value"],
 }
@@ -85,7 +86,11 @@ def test_only_rank_0_speaks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -
     env = {"HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2", "PATH": "/usr/bin:/bin"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", code], env=env | {"HOROVOD_RANK": str(rank)}, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            env=env | {"HOROVOD_RANK": str(rank)},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in (1, 0)
     ]
