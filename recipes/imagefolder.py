@@ -101,4 +101,3 @@ class ImageFolder(trainkit.DataModule):
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
-

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import torch.utils.data._utils as data_workers
 
 from trainkit.checkpoint.contents import random_state, set_random_state
 
@@ -18,6 +19,7 @@ for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
     del os.environ[_name]
 
 torch.set_num_threads(1)  # the tasks are tiny: threads cost more than they bring
+data_workers.MP_STATUS_CHECK_INTERVAL = 0.2  # so long the garbage collector waits for a worker: 5 s otherwise
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from trainkit.data.module import DataModule
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples, to_device
 from trainkit.engine.base import Engine
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, TaskError
 from trainkit.precision import Precision
 from trainkit.task import Task
 
@@ -95,6 +96,7 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
         if source is None:
             feeds.append(_stream(item, 1, limit, engine, move))
         else:
+            source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
             feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
     return feeds
@@ -106,6 +108,23 @@ def prepare_on_each_host(engine: Engine, prepares: Iterable[Callable[[], None]])
         if engine.local_rank == 0:
             prepare()
     engine.barrier()
+
+
+def check_parameters(task: Task, optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """Return the task's parameters that no optimizer updates.
+
+    Raises:
+        TaskError: an optimizer updates a parameter that is not the task's: nobody would sum its gradient over ranks.
+    """
+    own = set(task.parameters())
+    optimized = {parameter for opt in optimizers for group in opt.param_groups for parameter in group["params"]}
+    if strangers := optimized - own:
+        shape = list(next(iter(strangers)).shape)
+        raise TaskError(
+            f"An optimizer updates {len(strangers)} parameters (one of shape {shape}) that are not among "
+            f"{type(task).__name__}'s: ranks would drift apart. Keep modules as attributes, or in an nn.ModuleList."
+        )
+    return [parameter for parameter in task.parameters() if parameter not in optimized]
 
 
 def place(task: Task, engine: Engine, precision: Precision, channels_last: bool) -> None:

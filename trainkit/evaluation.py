@@ -34,6 +34,7 @@ def evaluate(
     Returns:
         The logged values over all samples of all ranks, on all ranks; and the names meant for the progress bar.
     """
+    modes = [(module, module.training) for module in task.modules()]
     task.eval()
     hooks(f"on_{kind}_start")
     step = getattr(task, _STEPS[kind])
@@ -42,7 +43,8 @@ def evaluate(
     for index, feed in enumerate(feeds):
         table = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
         batch_idx = 0
-        with torch.inference_mode(), precision.autocast():
+        # no_grad, not inference_mode: what a model keeps from here (a table of positions) must be good for training too.
+        with torch.no_grad(), precision.autocast():
             for batch, num_samples, _ in _batches(feed):
                 task._log_target = LogTarget(table, num_samples, on_step=False, on_epoch=True)
                 hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
@@ -52,6 +54,8 @@ def evaluate(
         task._log_target = None
         metrics |= table.epoch_values(engine.all_gather_object)
         prog_bar |= table.prog_bar
+    for module, training in modes:
+        module.training = training  # as it was: a part that the user set to eval() stays so
     return metrics, prog_bar
 
 
@@ -59,7 +63,7 @@ def predict(task: Task, feed: Feed, precision: Precision, hooks: Hooks) -> Itera
     """Yield (places in the data set, what `predict_step` returned) for each batch of this rank."""
     task.eval()
     hooks("on_predict_start")
-    with torch.inference_mode(), precision.autocast():
+    with torch.no_grad(), precision.autocast():
         for batch_idx, (batch, _, places) in enumerate(_batches(feed)):
             hooks("on_predict_batch_start", batch, batch_idx, 0)
             outputs = task.predict_step(batch, batch_idx)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.callback import Callback
+from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.task import Task
 from trainkit.task_hooks import TASK_HOOKS
 
@@ -18,8 +19,18 @@ class Hooks:
     """A table from a hook's name to the methods that implement it."""
 
     def __init__(self, trainer: Trainer, task: Task, callbacks: Sequence[Callback]) -> None:
-        """Look up once who overrides what."""
+        """Look up once who overrides what.
+
+        Raises:
+            ConfigError: a callback has a method that looks like a hook and is none.
+            TaskError: the Task has one.
+        """
         names = [n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_")]
+        for callback in callbacks:
+            if stray := _stray_hook(type(callback), names):
+                raise ConfigError(_nobody_calls(type(callback), stray, "Callback", names))
+        if stray := _stray_hook(type(task), TASK_HOOKS):
+            raise TaskError(_nobody_calls(type(task), stray, "Task", TASK_HOOKS))
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for name in names:
             found: list[Callable[..., Any]] = [
@@ -40,3 +51,12 @@ class Hooks:
     def has(self, name: str) -> bool:
         """Return whether anybody overrides the hook."""
         return name in self._table
+
+
+def _stray_hook(cls: type, known: Collection[str]) -> str | None:
+    """Return the name of a method that looks like a hook and is none, or None."""
+    return next((n for n in dir(cls) if n.startswith("on_") and n not in known and callable(getattr(cls, n))), None)
+
+
+def _nobody_calls(cls: type, name: str, kind: str, known: Collection[str]) -> str:
+    return f"{cls.__name__}.{name}() is no hook of a {kind}: nobody would call it.{did_you_mean(name, known)}"

@@ -72,7 +72,9 @@ class Run:
     hooks: Hooks
     validate: Callable[[], Mapping[str, float]] | None
     metrics: dict[str, float] = field(default_factory=dict)
+    metrics_at: dict[str, int] = field(default_factory=dict)  # the step that each value is of
     log: MetricLog = field(default_factory=MetricLog)
+    not_optimized: Sequence[Tensor] = ()
     weight: Tensor | None = None  # of the step, where the task weighs its batches itself
     task_weighs: bool | None = None  # None until this rank has seen a batch
     agreed: bool = False  # whether all ranks know of `task_weighs`
@@ -80,7 +82,6 @@ class Run:
 
 def fit(run: Run) -> None:
     """Train until a limit is reached or a stop is requested."""
-    run.task.train()
     run.hooks("on_train_start")
     while not _finished(run):
         train_epoch(run)
@@ -92,25 +93,29 @@ def train_epoch(run: Run) -> None:
     state, limits = run.state, run.limits
     state.epoch_done = stopped = False
     validated_at = -1
+    fresh: dict[str, float] = {}  # the values of this epoch
     validates = (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
     run.hooks("on_train_epoch_start")
     for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
         train_step(run, step)
         if validates and limits.val_check_interval and state.step_in_epoch % limits.val_check_interval == 0:
-            validate(run)
+            fresh |= validate(run)
             validated_at = state.global_step
+        run.hooks("on_train_step_end")
         if _finished(run):
             stopped = True
             break
     state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps
     if state.epoch_done and state.step_in_epoch == 0:
         raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
-    _report_epoch(run)
+    fresh |= _report_epoch(run)
     due = validates and not limits.val_check_interval
     if (due or stopped) and validated_at != state.global_step:
-        validate(run)
+        fresh |= validate(run)
+        validated_at = state.global_step
     if state.epoch_done:
-        run.rates.after_epoch(state.current_epoch + 1, state.global_step - state.skipped_steps, run.metrics)
+        complete = run.validate is None or validated_at >= 0
+        run.rates.after_epoch(state.current_epoch + 1, state.global_step - state.skipped_steps, fresh, complete)
         run.hooks("on_train_epoch_end")
         state.current_epoch += 1
         state.step_in_epoch = state.batch_idx = 0
@@ -135,7 +140,6 @@ def train_step(run: Run, step: Step) -> None:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
     if state.global_step % run.limits.log_every_n_steps == 0 and run.engine.is_main:
         run.hooks("on_metrics", run.log.step_values() | {"lr": run.rates.current()[0]}, state.global_step)
-    run.hooks("on_train_step_end")
 
 
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
@@ -170,6 +174,8 @@ def update(run: Run, step: Step) -> bool:
     for optimizer in run.optimizers:
         run.hooks("on_before_zero_grad", optimizer)
         optimizer.zero_grad(set_to_none=True)
+    for parameter in run.not_optimized:
+        parameter.grad = None  # it would be summed over ranks again and again
     return updated
 
 
@@ -184,12 +190,12 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
         torch.nn.utils.clip_grad_value_(parameters, value)
 
 
-def validate(run: Run) -> None:
-    """Evaluate on the validation data of all ranks, where there are any, and go back to training."""
-    if run.validate is None:
-        return
-    run.metrics.update(run.validate())
-    run.task.train()
+def validate(run: Run) -> Mapping[str, float]:
+    """Evaluate on the validation data of all ranks, where there are any; return the values."""
+    values = {} if run.validate is None else run.validate()
+    run.metrics.update(values)
+    run.metrics_at |= dict.fromkeys(values, run.state.global_step)
+    return values
 
 
 def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float | Tensor:
@@ -259,11 +265,13 @@ def _finished(run: Run) -> bool:
     return state.should_stop
 
 
-def _report_epoch(run: Run) -> None:
+def _report_epoch(run: Run) -> dict[str, float]:
     values = run.log.epoch_values(run.engine.all_gather_object)
     if values:
         run.metrics.update(values)
+        run.metrics_at |= dict.fromkeys(values, run.state.global_step)
         run.hooks("on_metrics", values, run.state.global_step)
+    return values
 
 
 def planned_steps(feed: Feed, limits: Limits) -> int | None:

@@ -71,6 +71,7 @@ class Precision:
             return True
         before = self.scaler.get_scale()
         for optimizer in optimizers:
-            self.scaler.step(optimizer)
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                self.scaler.step(optimizer)
         self.scaler.update()
         return self.scaler.get_scale() >= before

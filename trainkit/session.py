@@ -9,7 +9,6 @@ exit    teardown; after an error, on_exception first
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from trainkit.loop import Limits, Run
 from trainkit.optim.contract import Contract, Scaling, derive_accumulation, derive_warmup
 from trainkit.optim.schedule import LearningRates, read_optimizers
 from trainkit.precision import Precision, PrecisionName
+from trainkit.run_dir import make_run_dir, set_aside
 from trainkit.state import TrainState
 from trainkit.task import Task
 
@@ -86,28 +86,36 @@ class Session:
     precision: Precision
     run_dir: Path
 
-    def __init__(self, trainer: Trainer, task: Task, stage: Stage, datamodule: DataModule | None) -> None:
-        """Make the engine; nothing starts yet."""
+    def __init__(
+        self, trainer: Trainer, task: Task, stage: Stage, datamodule: DataModule | None, earlier: Session | None
+    ) -> None:
+        """Make the engine; nothing starts yet. An evaluation goes on in the folder of the `earlier` session."""
         self.trainer, self.task, self.stage, self._datamodule = trainer, task, stage, datamodule
         self.settings = trainer.settings
+        self._folder_wish: str | Path | None = self.settings.run_dir
+        if self._folder_wish is None and earlier is not None and stage != "fit":
+            self._folder_wish = getattr(earlier, "run_dir", None)
         wish = self.settings.engine
         self.engine = wish if isinstance(wish, Engine) else make_engine(wish)  # type: ignore[arg-type]
         self.state = TrainState(stage=stage)
         self.prog_bar_names: set[str] = set()
         self.user_lrs: list[float] = []
         self.resumed_from: Path | None = None
-        self._validations = 0
+        self.num_validations = 0
+        self.validation_names: set[str] = set()
         self._feed: Feed | None = None
         self._feeds: list[Feed] = []
 
     def __enter__(self) -> Session:
         self.engine.__enter__()
-        torch.use_deterministic_algorithms(self.settings.deterministic)
-        self.run_dir = self.engine.run_on_main(self._make_run_dir)
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        if self.settings.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
-        source: Any = self.task if self._datamodule is None else self._datamodule
-        assembly.prepare_on_each_host(self.engine, [source.prepare_data])
+        sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
+        assembly.prepare_on_each_host(self.engine, [source.prepare_data for source in sources])
         if self._datamodule is not None:
             self._datamodule.setup(self.stage)
         self.hooks("setup", self.stage)
@@ -124,6 +132,7 @@ class Session:
         self.task._log_target = None
         for feed in self._feeds:
             feed.close()
+        torch.use_deterministic_algorithms(self._was_deterministic)
         self.engine.__exit__(kind, error, trace)
 
     # -- fit ----------------------------------------------------------------------------------------------------------
@@ -159,6 +168,8 @@ class Session:
         )
         assembly.place(task, engine, self.precision, settings.channels_last)
         optimizers, schedules = read_optimizers(task.configure_optimizers())
+        not_optimized = assembly.check_parameters(task, optimizers)
+        task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
         rates = LearningRates(optimizers, schedules, self.contract)
         self.user_lrs = rates.user_lrs
         self.run = Run(
@@ -173,11 +184,14 @@ class Session:
             hooks=self.hooks,
             validate=(lambda: self._validate(val_feeds)) if val_feeds else None,
             metrics=self.trainer.callback_metrics,
+            not_optimized=not_optimized,
         )
         self.prog_bar_names = self.run.log.prog_bar
         seed_everything(mix(settings.seed, engine.rank))
         if ckpt_path is not None:
             self._resume(ckpt_path)
+        elif engine.is_main:
+            set_aside(self.run_dir)
         engine.prepare(task, optimizers)
 
     def _resume(self, ckpt_path: str) -> None:
@@ -213,22 +227,26 @@ class Session:
             return
         self.hooks("on_sanity_check_start")
         self.state.stage = "sanity_check"
-        evaluation.evaluate("validation", self.task, self._val_feeds(None, limit), self.engine, self.precision, self.hooks)
+        feeds = self._val_feeds(None, limit)
+        evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
+        self.hooks("on_validation_end")
+        for feed in feeds:  # their workers need not live as long as the run
+            self._feeds.remove(feed)
+            feed.close()
         self.state.stage = "fit"
         self.hooks("on_sanity_check_end")
 
     def _val_feeds(self, given: Any, limit: int | None = None) -> list[Feed]:
-        if given is not None:
-            self._val_data = given
-        elif limit is None:
-            self._val_data = assembly.find_data("val", None, self.task, self._datamodule)
+        if limit is None:
+            self._val_data = assembly.find_data("val", given, self.task, self._datamodule)
         return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
 
     def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
         self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
         metrics, prog_bar = evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
         self.prog_bar_names |= prog_bar
-        self._validations += 1
+        self.num_validations += 1
+        self.validation_names |= metrics.keys()
         self.trainer.callback_metrics.update(metrics)
         self.hooks("on_metrics", metrics, self.state.global_step)
         self.hooks("on_validation_end")
@@ -237,7 +255,7 @@ class Session:
     @property
     def awaits_validation(self) -> bool:
         """Whether there is validation data and no validation has run yet."""
-        return self.run.validate is not None and self._validations == 0
+        return self.run.validate is not None and self.num_validations == 0
 
     def save_checkpoint(self, folder: Path, weights_only: bool) -> None:
         """See Trainer.save_checkpoint. A disk that does not take it is reported, and training goes on."""
@@ -284,6 +302,8 @@ class Session:
 
     def predict(self, feeds: Sequence[Feed], ckpt_path: str | None) -> list[Any]:
         """Return the outputs of all ranks in the data's order."""
+        if len(feeds) > 1:
+            raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
         self._load(ckpt_path)
         own: list[tuple[int, Any]] = []
         for places, outputs in evaluation.predict(self.task, feeds[0], self.precision, self.hooks):
@@ -309,17 +329,3 @@ class Session:
         feeds = assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move)
         self._feeds += feeds
         return feeds
-
-    def _make_run_dir(self) -> Path:
-        wish = self.settings.run_dir
-        folder = Path(wish or f"runs/{type(self.task).__name__}/{time.strftime('%Y-%m-%d_%H-%M-%S')}").absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"run_dir is '{wish}', which cannot be written: {error.strerror}. Give another folder."
-            ) from error
-        return folder

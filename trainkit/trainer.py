@@ -139,10 +139,13 @@ class Trainer:
         self.callbacks += [loggers] if isinstance(loggers, Logger) else loggers
         if enable_checkpointing and not any(isinstance(c, ModelCheckpoint) for c in self.callbacks):
             self.callbacks.append(ModelCheckpoint())
+        if quick:
+            self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
         self.callbacks.sort(key=lambda callback: isinstance(callback, ModelCheckpoint))  # they save what the others did
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None
+        self._fitted: Session | None = None
 
     # -- entry points -----------------------------------------------------------------------------------------------
 
@@ -172,6 +175,7 @@ class Trainer:
             raise ConfigError(NO_END)
         with self._start(task, "fit", datamodule) as session:
             session.build(train_dataloaders, val_dataloaders, ckpt_path)
+            self._fitted = session
             session.hooks("on_fit_start")
             session.sanity_check()
             loop.fit(session.run)
@@ -203,7 +207,7 @@ class Trainer:
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder. Call it on all ranks, during or after `fit`; rank 0 writes."""
-        self._running.save_checkpoint(Path(filepath), weights_only)
+        self._trained.save_checkpoint(Path(filepath), weights_only)
 
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""
@@ -211,7 +215,7 @@ class Trainer:
 
     def _start(self, task: Task, stage: Stage, datamodule: DataModule | None) -> Session:
         self.callback_metrics = {}
-        self._session = Session(self, task, stage, datamodule)
+        self._session = Session(self, task, stage, datamodule, self._session)
         return self._session
 
     # -- what can be asked, while something runs and after it -------------------------------------------------------
@@ -221,6 +225,12 @@ class Trainer:
         if self._session is None:
             raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
         return self._session
+
+    @property
+    def _trained(self) -> Session:
+        if self._fitted is None:
+            raise ConfigError("There was no fit yet, so there is nothing trained: call fit first.")
+        return self._fitted
 
     @property
     def state(self) -> TrainState:
@@ -240,7 +250,7 @@ class Trainer:
     @property
     def contract(self) -> Contract:
         """The arithmetic of batch and learning rate."""
-        return self._running.contract
+        return self._running.contract if hasattr(self._running, "contract") else self._trained.contract
 
     @property
     def session(self) -> Session:

@@ -52,11 +52,20 @@ class ModelCheckpoint(Callback):
         self.best_model_score: float | None = None
         self.last_model_path = ""
         self._kept: dict[str, float] = {}
-        self._saved_at = -1
+        # Of the last attempt, the same on all ranks whether the disk took it or not: who saves again is a collective.
+        self._saved_at, self._saved_score = -1, math.nan
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Find out where."""
-        self._folder = Path(self.dirpath) if self.dirpath else trainer.run_dir / "checkpoints"
+        self._folder = self._place(trainer)
+        same = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint) and c._place(trainer) == self._folder]
+        if len(same) > 1:
+            raise ConfigError(
+                f"Two ModelCheckpoints write to {self._folder} and would delete each other's: set a dirpath on one."
+            )
+        if stage == "fit":  # a second fit of the same Trainer is another run
+            self.best_model_path, self.best_model_score, self.last_model_path = "", None, ""
+            self._kept, self._saved_at, self._saved_score = {}, -1, math.nan
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Save where a step's number says so."""
@@ -78,6 +87,8 @@ class ModelCheckpoint(Callback):
             "kept": {Path(path).name: score for path, score in self._kept.items()},
             "best": Path(self.best_model_path).name if self.best_model_path else "",
             "score": self.best_model_score,
+            "last": Path(self.last_model_path).name,
+            "saved_at": self._saved_at,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -86,28 +97,47 @@ class ModelCheckpoint(Callback):
         self._kept = {str(self._folder / name): score for name, score in there.items()}
         if state_dict["best"] in there:
             self.best_model_path, self.best_model_score = str(self._folder / state_dict["best"]), state_dict["score"]
+        if state_dict["last"] in there:
+            self.last_model_path = str(self._folder / state_dict["last"])
+        # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
+        self._saved_at, self._saved_score = state_dict["saved_at"], state_dict["kept"].get(state_dict["last"], math.nan)
+
+    def _place(self, trainer: Trainer) -> Path:
+        return Path(self.dirpath).absolute() if self.dirpath else trainer.run_dir / "checkpoints"
 
     def _save(self, trainer: Trainer) -> None:
-        if trainer.global_step == self._saved_at:
+        again = trainer.global_step == self._saved_at
+        if again and not self._has_new_score(trainer):
             return
-        self._saved_at = trainer.global_step
-        score = self._score(trainer)
         folder = self._folder / self._name(trainer)
-        before = self._kept.copy()
-        self._kept.pop(str(folder), None)
-        self._kept[str(folder)] = score
+        before = self._kept.copy(), self.last_model_path, self.best_model_path, self.best_model_score
+        for path in {str(folder), self.last_model_path} if again else {str(folder)}:
+            self._kept.pop(path, None)
+        self._kept[str(folder)] = self._saved_score = self._score(trainer)
         # Decided before writing, so that the checkpoint itself remembers it.
-        self.last_model_path = str(folder)
+        self._saved_at, self.last_model_path = trainer.global_step, str(folder)
         self.best_model_path = self._best()
         self.best_model_score = self._kept[self.best_model_path] if self.monitor else None
-        dropped = self._drop()
+        self._drop()
         trainer.save_checkpoint(folder, weights_only=self.save_weights_only)
         if not trainer.is_global_zero:
             return
-        point(self._folder / "last", folder)
-        point(self._folder / "best", Path(self.best_model_path))
-        for path in [p for p in {**before, **dict.fromkeys(dropped)} if p not in self._kept and p != str(folder)]:
+        if not (folder / MANIFEST).is_file():  # the disk did not take it: those that are there stay
+            self._kept, self.last_model_path, self.best_model_path, self.best_model_score = before
+            return
+        try:
+            point(self._folder / "last", folder)
+            point(self._folder / "best", Path(self.best_model_path))
+        except OSError as error:
+            print(f"The links in {self._folder} could not be set: {error}. Training goes on.", flush=True)
+        for path in set(before[0]) - set(self._kept):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _has_new_score(self, trainer: Trainer) -> bool:
+        """Whether the value has changed since this step was saved: its validation came after."""
+        if self.monitor is None or trainer.session.run.metrics_at.get(self.monitor) != trainer.global_step:
+            return False
+        return self._saved_score != trainer.callback_metrics[self.monitor]
 
     def _score(self, trainer: Trainer) -> float:
         if self.monitor is None:
@@ -119,17 +149,24 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint.monitor is '{self.monitor}', which was not logged; there are "
                 f"{', '.join(sorted(trainer.callback_metrics)) or 'none'}."
             )
+        if trainer.session.run.metrics_at.get(self.monitor) != trainer.global_step:
+            return math.nan  # the value is of other weights: this one ranks last
         return trainer.callback_metrics[self.monitor]
 
     def _name(self, trainer: Trainer) -> str:
         values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
+        places = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         try:
-            name = self.filename.replace("/", "_").format(epoch=trainer.current_epoch, step=trainer.global_step, **values)
+            name = self.filename.replace("/", "_").format(**(values | places))
         except KeyError as error:
             raise ConfigError(
                 f"ModelCheckpoint.filename is '{self.filename}', but {error} is not known; there are epoch, step"
                 f"{''.join(', ' + name for name in sorted(values))}."
             ) from error
+        if name.startswith(".") or name in ("", "last", "best"):
+            raise ConfigError(
+                f"ModelCheckpoint.filename is '{self.filename}', which gives '{name}'; it must name a folder of its own."
+            )
         return name
 
     def _rank(self, path: str) -> float:
@@ -139,14 +176,12 @@ class ModelCheckpoint(Callback):
         return -score if self.mode == "max" or self.monitor is None else score
 
     def _best(self) -> str:
-        return min(self._kept, key=self._rank)
+        best = min(self._kept, key=self._rank)
+        return self.last_model_path if self._rank(best) == math.inf else best
 
-    def _drop(self) -> list[str]:
-        """Forget those that are neither among the best nor the last; return them."""
+    def _drop(self) -> None:
+        """Forget those that are neither among the best nor the last."""
         if self.save_top_k == -1:
-            return []
+            return
         best = sorted(self._kept, key=self._rank)[: self.save_top_k]
-        dropped = [path for path in self._kept if path not in best and path != self.last_model_path]
-        for path in dropped:
-            del self._kept[path]
-        return dropped
+        self._kept = {path: score for path, score in self._kept.items() if path in best or path == self.last_model_path}

@@ -11,6 +11,7 @@ are links to folders.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about
     """Write a checkpoint folder.
 
     Args:
-        folder: its final place; replaced if it exists.
+        folder: its final place; a checkpoint that stands there is replaced, anything else is refused.
         model: whose weights are saved.
         training: tensors and plain values, or None for weights alone.
         about: plain values for the manifest.
@@ -41,6 +42,8 @@ def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about
     Raises:
         OSError: the disk does not take it; nothing is left behind.
     """
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.parent / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
@@ -51,10 +54,12 @@ def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about
         (draft / MANIFEST).write_text(json.dumps(about | {"files": files}, indent=2) + "\n")
         for path in draft.iterdir():
             _flush(path)
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}.before")
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(aside)
         draft.rename(folder)
         _flush(folder.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -75,7 +80,12 @@ def _write_tensors(draft: Path, model: nn.Module, training: dict[str, Any] | Non
 
 
 def point(link: Path, target: Path) -> None:
-    """Make `link` a relative link to the folder `target` beside it, in one move."""
+    """Make `link` a relative link to the folder `target` beside it, in one move.
+
+    A checkpoint's folder in the link's place (a run that was copied with its links followed) is a copy: it gives way.
+    """
+    if link.is_dir() and not link.is_symlink() and (link / MANIFEST).is_file():
+        shutil.rmtree(link)
     draft = link.with_name(f".{link.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     draft.symlink_to(os.path.relpath(target, link.parent))

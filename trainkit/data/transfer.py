@@ -23,7 +23,7 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if isinstance(batch, Tensor):
         cast = dtype if batch.is_floating_point() else None
         layout = torch.channels_last if channels_last and batch.dim() == 4 else torch.preserve_format
-        return batch.to(device, dtype=cast, non_blocking=True, memory_format=layout)
+        return batch.to(device, dtype=cast, non_blocking=device.type != "cpu", memory_format=layout)
     if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
         return batch.to(device)
     if isinstance(batch, Mapping):

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from trainkit.data.transfer import to_device
 from trainkit.engine.launcher import Launcher, read_launcher
 from trainkit.errors import ConfigError, EngineError, TrainkitError
 
@@ -186,7 +187,9 @@ def send_optimizer_state(engine: Engine, optimizers: Sequence[torch.optim.Optimi
     held = engine.broadcast_object([bool(opt.state) for opt in optimizers])
     if not any(held):
         return
-    states = engine.broadcast_object([opt.state_dict() for opt in optimizers] if engine.is_main else None)
+    # By way of the host: unpickled on the others, a GPU's tensors would all land on rank 0's GPU.
+    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if engine.is_main else None
+    states = engine.broadcast_object(states)
     if not engine.is_main:
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(state)

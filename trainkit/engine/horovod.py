@@ -206,6 +206,9 @@ class Contiguous:
         return wire if same else torch.empty_like(tensor).copy_(wire)
 
 
+_STOCK_MARK = "_hooked_by_horovod"  # on parameters that hvd.DistributedOptimizer will not let go of
+
+
 class StockReducer:
     """The stock `hvd.DistributedOptimizer`, used for its summing alone."""
 
@@ -222,6 +225,13 @@ class StockReducer:
                 f"engine.optimizer_wrapper is 'horovod', and '{frozen[0][0]}' is frozen: hvd.DistributedOptimizer would "
                 "never sum it once it is unfrozen. Use engine.optimizer_wrapper=trainkit."
             )
+        if any(hasattr(p, _STOCK_MARK) for _, p in trained):
+            raise ConfigError(
+                "engine.optimizer_wrapper is 'horovod', and this model was trained with it before: hvd.DistributedOptimizer "
+                "cannot take its hooks off. Make a new Task, or use engine.optimizer_wrapper=trainkit."
+            )
+        for _, parameter in trained:
+            setattr(parameter, _STOCK_MARK, True)
         self._wrapped = []
         for optimizer in optimizers:
             own = {p for group in optimizer.param_groups for p in group["params"]}

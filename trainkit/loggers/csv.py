@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trainkit.loggers.base import Logger
 
@@ -27,9 +27,7 @@ class CSVLogger(Logger):
         if self.path.is_file():
             with self.path.open(newline="") as file:
                 reader = csv.DictReader(file)
-                self._rows = [
-                    dict(row) for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= trainer.global_step
-                ]
+                self._rows = [dict(row) for row in reader if _is_whole(row) and int(row["step"]) <= trainer.global_step]
                 self._columns = list(reader.fieldnames or self._columns)
         self._file: TextIO | None = None
         self._rewrite()
@@ -63,3 +61,8 @@ class CSVLogger(Logger):
         draft.replace(self.path)
         self._file = self.path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, self._columns)
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    """Whether a row was not torn by a crash: it has a step, and no more fields than columns (the reader's key None)."""
+    return (row.get("step") or "").isdigit() and None not in row

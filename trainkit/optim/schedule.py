@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainkit.errors import CheckpointError, TaskError
@@ -36,8 +36,18 @@ def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig
     """Read what `configure_optimizers` returned.
 
     Raises:
-        TaskError: it is none of the known forms.
+        TaskError: it is none of the known forms, or an optimizer that wants a closure.
     """
+    optimizers, schedules = _read_forms(returned)
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise TaskError(
+                "configure_optimizers returned LBFGS, which evaluates the loss several times a step: not supported."
+            )
+    return optimizers, schedules
+
+
+def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
     if isinstance(returned, Optimizer):
         return [returned], []
     if isinstance(returned, Mapping):
@@ -143,14 +153,22 @@ class LearningRates:
         self._move(due, {})
         self.apply(steps_taken)
 
-    def after_epoch(self, epochs_done: int, steps_taken: int, metrics: Mapping[str, float]) -> None:
-        """Move the schedulers that count epochs.
+    def after_epoch(self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True) -> None:
+        """Move the schedulers that count epochs; one that monitors moves only where there is a new value.
+
+        Args:
+            epochs_done: epochs since the beginning.
+            steps_taken: updates since the beginning.
+            fresh: the values of this epoch.
+            complete: whether all values of an epoch are there; False where validation was not due.
 
         Raises:
-            TaskError: a monitored value was never logged.
+            TaskError: a monitored value was not logged in an epoch that is complete.
         """
         due = [c for c in self._schedules if c.interval == "epoch" and epochs_done % c.frequency == 0]
-        self._move(due, metrics)
+        if not complete:
+            due = [c for c in due if c.monitor is None or c.monitor in fresh]
+        self._move(due, fresh)
         self.apply(steps_taken)
 
     def current(self) -> list[float]:

@@ -9,7 +9,9 @@ from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, EngineError
 
 
-def engine_on(local_rank: int, local_size: int, gpus: int, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> SingleEngine:
+def engine_on(
+    local_rank: int, local_size: int, gpus: int, monkeypatch: pytest.MonkeyPatch, device: str = "auto"
+) -> SingleEngine:
     """An engine of this place on a host with so many GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

@@ -66,9 +66,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(horovod.horovod_proof, "prove", steps.prove)
     monkeypatch.setattr(horovod.horovod_build, "build_wheel", steps.build)
     monkeypatch.setattr(horovod.horovod_pip, "missing_needs", lambda needs, machine: [])
-    monkeypatch.setattr(
-        horovod.horovod_pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}")
-    )
+    monkeypatch.setattr(horovod.horovod_pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}"))
     return steps
 
 
@@ -203,9 +201,7 @@ def test_check_without_proof_starts_no_ranks(steps: Steps):
 
 
 @pytest.mark.parametrize("installed", [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x")])
-def test_check_of_a_bad_state_names_the_cure(
-    installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]
-):
+def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
     """No Horovod, one for another torch and one that does not import end with 1 and the command that mends it."""
     steps.installed = installed
     assert horovod.main(["check"]) == 1

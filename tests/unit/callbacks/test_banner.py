@@ -1,0 +1,61 @@
+"""What a user sees first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toy import Line, loader, quiet
+
+
+def banner(
+    tmp_path: Path, capsys: Any, task: Line | None = None, ckpt_path: str | None = None, **settings: Any
+) -> dict[str, str]:
+    """Return the banner's rows of a fit."""
+    trainer = quiet(tmp_path, enable_model_summary=True, enable_checkpointing=True, **settings)
+    trainer.fit(task or Line(), loader(23), ckpt_path=ckpt_path)
+    lines = capsys.readouterr().out.splitlines()
+    return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines}
+
+
+def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Engine, model, batch, rate, length and files are told in one line each."""
+    rows = banner(tmp_path, capsys, max_epochs=2, accumulate_grad_batches=2)
+    assert rows.pop("engine").startswith("single, 1 rank, cpu with 1 thread a rank, precision 32-true")
+    assert rows == {
+        "model": "Line, 4 parameters",
+        "batch": "4 per rank x 1 rank x 2 accumulated = 8 samples a step",
+        "learning rate": "0.1 x 1 rank = 0.1 (lr_scaling=linear)",
+        "run": "2 epochs of 3 steps, 6 steps in all",
+        "files": str(tmp_path),
+    }
+
+
+def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that goes on tells from which checkpoint, epoch and step."""
+    banner(tmp_path, capsys, max_steps=8)
+    rows = banner(tmp_path, capsys, max_steps=9, ckpt_path="last")
+    assert rows["resumed"] == f"{tmp_path}/checkpoints/epoch=1-step=8 at epoch 1, step 8"
+    assert rows["run"] == "9 steps in all"
+
+
+def test_frozen_parameters_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model's line tells trained and frozen parameters."""
+    task = Line()
+    task.model.bias.requires_grad_(False)
+    assert banner(tmp_path, capsys, task)["model"] == "Line, 3 parameters and 1 frozen"
+
+
+def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a schedule has touched the rate already, the banner still tells the user's own."""
+
+    class Warm(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1)]
+
+    rows = banner(tmp_path, capsys, Warm(), lr_reference_batch_size=2)
+    assert rows["learning rate"] == "0.1 x 4 / 2 = 0.2 (lr_scaling=linear)"

@@ -1,0 +1,98 @@
+"""EarlyStopping: ends a run when a value no longer improves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import Line, loader, quiet
+from trainkit.callbacks import EarlyStopping
+from trainkit.errors import ConfigError
+
+
+class Scored(Line):
+    """Logs the scores that it is given, one for each validation."""
+
+    def __init__(self, scores: list[float]) -> None:
+        super().__init__()
+        self.scores = iter(scores)
+
+    def on_validation_start(self) -> None:
+        """Take the next score."""
+        self.score = next(self.scores)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log it."""
+        self.log("val/score", self.score)
+
+
+def run(tmp_path: Path, stopping: EarlyStopping, scores: list[float], **settings: Any) -> tuple[int, str | None]:
+    """Train with these scores; return the epochs trained and why it ended."""
+    trainer = quiet(tmp_path, max_epochs=20, num_sanity_val_steps=0, callbacks=stopping, **settings)
+    trainer.fit(Scored(scores), loader(4), loader(4))
+    return trainer.current_epoch, trainer.state.stop_reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores", "epochs", "best"),
+    [
+        ({"patience": 2}, [5, 4, 4, 4, 1], 4, "4"),
+        ({"patience": 1}, [5, 4, 6, 1], 3, "4"),
+        ({"patience": 2, "mode": "max"}, [1, 2, 1, 3, 3, 2, 9], 6, "3"),
+        ({"patience": 2, "min_delta": 1.0}, [5, 4.5, 4.1, 1], 3, "5"),
+        ({"patience": 2, "min_delta": 1.0}, [5, 3.9, 3.5, 2.8, 2.7, 2.6, 0], 6, "2.8"),
+    ],
+)
+def test_a_run_ends_after_its_patience(tmp_path: Path, settings: Any, scores: Any, epochs: int, best: str) -> None:
+    """The run ends after `patience` epochs without an improvement of more than `min_delta`."""
+    trained, reason = run(tmp_path, EarlyStopping("val/score", **settings), scores)
+    assert trained == epochs
+    assert reason == f"val/score has not improved on {best} for {settings['patience']} epochs"
+
+
+@pytest.mark.parametrize(("mode", "scores"), [("min", [5.0, 3.0, 1.9]), ("max", [0.0, 1.0, 2.1])])
+def test_a_threshold_ends_the_run(tmp_path: Path, mode: Any, scores: list[float]) -> None:
+    """The run ends once the value is as good as the threshold."""
+    stopping = EarlyStopping("val/score", mode=mode, stopping_threshold=2.0)
+    assert run(tmp_path, stopping, scores) == (3, f"val/score = {scores[-1]:g} has reached 2")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_ends_the_run(tmp_path: Path, bad: float) -> None:
+    """NaN and infinities end the run at once."""
+    assert run(tmp_path, EarlyStopping("val/score"), [1.0, bad]) == (2, f"val/score is {bad}")
+
+
+def test_not_finite_values_can_be_let_pass(tmp_path: Path) -> None:
+    """With check_finite=False a NaN is no improvement, and is never taken for the best."""
+    stopping = EarlyStopping("val/score", check_finite=False, patience=2)
+    epochs, _ = run(tmp_path, stopping, [math.nan, 3.0, 2.0, math.nan, 2.0])
+    assert (epochs, stopping.best_score) == (5, 2.0)
+
+
+def test_epochs_without_validation_do_not_count(tmp_path: Path) -> None:
+    """Where not every epoch is validated, only those that are count, from the first on."""
+    epochs, _ = run(tmp_path, EarlyStopping("val/score", patience=2), [3.0, 4.0, 5.0], check_val_every_n_epoch=3)
+    assert epochs == 9
+
+
+def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
+    """A value that nobody logs is an error that lists those that there are."""
+    with pytest.raises(ConfigError, match=r"EarlyStopping\.monitor is 'val/los', .* not logged; there are val/score\."):
+        run(tmp_path, EarlyStopping("val/los"), [1.0])
+
+
+def test_training_values_can_be_monitored(tmp_path: Path) -> None:
+    """A value logged in training for the epoch can be monitored without any validation."""
+
+    class Logs(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/score", 1.0, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer = quiet(tmp_path, max_epochs=9, callbacks=EarlyStopping("train/score", patience=2))
+    trainer.fit(Logs(), loader(4))
+    assert trainer.current_epoch == 3

@@ -1,0 +1,156 @@
+"""Feeds: the steps that the loop pulls, from data sets and from streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from trainkit.assembly import train_feed
+from trainkit.data.feed import Feed, MapFeed, StreamFeed
+from trainkit.data.loader import read_source
+from trainkit.engine.single import SingleEngine
+from trainkit.errors import ConfigError, DataError, TaskError
+
+
+class Stream(IterableDataset[Any]):
+    """Rows of numbers from 0 on, without a length."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        first = 0
+        for size in self.sizes:
+            yield torch.arange(first, first + size)
+            first += size
+
+
+def keep(batch: Any) -> Any:
+    """Move nothing."""
+    return batch
+
+
+def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
+    """Return the feed of a stream of such batches; `total` stands for the sum over ranks."""
+    return StreamFeed(Stream(sizes), None, accumulate, limit, total, keep)
+
+
+def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
+    """Return the feed of a data set in microbatches of 4."""
+    data = DataLoader(TensorDataset(torch.arange(num_samples)), 4, **options)
+    source = read_source(data, "data", training=True)
+    return train_feed(data, source, accumulate, None, 0, SingleEngine("cpu"), keep)
+
+
+def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tuple[int, bool]]]]:
+    """Return (samples of the step, [(samples, is_last) of each microbatch]) for each step."""
+    return [(s.num_samples, [(m.num_samples, m.is_last) for m in s.microbatches]) for s in feed.steps(epoch, start)]
+
+
+def test_a_data_set_gives_its_steps() -> None:
+    """Steps hold `accumulate` microbatches, the last one marked; a short last step what is left, evenly."""
+    assert map_feed(13, accumulate=2).num_steps == 2
+    assert pull(map_feed(13, accumulate=2)) == [(8, [(4, False), (4, True)]), (5, [(3, False), (2, True)])]
+
+
+def test_microbatches_know_their_places() -> None:
+    """A microbatch of a data set tells its samples' places in the order, and holds those samples."""
+    feed = map_feed(6)
+    micros = [m for step in feed.steps(0) for m in step.microbatches]
+    assert [m.places for m in micros] == [range(4), range(4, 6)]
+    assert [m.batch[0].tolist() for m in micros] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_an_epoch_goes_on_at_a_step() -> None:
+    """From step k on, an epoch has the samples that it would have had."""
+    feed = map_feed(23, accumulate=2, shuffle=True)
+    whole = [m.batch[0].tolist() for s in feed.steps(1) for m in s.microbatches]
+    rest = [m.batch[0].tolist() for s in feed.steps(1, start=1) for m in s.microbatches]
+    assert rest == whole[2:]
+
+
+def test_drop_last_must_leave_something() -> None:
+    """A data set smaller than a step has no step with drop_last."""
+    with pytest.raises(DataError, match=r"drop_last=True leaves nothing: .* 7 samples, a step takes 8"):
+        map_feed(7, accumulate=2, drop_last=True)
+
+
+@pytest.mark.parametrize("limit", [0, 0.0])
+def test_no_training_data_by_limit(limit: float) -> None:
+    """A limit that leaves no sample to train on is refused by its own name."""
+    data = TensorDataset(torch.arange(4))
+    source = read_source(data, "data", training=True)
+    with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches is 0(\.0)?; it must be above 0"):
+        train_feed(data, source, 1, limit, 0, SingleEngine("cpu"), keep)
+
+
+@pytest.mark.parametrize(("limit", "samples"), [(2, 8), (0.5, 11), (99, 23), (1.0, 23), (0.001, 1)])
+def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
+    """A whole number limits the microbatches of a rank, a fraction the share of the data."""
+    data = DataLoader(TensorDataset(torch.arange(23)), 4)
+    feed = train_feed(data, read_source(data, "data", True), 1, limit, 0, SingleEngine("cpu"), keep)
+    assert isinstance(feed, MapFeed)
+    assert feed.plan.num_samples == samples
+
+
+def test_a_stream_gives_its_steps() -> None:
+    """A stream's batches are grouped into steps, whose samples are counted."""
+    assert pull(stream_feed([3, 2, 4], accumulate=2)) == [(5, [(3, False), (2, True)]), (4, [(4, True)])]
+
+
+def test_a_stream_begins_anew_each_epoch() -> None:
+    """Each epoch iterates the stream from its beginning."""
+    feed = stream_feed([3, 2])
+    assert pull(feed, 0) == pull(feed, 1) == [(3, [(3, True)]), (2, [(2, True)])]
+
+
+def test_a_stream_goes_on_at_a_step() -> None:
+    """A stream that is taken up at step k skips the batches of the steps before."""
+    assert pull(stream_feed([3, 2, 4, 1], accumulate=2), start=1) == [(5, [(4, False), (1, True)])]
+
+
+def test_a_stream_is_limited_in_microbatches() -> None:
+    """A limit counts microbatches of this rank."""
+    assert pull(stream_feed([3, 2, 4], limit=2)) == [(3, [(3, True)]), (2, [(2, True)])]
+
+
+def test_a_rank_whose_stream_has_ended_goes_on_with_the_others() -> None:
+    """A rank without data left takes part in empty steps until all have ended."""
+    totals = iter([5, 2, 0])
+    assert pull(stream_feed([3], total=lambda own: next(totals))) == [(5, [(3, True)]), (2, [])]
+
+
+@pytest.mark.parametrize(("other", "steps"), [(7, 4), (1, 2), (None, None)])
+def test_streams_of_different_lengths_count_the_same_steps(other: int | None, steps: int | None) -> None:
+    """All ranks plan with the longest stream, so that their schedules agree; without a length nobody plans."""
+
+    class TwoRanks(SingleEngine):
+        def all_gather_object(self, value: Any) -> list[Any]:
+            return [value, other]
+
+    feed = train_feed([torch.zeros(2)] * 3, None, 2, None, 0, TwoRanks("cpu"), keep)
+    assert feed.num_steps == steps
+
+
+def test_a_loader_over_a_stream_has_no_length() -> None:
+    """A DataLoader over an iterable data set without a length is a stream without a length."""
+    feed = train_feed(DataLoader(Stream([3, 2]), batch_size=None), None, 1, None, 0, SingleEngine("cpu"), keep)
+    assert feed.num_steps is None
+    assert len(pull(feed)) == 2
+
+
+def test_a_share_of_a_stream_is_refused() -> None:
+    """A stream has no length of which to take a share."""
+    with pytest.raises(ConfigError, match=r"A limit of 0\.5 is a share, but the data is a stream"):
+        train_feed(Stream([2]), None, 1, 0.5, 0, SingleEngine("cpu"), keep)
+
+
+def test_a_streams_batch_must_be_countable() -> None:
+    """A stream of batches without tensors is refused."""
+    feed = StreamFeed([["a", "b"]], None, 1, None, int, keep)
+    with pytest.raises(TaskError, match="no tensor"):
+        pull(feed)

@@ -1,0 +1,256 @@
+"""Loaders: what a user hands in, dealt to ranks, on any number of workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from trainkit.data.loader import ShardedLoader, read_source
+from trainkit.data.order import shuffled
+from trainkit.data.plan import StepPlan
+from trainkit.errors import ConfigError, DataError
+
+
+class Numbers(Dataset[Any]):
+    """The numbers below n, each with noise from all three sources."""
+
+    def __init__(self, n: int = 10) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if not 0 <= index < self.n:
+            raise IndexError
+        return index, float(torch.rand(())) + float(np.random.rand()) + random.random()
+
+
+class Broken(Numbers):
+    """A data set with a sample that cannot be used."""
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        raise DataError(f"sample {index} is no image: give another file.")
+
+
+class Stream(IterableDataset[Any]):
+    """An iterable with a length."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.zeros(3), torch.zeros(2))
+
+
+def sharded(data: DataLoader[Any], rank: int = 0, world: int = 1, seed: int = 0, agree: Any = list) -> ShardedLoader:
+    """Return the loader of one rank."""
+    source = read_source(data, "data", training=True)
+    assert source is not None
+    return ShardedLoader(source, StepPlan(source.num_samples, source.batch_size, world), rank, seed, agree)
+
+
+def indices(loader: ShardedLoader, epoch: int = 0, start: int = 0) -> list[list[int]]:
+    """Return the indices of each microbatch of an epoch, from a step on."""
+    return [batch[0].tolist() for batch in loader.iterate(epoch, start, loader.plan.num_steps)]
+
+
+def test_samples_come_in_the_data_sets_order() -> None:
+    """Without shuffling the microbatches go through the data set."""
+    assert indices(sharded(DataLoader(Numbers(), 4))) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_shuffling_is_a_function_of_seed_and_epoch() -> None:
+    """shuffle=True gives the permutation of (seed, epoch), whatever the user's generator says."""
+    generator = torch.Generator().manual_seed(99)
+    loader = sharded(DataLoader(Numbers(), 4, shuffle=True, generator=generator), seed=5)
+    for epoch in (0, 1, 0):
+        assert sum(indices(loader, epoch), []) == shuffled(10, 5, epoch).tolist()
+
+
+def test_ranks_share_one_order() -> None:
+    """Together the ranks' microbatches are the order that one rank would go through."""
+    parts = [indices(sharded(DataLoader(Numbers(), 2, shuffle=True), rank, 2), epoch=3) for rank in range(2)]
+    in_turn = [i for pair in zip(*parts, strict=True) for micro in pair for i in micro]
+    assert in_turn == shuffled(10, 0, 3).tolist()
+
+
+def test_an_epoch_can_begin_at_any_step() -> None:
+    """From step k on come the samples that would have come without the steps before it."""
+    loader = sharded(DataLoader(Numbers(), 3, shuffle=True))
+    assert indices(loader, 2, start=2) == indices(loader, 2)[2:]
+    assert indices(loader, 2, start=4) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
+    """A sample's random numbers are the same in the main process and in workers that live on over epochs."""
+    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loader = sharded(DataLoader(Numbers(), 4, shuffle=True, **options))
+    for epoch in (0, 1, 1):
+        seen = [(i, x) for numbers, xs in loader.iterate(epoch, 0, 3) for i, x in zip(*map(list, (numbers, xs)), strict=True)]
+        alone = [loader._loader.dataset[epoch, int(i)] for i, _ in seen]
+        assert [(int(i), float(x)) for i, x in seen] == alone
+    workers = getattr(loader._loader._iterator, "_workers", [])
+    assert len(workers) == num_workers
+    loader.close()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_iterating_leaves_the_random_state_alone(num_workers: int) -> None:
+    """Loading draws from nobody's random numbers: the model's dropout is the same whoever loads its data."""
+    loader = sharded(DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers))
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    indices(loader)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_a_sampler_of_the_users_own_draws_the_order() -> None:
+    """A custom sampler's draw is the order, and rank 0's draw is everybody's."""
+    data = DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([0, 0, 1, 1], num_samples=6))
+    agreed: list[int] = []
+
+    def agree(own: list[int]) -> list[int]:
+        agreed.extend(own)
+        return [5, 4, 3, 2, 1, 0]
+
+    assert indices(sharded(data, rank=1, world=3, agree=agree)) == [[3, 2]]
+    assert len(agreed) == 6
+    assert set(agreed) == {2, 3}
+
+
+def test_a_samplers_order_is_drawn_anew_each_epoch_and_again_after_a_restart() -> None:
+    """A custom sampler's order is a function of (seed, epoch), so that a run that goes on in an epoch finds it again."""
+    data = DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([1.0] * 10, num_samples=10))
+    first, second = indices(sharded(data), 0), indices(sharded(data), 1)
+    torch.rand(3)
+    assert first != second
+    assert indices(sharded(data), 0, start=2) == first[2:]
+
+
+class Epochs(SequentialSampler):
+    """A sampler that draws what it was told."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * 4)
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_sampler_is_told_the_epoch() -> None:
+    """A sampler with `set_epoch` is told which epoch it draws for; a subclass of torch's draws for itself."""
+    loader = sharded(DataLoader(Numbers(), 4, sampler=Epochs(Numbers())))
+    assert indices(loader, epoch=7) == [[7, 7, 7, 7]]
+
+
+def test_a_sampler_without_length_is_refused() -> None:
+    """How many samples an epoch has must be known where a sampler draws them."""
+    data = DataLoader(Numbers(), 4, sampler=(i for i in range(3)))
+    with pytest.raises(ConfigError, match=r"^data has a generator without a length; give it a __len__"):
+        read_source(data, "data", training=True)
+
+
+@pytest.mark.parametrize("options", [{"replacement": True}, {"num_samples": 4}, {"replacement": True, "num_samples": 30}])
+def test_a_random_sampler_that_is_no_permutation_draws_itself(options: dict[str, Any]) -> None:
+    """RandomSampler with replacement, or over a part, is a sampler of the user's own."""
+    sampler = RandomSampler(Numbers(), **options)
+    source = read_source(DataLoader(Numbers(), 4, sampler=sampler), "data", training=True)
+    assert source is not None
+    assert source.sampler is sampler
+    assert source.num_samples == options.get("num_samples", 10)
+
+
+def test_a_distributed_sampler_is_refused() -> None:
+    """Samples that are dealt to ranks already would be dealt twice."""
+    data = DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0))
+    with pytest.raises(ConfigError, match=r"^train_dataloaders has a DistributedSampler; .*shuffle=True"):
+        read_source(data, "train_dataloaders", training=True)
+
+
+def test_a_loaders_options_are_kept() -> None:
+    """Workers, collate function and the rest go over to the loader of the rank."""
+    data = DataLoader(
+        Numbers(), 4, collate_fn=list, num_workers=1, prefetch_factor=3, timeout=5, persistent_workers=True, drop_last=True
+    )
+    source = read_source(data, "data", training=True)
+    assert source is not None
+    assert (source.batch_size, source.shuffle, source.drop_last) == (4, False, True)
+    made = sharded(data)._loader
+    for name in ("collate_fn", "num_workers", "prefetch_factor", "timeout", "persistent_workers"):
+        assert getattr(made, name) == getattr(data, name)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bare_data_set_is_a_loader_of_single_samples(training: bool) -> None:
+    """A Dataset works without a DataLoader: single samples, shuffled for training alone."""
+    source = read_source(TensorDataset(torch.zeros(3)), "data", training)
+    assert source is not None
+    assert (source.batch_size, source.shuffle, source.num_samples) == (1, training, 3)
+
+
+class OwnLoop(DataLoader[Any]):
+    """A DataLoader that makes its batches in its own way."""
+
+    def __iter__(self) -> Any:
+        return iter([torch.zeros(2)])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [torch.zeros(2)],
+        iter([torch.zeros(2)]),
+        Stream(),
+        DataLoader(Stream(), 2),
+        DataLoader(Numbers(), batch_size=None),
+        DataLoader(Numbers(), batch_sampler=[[0], [1, 2]]),
+        DataLoader(Numbers(), batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(Numbers()), 2, False)),
+        OwnLoop(Numbers(), 2),
+    ],
+)
+def test_batches_of_the_users_own_making_are_a_stream(data: Any) -> None:
+    """Where sizes or order of the batches are not ours to know, the data is a stream."""
+    assert read_source(data, "data", training=True) is None
+
+
+def test_what_is_no_data_is_refused() -> None:
+    """Something that cannot be iterated is refused by its name."""
+    with pytest.raises(ConfigError, match=r"^val_dataloaders is of type int; it must be a DataLoader"):
+        read_source(3, "val_dataloaders", training=False)
+
+
+@pytest.mark.parametrize("data", [TensorDataset(torch.zeros(0)), DataLoader(Numbers(3), 2, sampler=[])])
+def test_an_empty_data_set_is_refused(data: Any) -> None:
+    """Data without samples is an error from the start."""
+    with pytest.raises(DataError, match=r"^train_dataloaders: the data set has no samples"):
+        read_source(data, "train_dataloaders", training=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_samples_error_keeps_its_words(num_workers: int) -> None:
+    """An error that a data set raises on purpose reaches the user in its own words, also from a worker."""
+    with pytest.raises(DataError, match=r"^sample 0 is no image: give another file\.$"):
+        indices(sharded(DataLoader(Broken(), 4, num_workers=num_workers)))

@@ -1,0 +1,94 @@
+"""The order of samples and each sample's random numbers: functions of (seed, epoch, index) alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from trainkit.data.order import SeededDataset, epoch_order, mix, random_numbers_of, shuffled
+
+
+class Noise(Dataset[Any]):
+    """Each sample draws from all three sources of random numbers."""
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+@given(st.integers(1, 50), st.integers(-5, 5), st.integers(0, 5))
+def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
+    """Each epoch's order holds each index once, and is the same whenever it is asked for."""
+    order = shuffled(num_samples, seed, epoch)
+    assert sorted(order.tolist()) == list(range(num_samples))
+    assert torch.equal(order, shuffled(num_samples, seed, epoch))
+
+
+def test_orders_differ_over_epochs_and_seeds() -> None:
+    """Another epoch or another seed is another order."""
+    orders = {tuple(shuffled(20, seed, epoch).tolist()) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+def test_an_order_leaves_the_random_state_alone() -> None:
+    """Drawing an order does not move anybody's random numbers."""
+    before = torch.get_rng_state()
+    shuffled(20, 0, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_who_decides_the_order() -> None:
+    """A drawn order wins; else it is shuffled, or the data set's own."""
+    assert list(epoch_order(4, True, 0, 0, [3, 3, 1, 0])) == [3, 3, 1, 0]
+    assert list(epoch_order(4, False, 0, 0, None)) == [0, 1, 2, 3]
+    assert list(epoch_order(9, True, 0, 1, None)) == shuffled(9, 0, 1).tolist()
+
+
+@given(st.lists(st.integers(-(2**70), 2**70), max_size=4))
+def test_mix_gives_a_seed_that_torch_takes(numbers: list[int]) -> None:
+    """The hash of any whole numbers lies within 63 bits."""
+    assert 0 <= mix(*numbers) < 2**63
+
+
+def test_mix_tells_its_numbers_apart() -> None:
+    """Neighbouring numbers, swapped ones and shorter lists all hash differently."""
+    hashes = {mix(a, b) for a in range(30) for b in range(30)} | {mix(a) for a in range(30)} | {mix()}
+    assert len(hashes) == 931
+
+
+def test_a_sample_does_not_depend_on_its_neighbours() -> None:
+    """A sample is the same whichever samples were asked for before it."""
+    data = SeededDataset(Noise(), seed=3)
+    in_order = [data[0, i] for i in range(5)]
+    torch.rand(7), np.random.rand(7), random.random()
+    assert [data[0, i] for i in (4, 2, 0)] == [in_order[i] for i in (4, 2, 0)]
+
+
+def test_each_sample_draws_anew() -> None:
+    """Samples, epochs and seeds each draw other numbers, from all three sources."""
+    drawn = [SeededDataset(Noise(), seed)[epoch, i] for seed in range(3) for epoch in range(3) for i in range(3)]
+    for source in (1, 2, 3):
+        assert len({sample[source] for sample in drawn}) == 27
+
+
+def test_a_sample_leaves_the_random_state_alone() -> None:
+    """torch, numpy and random go on as if no sample had been drawn."""
+    expected = float(torch.rand(())), float(np.random.rand()), random.random()
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    SeededDataset(Noise(), seed=0)[0, 0]
+    assert (float(torch.rand(())), float(np.random.rand()), random.random()) == expected
+
+
+def test_the_random_state_survives_an_error() -> None:
+    """A sample that fails leaves the random state alone too."""
+    before = random.getstate()
+    try:
+        with random_numbers_of(0, 0, 0):
+            raise KeyError
+    except KeyError:
+        assert random.getstate() == before

@@ -1,0 +1,97 @@
+"""metrics.csv: a row for each time numbers were logged, a column for each name."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import Line, loader, quiet
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.loggers import CSVLogger
+
+
+class Fixed(Line):
+    """Logs numbers that can be foreseen."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log the step; late in training another name too."""
+        loss = (self(batch[0]) - batch[1]).square().mean()
+        self.log("train/step", float(self.global_step))
+        if self.global_step >= 3:
+            self.log('late, and "odd"', 1.5)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the epoch."""
+        self.log("val/epoch", float(self.current_epoch))
+
+
+def train(folder: Path, ckpt_path: str | None = None, **settings: Any) -> list[dict[str, str]]:
+    """Train epochs of two steps and return the rows of the table."""
+    known: dict[str, Any] = {"logger": CSVLogger(), "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    quiet(folder, **(known | settings)).fit(Fixed(), loader(8), loader(4), ckpt_path=ckpt_path)
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
+    """Each report is a row with its epoch and step; a name that comes later widens the table."""
+    rows = train(tmp_path, max_epochs=2)
+    assert list(rows[0]) == ["epoch", "step", "train/step", "lr", "val/epoch", 'late, and "odd"']
+    assert [tuple(row.values()) for row in rows] == [
+        ("0", "1", "0.0", "0.1", "", ""),
+        ("0", "2", "1.0", "0.1", "", ""),
+        ("0", "2", "", "", "0.0", ""),
+        ("1", "3", "2.0", "0.1", "", ""),
+        ("1", "4", "3.0", "0.1", "", "1.5"),
+        ("1", "4", "", "", "1.0", ""),
+    ]
+
+
+def test_each_row_is_on_disk_at_once(tmp_path: Path) -> None:
+    """A run that is killed leaves all that it has logged, under a whole header."""
+
+    class Killed(Fixed):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 3:
+                lines = (self.trainer.run_dir / "metrics.csv").read_text().splitlines()
+                assert len(lines) == 5
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet(tmp_path, max_epochs=2, logger=CSVLogger(), log_every_n_steps=1).fit(Killed(), loader(8), loader(4))
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+    """Going on from the last checkpoint gives the table of the run that never stopped."""
+    train(tmp_path / "parts", max_epochs=2, enable_checkpointing=True)
+    parts = train(tmp_path / "parts", max_epochs=3, ckpt_path="last")
+    assert parts == train(tmp_path / "whole", max_epochs=3)
+
+
+def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
+    """Going on from an older checkpoint leaves out the rows behind it."""
+    keep_all = ModelCheckpoint(save_top_k=-1)
+    train(tmp_path, max_epochs=3, callbacks=keep_all)
+    rows = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
+
+
+def test_a_new_run_in_an_old_folder_begins_anew(tmp_path: Path) -> None:
+    """A run from the start does not mix its rows with those of an earlier run."""
+    train(tmp_path, max_epochs=2)
+    assert [row["step"] for row in train(tmp_path, max_epochs=1)] == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize("rest", ["7,", "abc", "1,2,3,4,5,6,7,8,9", "\x00\x00"])
+def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
+    """A line that a crash has torn does not keep a run from going on."""
+    train(tmp_path, max_epochs=1, enable_checkpointing=True)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write(rest)
+    rows = train(tmp_path, max_epochs=2, ckpt_path="last")
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]

@@ -1,0 +1,61 @@
+"""Decay over a whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainkit.errors import ConfigError
+from trainkit.optim import cosine, polynomial, step
+
+
+def rates(make: Any, total_steps: int, **options: Any) -> list[float]:
+    """Return the rate of each step of the run, and that after its last."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = make(optimizer, total_steps, **options)
+    seen = []
+    for _ in range(total_steps + 1):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_cosine_goes_from_the_rate_to_its_end() -> None:
+    """Half a cosine: full at first, half in the middle, `end` of the rate at the last."""
+    assert rates(cosine, 4) == pytest.approx([2.0, 1 + 2**-0.5, 1.0, 1 - 2**-0.5, 0.0])
+    assert rates(cosine, 2, end=0.5) == pytest.approx([2.0, 1.5, 1.0])
+
+
+def test_polynomial_falls_with_its_power() -> None:
+    """Power 2 is the square of what is left of the run; power 1 a straight line down to `end`."""
+    assert rates(polynomial, 4) == pytest.approx([2.0, 2 * 9 / 16, 0.5, 2 / 16, 0.0])
+    assert rates(polynomial, 2, power=1.0, end=0.1) == pytest.approx([2.0, 1.1, 0.2])
+
+
+def test_step_falls_at_the_milestones() -> None:
+    """At each milestone, a share of the run, the rate falls by gamma; by default at epochs 30, 60 and 80 of 90."""
+    assert rates(step, 4, milestones=[0.5, 0.75], gamma=0.5) == pytest.approx([2.0, 2.0, 1.0, 0.5, 0.5])
+    seen = rates(step, 90)
+    assert [i for i in range(1, 90) if seen[i] != pytest.approx(seen[i - 1])] == [30, 60, 80]
+
+
+@pytest.mark.parametrize("make", [cosine, polynomial])
+def test_after_the_run_the_rate_stays(make: Any) -> None:
+    """A run that is prolonged goes on at the last rate, and does not rise again."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = make(optimizer, 2, end=0.1)
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("milestones", [[0.5, 0.2], [0.0, 0.5], [30, 60]])
+def test_milestones_are_rising_shares(milestones: list[float]) -> None:
+    """Milestones that do not rise, or are epochs in place of shares, are refused."""
+    with pytest.raises(ConfigError, match=r"lr\.milestones is .*shares of the run, rising"):
+        rates(step, 90, milestones=milestones)

@@ -1,0 +1,235 @@
+"""Schedulers under scaling and warm-up, and what configure_optimizers may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim import lr_scheduler as sched
+from torch.optim.swa_utils import SWALR
+
+from trainkit.errors import CheckpointError, TaskError
+from trainkit.optim.contract import Contract
+from trainkit.optim.schedule import LearningRates, ScheduleConfig, read_optimizers
+
+MAKERS: dict[str, Callable[[Optimizer], Any]] = {
+    "step": lambda o: sched.StepLR(o, 2, 0.5),
+    "multistep": lambda o: sched.MultiStepLR(o, [2, 4], 0.5),
+    "exponential": lambda o: sched.ExponentialLR(o, 0.9),
+    "lambda": lambda o: sched.LambdaLR(o, lambda t: 1 / (1 + t)),
+    "multiplicative": lambda o: sched.MultiplicativeLR(o, lambda t: 0.9),
+    "constant": lambda o: sched.ConstantLR(o, 0.5, 3),
+    "linear": lambda o: sched.LinearLR(o, 0.1, 1.0, 4),
+    "polynomial": lambda o: sched.PolynomialLR(o, 5, 2.0),
+    "cosine": lambda o: sched.CosineAnnealingLR(o, 5, eta_min=0.01),
+    "restarts": lambda o: sched.CosineAnnealingWarmRestarts(o, 3, eta_min=0.01),
+    "cyclic": lambda o: sched.CyclicLR(o, 0.01, 0.3, 3, cycle_momentum=False),
+    "onecycle": lambda o: sched.OneCycleLR(o, 0.3, total_steps=8, cycle_momentum=False),
+    "swa": lambda o: SWALR(o, 0.02, anneal_epochs=4),
+    "sequential": lambda o: sched.SequentialLR(
+        o, [sched.LinearLR(o, 0.1, 1.0, 2), sched.CosineAnnealingLR(o, 4, eta_min=0.01)], [2]
+    ),
+    "chained": lambda o: sched.ChainedScheduler([sched.LambdaLR(o, lambda t: 1.0), sched.ExponentialLR(o, 0.9)]),
+}
+
+
+def sgd() -> SGD:
+    """Return an optimizer with two groups of different rates."""
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.02)]
+    return SGD(groups, lr=1.0, momentum=0.9)
+
+
+def contract(factor: int, warmup_steps: int = 0) -> Contract:
+    """Return a contract that scales the rates by `factor`."""
+    return Contract(1, factor, 1, "linear", None, warmup_steps)
+
+
+def plain_rates(make: Callable[[Optimizer], Any], steps: int) -> list[list[float]]:
+    """Return the groups' rates of each step as torch alone sets them."""
+    optimizer = sgd()
+    scheduler = make(optimizer)
+    seen = []
+    for _ in range(steps):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def run(optimizer: Optimizer, rates: LearningRates, start: int, steps: int) -> list[list[float]]:
+    """Return the rates that the optimizer sees in the steps from `start` on."""
+    seen = []
+    for step in range(start, start + steps):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        rates.after_step(step + 1)
+    return seen
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("factor", "warmup_steps"), [(1, 0), (4, 0), (4, 3)])
+def test_rate_is_factor_times_schedule_times_warmup(name: str, factor: int, warmup_steps: int) -> None:
+    """Whatever torch's scheduler, the optimizer sees factor x what it says alone x warm-up."""
+    optimizer, agreed = sgd(), contract(factor, warmup_steps)
+    schedule = ScheduleConfig(MAKERS[name](optimizer), interval="step")
+    seen = run(optimizer, LearningRates([optimizer], [schedule], agreed), 0, 7)
+    alone = plain_rates(MAKERS[name], 7)
+    for step, (ours, torchs) in enumerate(zip(seen, alone, strict=True)):
+        assert ours == pytest.approx([factor * agreed.warmup(step) * lr for lr in torchs], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_schedule_goes_on_where_it_was(name: str) -> None:
+    """State taken after three steps and loaded into new objects gives the rates of the run that never stopped."""
+    first, second, whole = sgd(), sgd(), sgd()
+    rates = [LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(4, 5)) for o in (first, second, whole)]
+    expected = run(whole, rates[2], 0, 7)
+    assert run(first, rates[0], 0, 3) == expected[:3]
+    second.load_state_dict(first.state_dict())
+    rates[1].load_state_dict(rates[0].state_dict(), 3)
+    assert run(second, rates[1], 3, 4) == [pytest.approx(lrs, rel=1e-12) for lrs in expected[3:]]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_saved_schedule_holds_plain_values_alone(name: str, tmp_path: Any) -> None:
+    """What is saved of a schedule can be read by a reader that runs no code."""
+    optimizer = sgd()
+    rates = LearningRates([optimizer], [ScheduleConfig(MAKERS[name](optimizer), "step")], contract(2))
+    torch.save(rates.state_dict(), tmp_path / "rates")
+    assert torch.load(tmp_path / "rates", weights_only=True)["factor"] == 2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_another_factor_scales_what_is_left(name: str) -> None:
+    """A schedule that goes on with another number of ranks has the rates of that number from there on."""
+    before, after, whole = sgd(), sgd(), sgd()
+    old, new, other = (
+        LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(factor))
+        for o, factor in ((before, 4), (after, 2), (whole, 2))
+    )
+    run(before, old, 0, 3)
+    after.load_state_dict(before.state_dict())
+    new.load_state_dict(old.state_dict(), 3)
+    expected = run(whole, other, 0, 7)[3:]
+    assert run(after, new, 3, 4) == [pytest.approx(lrs, rel=1e-9) for lrs in expected]
+
+
+def test_epoch_schedules_move_at_epochs() -> None:
+    """A scheduler of interval "epoch" moves once an epoch, each `frequency` epochs."""
+    optimizer = sgd()
+    schedule = ScheduleConfig(sched.ExponentialLR(optimizer, 0.5), "epoch", frequency=2)
+    rates = LearningRates([optimizer], [schedule], contract(1))
+    seen = []
+    for epoch in range(4):
+        optimizer.step()
+        rates.after_step(epoch + 1)
+        rates.after_epoch(epoch + 1, epoch + 1, {})
+        seen.append(rates.current()[0])
+    assert seen == pytest.approx([0.1, 0.05, 0.05, 0.025])
+
+
+def test_step_schedules_keep_their_frequency() -> None:
+    """A scheduler of interval "step" moves each `frequency` steps, and not at epochs."""
+    optimizer = sgd()
+    rates = LearningRates([optimizer], [ScheduleConfig(sched.ExponentialLR(optimizer, 0.5), "step", 3)], contract(1))
+    assert [lrs[0] for lrs in run(optimizer, rates, 0, 5)] == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05])
+    rates.after_epoch(1, 5, {})
+    assert rates.current()[0] == pytest.approx(0.05)
+
+
+def test_plateau_sees_the_scheduled_rate_under_warmup() -> None:
+    """ReduceLROnPlateau cuts the scheduled rate, not the one that warm-up has lowered; its minimum is scaled too."""
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    plateau = sched.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, min_lr=0.02)
+    rates = LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(4, warmup_steps=4))
+    for epoch, loss in enumerate([1.0, 2.0]):
+        rates.after_epoch(epoch + 1, epoch + 1, {"loss": loss})
+    assert rates.current() == pytest.approx([0.08 * contract(4, 4).warmup(2)])
+    rates.apply(4)
+    assert rates.current() == pytest.approx([0.08])
+
+
+def test_plateau_without_its_value() -> None:
+    """A monitored value that was not logged is an error with those that were; strict=False waits for it."""
+    optimizer = sgd()
+    plateau = sched.ReduceLROnPlateau(optimizer)
+    strict = LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(1))
+    with pytest.raises(TaskError, match=r"monitors 'loss', which was not logged; there are a, b\."):
+        strict.after_epoch(1, 1, {"b": 1.0, "a": 1.0})
+    LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss", strict=False)], contract(1)).after_epoch(1, 1, {})
+
+
+def test_other_schedules_do_not_fit() -> None:
+    """State of another number of schedulers is refused."""
+    optimizer = sgd()
+    with_one = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1))], contract(1))
+    with pytest.raises(CheckpointError, match=r"1 learning-rate scheduler.* this task 0"):
+        LearningRates([optimizer], [], contract(1)).load_state_dict(with_one.state_dict(), 0)
+
+
+def test_rates_reach_all_optimizers() -> None:
+    """Every group of every optimizer is scaled."""
+    first, second = sgd(), sgd()
+    assert LearningRates([first, second], [], contract(2)).current() == [0.2, 0.04, 0.2, 0.04]
+    assert second.param_groups[1]["lr"] == 0.04
+
+
+ONE = sgd()
+STEP = sched.StepLR(ONE, 1)
+PLATEAU = sched.ReduceLROnPlateau(ONE)
+
+
+@pytest.mark.parametrize(
+    ("returned", "optimizers", "schedules"),
+    [
+        (ONE, [ONE], []),
+        ([ONE], [ONE], []),
+        ((ONE, ONE), [ONE, ONE], []),
+        (([ONE], [STEP]), [ONE], [ScheduleConfig(STEP)]),
+        (([ONE], []), [ONE], []),
+        (([ONE], [{"scheduler": STEP, "interval": "step"}]), [ONE], [ScheduleConfig(STEP, "step")]),
+        ({"optimizer": ONE}, [ONE], []),
+        ({"optimizer": ONE, "lr_scheduler": None}, [ONE], []),
+        ({"optimizer": ONE, "lr_scheduler": STEP}, [ONE], [ScheduleConfig(STEP)]),
+        (
+            {"optimizer": ONE, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True}},
+            [ONE],
+            [ScheduleConfig(PLATEAU, monitor="a")],
+        ),
+        ([{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}], [ONE, ONE], [ScheduleConfig(STEP)]),
+    ],
+)
+def test_all_forms_of_lightning_are_read(returned: Any, optimizers: list[Any], schedules: list[Any]) -> None:
+    """Each form that Lightning takes from configure_optimizers is taken here."""
+    assert read_optimizers(returned) == (optimizers, schedules)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned NoneType; it must return a torch optimizer"),
+        ([], "returned list"),
+        ([ONE, STEP], "returned list"),
+        (([ONE], STEP), "returned tuple"),
+        ({"optim": ONE}, r"dict with the keys \['optim'\]; it must have 'optimizer'"),
+        ({"optimizer": ONE, "monitor": "a"}, r"keys \['monitor', 'optimizer'\]"),
+        ({"optimizer": STEP}, r"it must have 'optimizer' \(a torch optimizer\)"),
+        ({"optimizer": ONE, "lr_scheduler": 3}, "lr_scheduler is of type int; it must be a torch scheduler"),
+        ({"optimizer": ONE, "lr_scheduler": {"sched": STEP}}, r"keys \['sched'\]; it must have 'scheduler'"),
+        ({"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "interval": "batch"}}, "'batch'; it must be 'epoch' or"),
+        ({"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "frequency": 0}}, "frequency is 0; it must be"),
+        ({"optimizer": ONE, "lr_scheduler": PLATEAU}, "ReduceLROnPlateau needs 'monitor'"),
+        (
+            {"optimizer": ONE, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "interval": "step"}},
+            "ReduceLROnPlateau has interval 'step'; it must be 'epoch'",
+        ),
+    ],
+)
+def test_other_forms_are_refused(returned: Any, words: str) -> None:
+    """What is none of the forms is refused with what is legal."""
+    with pytest.raises(TaskError, match=words):
+        read_optimizers(returned)

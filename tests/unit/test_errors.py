@@ -1,0 +1,18 @@
+"""The error tree."""
+
+from __future__ import annotations
+
+from trainkit import errors
+
+
+def test_every_error_is_a_trainkit_error() -> None:
+    """One `except TrainkitError` catches all; exit code 2 means that nothing was started."""
+    tree = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
+    assert all(issubclass(e, errors.TrainkitError) for e in tree)
+    assert [e.__name__ for e in tree if e.exit_code == 2] == ["ConfigError"]
+
+
+def test_only_a_near_name_is_suggested() -> None:
+    """A suggestion is made where a name is near, and none otherwise."""
+    assert errors.did_you_mean("max_epoch", ["max_epochs", "max_steps"]) == " Did you mean 'max_epochs'?"
+    assert errors.did_you_mean("zzz", ["max_epochs"]) == ""

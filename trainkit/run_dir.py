@@ -1,0 +1,57 @@
+"""The folder of a run: made, and found writable, before anything is trained."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+from trainkit.errors import ConfigError
+
+
+def make_run_dir(wish: str | Path | None, task_name: str) -> Path:
+    """Return the folder, made where it is not there.
+
+    Args:
+        wish: where; None for a new folder runs/<task_name>/<time> below where the user stands.
+        task_name: the Task's class.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        if wish is None:
+            return _new_folder(Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute())
+        folder = Path(wish).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        shown = f"'{wish}'" if wish is not None else "null (runs/ below the current folder)"
+        raise ConfigError(f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder.") from error
+    return folder
+
+
+def _new_folder(path: Path) -> Path:
+    """Make a folder that no other run has: two may start in the same second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(2):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            path = path.with_name(f"{path.name.partition('.')[0]}.{number}")
+        else:
+            break
+    return path
+
+
+def set_aside(run_dir: Path) -> None:
+    """Move what an earlier run left in the folder to `before-<time>/` in it, and say so. Nothing is mixed or lost."""
+    there = [run_dir / name for name in ("checkpoints", "metrics.csv", "tensorboard") if (run_dir / name).exists()]
+    if not any(path.name != "tensorboard" for path in there):
+        return
+    place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
+    for path in there:
+        path.rename(place / path.name)
+    print(f"{run_dir} held an earlier run; its files are in {place.name}/ now. To go on with it: ckpt_path=last", flush=True)
