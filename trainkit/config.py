@@ -84,7 +84,7 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
             raise ConfigError(_SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in combinations[0])))
         for combination in combinations:  # every job, before the first one runs
             composed = _compose(folders[0], name, [*own, *combination])
-            _check_hydra(composed, folders[0], [o for o in combination if o.lstrip("+~").startswith("hydra")])
+            _check_hydra(composed, folders[0], [*own, *(o for o in combination if o.lstrip("+~").startswith("hydra"))])
             job = _job(command, composed, overrides) if not flags or _is_multirun(flags) else None
         if job is not None and not flags:
             work(job)
@@ -209,7 +209,7 @@ def _check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
     Hydra makes its launcher, sweeper, callbacks and logging from the config, of any class, before anybody could check.
     They must be those of a config that sets nothing, but for what was typed at the command line.
     """
-    plain = _hydra_parts(_compose(folder, None, [*_QUIET, *typed]))
+    plain = _hydra_parts(_compose(folder, None, typed))
     found = _hydra_parts(config)
     HydraConfig.instance().set_config(config)
     for key, value in found.items():
