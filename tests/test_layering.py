@@ -25,6 +25,7 @@ FLOORS = [
     ["callback"],
     ["hooks", "checkpoint"],
     ["loop", "evaluation", "assembly", "callbacks", "loggers"],
+    ["settings"],
     ["session"],
     ["trainer"],
     ["allow", "shipped", "signature"],

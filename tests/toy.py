@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainkit.callback import Callback
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.task import Task
 from trainkit.trainer import Trainer
 
@@ -94,10 +95,12 @@ class Recorder(Callback):
 
 def quiet(run_dir: Path | str, **settings: Any) -> Trainer:
     """Return a Trainer that shows nothing and writes nothing, where `settings` do not say otherwise."""
+    callbacks = settings.get("callbacks") or []
+    own = callbacks if isinstance(callbacks, list) else [callbacks]
     silent = {
         "logger": False,
         "enable_progress_bar": False,
-        "enable_checkpointing": False,
+        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in own),
         "enable_model_summary": False,
     }
     if not any(name in settings for name in ("max_epochs", "max_steps", "fast_dev_run")):

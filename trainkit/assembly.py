@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
@@ -70,6 +70,7 @@ def train_feed(
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
     if source is None:
+        _refuse_own_batches(data, engine)
         return _stream(data, accumulate, limit, engine, move)
     if source.num_samples < engine.world_size:
         raise DataError(
@@ -94,12 +95,23 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
     for item in data if several else [data]:
         source = read_source(item, name, training=False)
         if source is None:
+            _refuse_own_batches(item, engine)
             feeds.append(_stream(item, 1, limit, engine, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
             feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
     return feeds
+
+
+def _refuse_own_batches(data: Any, engine: Engine) -> None:
+    """A batch_sampler of the user's own yields the same batches on every rank: each sample would be used by all."""
+    own = isinstance(data, DataLoader) and data.batch_sampler is not None and not isinstance(data.dataset, IterableDataset)
+    if own and engine.world_size > 1:
+        raise ConfigError(
+            f"The DataLoader has a batch_sampler of its own, and {engine.world_size} ranks would each use all its batches. "
+            "Give batch_size and a sampler (they are dealt to the ranks), or an IterableDataset that is sharded by rank."
+        )
 
 
 def prepare_on_each_host(engine: Engine, prepares: Iterable[Callable[[], None]]) -> None:

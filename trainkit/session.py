@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,53 +19,27 @@ import torch
 
 from trainkit import assembly, evaluation, loop
 from trainkit.checkpoint import contents
-from trainkit.checkpoint.format import load_training, load_weights, resolve, verify
+from trainkit.checkpoint.format import load, load_training
 from trainkit.checkpoint.format import write as write_checkpoint
 from trainkit.data.feed import Feed
 from trainkit.data.loader import read_source
 from trainkit.data.module import DataModule, Stage
 from trainkit.data.order import mix
 from trainkit.data.transfer import to_device
-from trainkit.engine.base import Engine
+from trainkit.engine.base import Engine, use_deterministic_algorithms
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
 from trainkit.hooks import Hooks
-from trainkit.loop import Limits, Run
-from trainkit.optim.contract import Contract, Scaling, derive_accumulation, derive_warmup
+from trainkit.loop import Run
+from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
 from trainkit.optim.schedule import LearningRates, read_optimizers
-from trainkit.precision import Precision, PrecisionName
+from trainkit.precision import Precision
 from trainkit.run_dir import make_run_dir, set_aside
 from trainkit.state import TrainState
 from trainkit.task import Task
 
 if TYPE_CHECKING:
     from trainkit.trainer import Trainer
-
-NO_END = "Neither trainer.max_epochs nor trainer.max_steps is set: training would never end. Set one of them."
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the Trainer was told, as its constructor documents it."""
-
-    engine: Engine | str
-    limits: Limits
-    train_limit: float | None
-    val_limit: float | None
-    test_limit: float | None
-    predict_limit: float | None
-    global_batch_size: int | None
-    accumulate: int | None
-    lr_scaling: Scaling
-    lr_reference_batch_size: int | None
-    lr_warmup_steps: int | None
-    lr_warmup_epochs: float | None
-    precision: PrecisionName
-    channels_last: bool
-    num_sanity_val_steps: int
-    deterministic: bool
-    run_dir: str | None
-    seed: int
 
 
 def seed_everything(seed: int) -> int:
@@ -110,7 +83,7 @@ class Session:
         self.engine.__enter__()
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         if self.settings.deterministic:
-            torch.use_deterministic_algorithms(True)
+            use_deterministic_algorithms()
         self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
@@ -196,9 +169,7 @@ class Session:
 
     def _resume(self, ckpt_path: str) -> None:
         def read() -> tuple[Path, dict[str, Any]]:
-            folder = resolve(ckpt_path, self.run_dir)
-            verify(folder)
-            load_weights(folder, self.task)
+            folder = load(ckpt_path, self.run_dir, self.task)
             return folder, load_training(folder)
 
         self.resumed_from, saved = self.engine.run_on_main(read)
@@ -312,15 +283,9 @@ class Session:
         return [outputs for _, outputs in sorted(everyone, key=lambda pair: pair[0])]
 
     def _load(self, ckpt_path: str | None) -> None:
-        def read() -> Path:
-            folder = resolve(str(ckpt_path), self.run_dir)
-            verify(folder)
-            load_weights(folder, self.task)
-            return folder
-
         assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)  # first: loading casts
         if ckpt_path is not None:
-            self.resumed_from = self.engine.run_on_main(read)
+            self.resumed_from = self.engine.run_on_main(lambda: load(ckpt_path, self.run_dir, self.task))
         self.engine.prepare(self.task, [])
 
     def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:

@@ -24,7 +24,8 @@ from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 from trainkit.loop import Limits
 from trainkit.optim.contract import Contract
-from trainkit.session import NO_END, Session, Settings
+from trainkit.session import Session
+from trainkit.settings import NO_END, Settings
 from trainkit.state import TrainState
 from trainkit.task import Task, check_overrides
 
@@ -60,7 +61,7 @@ class Trainer:
         callbacks: a callback or a list.
         logger: a logger or a list; true for CSV and TensorBoard, false for none.
         enable_progress_bar: show progress on rank 0.
-        enable_checkpointing: write checkpoints (a ModelCheckpoint is added where `callbacks` has none).
+        enable_checkpointing: write checkpoints (a ModelCheckpoint is added where `callbacks` has none); false drops those.
         enable_model_summary: print the banner on rank 0.
         deterministic: ask torch for deterministic algorithms.
         run_dir: where all files go. Default: runs/<Task>/<time>.
@@ -137,7 +138,9 @@ class Trainer:
             self.callbacks.append(ProgressBar())
         loggers = [CSVLogger(), TensorBoardLogger()] if logger is True else logger or []
         self.callbacks += [loggers] if isinstance(loggers, Logger) else loggers
-        if enable_checkpointing and not any(isinstance(c, ModelCheckpoint) for c in self.callbacks):
+        if not enable_checkpointing:
+            self.callbacks = [c for c in self.callbacks if not isinstance(c, ModelCheckpoint)]
+        elif not any(isinstance(c, ModelCheckpoint) for c in self.callbacks):
             self.callbacks.append(ModelCheckpoint())
         if quick:
             self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
@@ -281,6 +284,11 @@ class Trainer:
     def should_stop(self) -> bool:
         """Whether training ends after the current step."""
         return self.state.should_stop
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the few validation batches before training run now."""
+        return self.state.stage == "sanity_check"
 
     @property
     def is_global_zero(self) -> bool:

@@ -35,7 +35,8 @@ class Watch(Callback):
 
     def on_validation_end(self, trainer: Any, task: Any) -> None:
         """Note when."""
-        self.validated.append(trainer.global_step)
+        if not trainer.sanity_checking:
+            self.validated.append(trainer.global_step)
 
     def on_metrics(self, trainer: Any, task: Any, metrics: dict[str, float], step: int) -> None:
         """Note when and what."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainkit.callback import Callback
+from trainkit.data.feed import StreamFeed
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -30,6 +31,8 @@ class Banner(Callback):
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
+        if isinstance(session.run.feed, StreamFeed) and engine.world_size > 1:
+            rows.append(("data", "an iterable: each rank reads its own and trainkit does not shard it"))
         rows += trainer.contract.describe(session.user_lrs)
         rows.append(("run", _plan(trainer)))
         if session.resumed_from is not None:

@@ -114,6 +114,18 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def load(ckpt_path: str, run_dir: Path, model: nn.Module) -> Path:
+    """Find a checkpoint, verify it, load its weights into the model, and return its folder.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it does not fit.
+    """
+    folder = resolve(ckpt_path, run_dir)
+    verify(folder)
+    load_weights(folder, model)
+    return folder
+
+
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Load the weights into the model, all of them.
 

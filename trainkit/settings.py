@@ -1,0 +1,36 @@
+"""What a Trainer was told, in one frozen object that a Session reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainkit.engine.base import Engine
+from trainkit.loop import Limits
+from trainkit.optim.contract import Scaling
+from trainkit.precision import PrecisionName
+
+NO_END = "Neither trainer.max_epochs nor trainer.max_steps is set: training would never end. Set one of them."
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the Trainer was told, as its constructor documents it."""
+
+    engine: Engine | str
+    limits: Limits
+    train_limit: float | None
+    val_limit: float | None
+    test_limit: float | None
+    predict_limit: float | None
+    global_batch_size: int | None
+    accumulate: int | None
+    lr_scaling: Scaling
+    lr_reference_batch_size: int | None
+    lr_warmup_steps: int | None
+    lr_warmup_epochs: float | None
+    precision: PrecisionName
+    channels_last: bool
+    num_sanity_val_steps: int
+    deterministic: bool
+    run_dir: str | None
+    seed: int
