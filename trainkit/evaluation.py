@@ -6,6 +6,7 @@ for anybody before the end, where one gather combines the logged values exactly.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ def evaluate(
     task.eval()
     hooks(f"on_{kind}_start")
     step = getattr(task, _STEPS[kind])
+    takes_index = "dataloader_idx" in inspect.signature(step).parameters
     metrics: dict[str, float] = {}
     prog_bar: set[str] = set()
     for index, feed in enumerate(feeds):
@@ -48,7 +50,7 @@ def evaluate(
             for batch, num_samples, _ in _batches(feed):
                 task._log_target = LogTarget(table, num_samples, on_step=False, on_epoch=True)
                 hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
-                outputs = step(batch, batch_idx)
+                outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                 hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 batch_idx += 1
         task._log_target = None

@@ -67,7 +67,10 @@ class Task(TaskHooks, nn.Module):
         raise TaskError(_missing(self, "training_step", "return the loss"))
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks."""
+        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks.
+
+        With several loaders, take a third argument `dataloader_idx`; names then get the suffix "/dataloader_idx_N".
+        """
         raise TaskError(_missing(self, "validation_step", "log what you want to know"))
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:

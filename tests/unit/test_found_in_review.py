@@ -171,3 +171,14 @@ def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:
     task = Two()
     quiet(tmp_path, enable_checkpointing=False, precision="16-mixed").fit(task, loader())
     assert task.idle.weight.grad is None
+
+
+def test_a_step_that_asks_for_the_loader_is_told(tmp_path: Path) -> None:
+    """validation_step with dataloader_idx gets the number of the loader."""
+
+    class Several(Small):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("which", float(dataloader_idx))
+
+    values = quiet(tmp_path).validate(Several(), [loader(), loader()])
+    assert values == {"which/dataloader_idx_0": 0.0, "which/dataloader_idx_1": 1.0}
