@@ -1,0 +1,117 @@
+"""Whole runs on two ranks: restarts, ranks without samples, samplers, full disks, stops and errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launching import run_command
+from tests.toy import Line, rows, weights
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).parent / "workers" / "runs.py"
+STARTS = {
+    "single": f"{sys.executable} {WORKER} {{out}}",
+    "horovod": f"horovodrun --gloo -np 2 {sys.executable} {WORKER} {{out}}",
+    "ddp": f"torchrun --nproc-per-node 2 {WORKER} {{out}}",
+}
+Results = dict[str, list[dict[str, Any]]]
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """What every scenario ended with, for each start; a start runs when it is first asked for."""
+
+    class Starts(dict[str, Results]):
+        def __missing__(self, name: str) -> Results:
+            folder = tmp_path_factory.mktemp("runs")
+            done = run_command(STARTS[name].format(out=folder / "out.pt"), folder, timeout_s=120, PYTHONPATH=str(ROOT))
+            assert done.code == 0, done.text
+            self[name] = torch.load(folder / "out.pt", weights_only=False)
+            return self[name]
+
+    return Starts()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_going_on_changes_no_bit_on_any_rank(start: str, results: Any) -> None:
+    """A run that was stopped inside an epoch ends with the bits of the run that never stopped, dropout included."""
+    for rank in results[start]["resumed"]:
+        assert rank["whole metrics"] == rank["parts metrics"]
+        for name, value in rank["whole"].items():
+            assert torch.equal(rank["parts"][name], value), name
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_run_goes_on_where_most_ranks_have_no_sample(start: str, results: Any) -> None:
+    """A task's own weights are known to ranks that have had no batch since the restart."""
+    for rank in results[start]["resumed_without_a_sample"]:
+        assert rank["samples"] == 17
+        torch.testing.assert_close(rank["weights"], rank["whole"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_one_sample_is_enough(start: str, results: Any) -> None:
+    """A first step and a validation of one sample are those of that sample, on all ranks."""
+    plain = Line().double()
+    x_NI, y_NO = (t.double() for t in rows(20).tensors)
+    (plain(x_NI[:1]) - y_NO[:1]).square().mean().backward()
+    plain.configure_optimizers().step()
+    val_x_NI, val_y_NO = (t.double() for t in rows(1).tensors)
+    loss = (plain(val_x_NI) - val_y_NO).square().mean().item()
+    for rank in results[start]["a_single_sample"]:
+        torch.testing.assert_close(rank["weights"], weights(plain), rtol=0, atol=1e-12)
+        assert rank["metrics"] == {"val/loss": pytest.approx(loss, rel=1e-12)}
+        assert rank["samples"] == 1
+
+
+@pytest.mark.parametrize("start", ["horovod", "ddp"])
+def test_a_users_sampler_draws_one_order_for_all_ranks(start: str, results: Any) -> None:
+    """Two ranks train on what one process would have drawn, each sample of the draw once."""
+    (alone,) = results["single"]["drawn"]
+    ranks = results[start]["drawn"]
+    assert sorted(value for rank in ranks for value in rank["seen"]) == sorted(alone["seen"])
+    for rank in ranks:
+        torch.testing.assert_close(rank["weights"], alone["weights"], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_full_disk_keeps_the_ranks_together(start: str, results: Any) -> None:
+    """Where rank 0 cannot write, training goes on everywhere, and the first checkpoint stays."""
+    ranks = results[start]["full_disk"]
+    assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
+    assert len(ranks[0]["written"]) >= 5
+    assert ranks[0]["names"] == ["best", "epoch=0-step=1", "last"]
+    assert ranks[0]["last"] == "epoch=0-step=1"
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_all_ranks_stop_together(start: str, results: Any) -> None:
+    """EarlyStopping stops all ranks at the same step for the same reason."""
+    for rank in results[start]["stopped"]:
+        assert rank["steps"] == 9
+        assert rank["reason"].startswith("val/loss has not improved on ")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_streams_of_unequal_length_share_one_schedule(start: str, results: Any) -> None:
+    """Ranks with lists of different length plan the same steps, take them together, and end with the same weights."""
+    ranks = results[start]["sized_streams"]
+    steps = 10 if start == "single" else 14
+    assert [(rank["planned"], rank["steps"]) for rank in ranks] == [(steps, steps)] * len(ranks)
+    assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
+    assert all(rank["metrics"] == ranks[0]["metrics"] != {} for rank in ranks)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> None:
+    """A checkpoint that only rank 0 looks for and does not find is an error on every rank, in the same words."""
+    ranks = results[start]["refused"]
+    assert all(rank == ranks[0] for rank in ranks)
+    assert [message.split(":")[0] for message in ranks[0]["messages"]] == ["CheckpointError", "CheckpointError"]
