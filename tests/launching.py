@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
+_MARK = "TRAINKIT_TEST_COMMAND"
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ Command = Callable[..., Done]
 
 
 def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str) -> Done:
-    """Run a shell command with this environment's programs; end its whole group when its time is over."""
+    """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
-    env |= {"PATH": f"{BIN}:{env['PATH']}", "WANDB_MODE": "offline"} | environment
+    env |= {"PATH": f"{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
     process = subprocess.Popen(
         line,
         shell=True,
@@ -49,10 +52,21 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _end_all(env[_MARK])
         out, err = process.communicate()
         pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}")
+    finally:
+        _end_all(env[_MARK])
     return Done(process.returncode, out, err)
+
+
+def _end_all(mark: str) -> None:
+    """Kill what carries the mark: launchers give their ranks groups of their own, and a killed one leaves them behind."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # gone by now, or not ours
+                if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
 
 
 @pytest.fixture

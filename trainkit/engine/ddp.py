@@ -7,6 +7,7 @@ and a rank without a sample in a step takes part with zeros.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ class DDPEngine(Engine):
             on_gpu = self.device.type == "cuda"
             with _peers():
                 dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", device_id=self.device if on_gpu else None)
+            atexit.register(_leave)
 
     def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """See Engine."""
@@ -176,6 +178,12 @@ def make_buckets(trained: list[NamedParameter], bucket_bytes: int) -> list[list[
         buckets[-1].append((name, parameter))
         held += size
     return buckets
+
+
+def _leave() -> None:
+    """End the group's threads before the interpreter ends: left to it, they abort the process now and then."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager

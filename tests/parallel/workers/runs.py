@@ -101,8 +101,8 @@ def drawn() -> dict[str, Any]:
             return super().training_step(batch, batch_idx)
 
     task = Look()
-    torch.manual_seed(RANK)
-    sampler = WeightedRandomSampler([1.0, 3.0] * 10, num_samples=17)
+    generator = torch.Generator().manual_seed(RANK)
+    sampler = WeightedRandomSampler([1.0, 3.0] * 10, num_samples=17, generator=generator)
     trainer("drawn", max_epochs=2).fit(task, loader(20, sampler=sampler))
     return {"weights": weights(task), "seen": seen}
 
