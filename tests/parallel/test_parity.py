@@ -131,10 +131,12 @@ def test_an_overflow_on_one_rank_holds_back_all(start: str, results: Any) -> Non
     assert all((rank["skipped"], rank["steps"]) == (1, 6) for rank in results[start]["scaled_half"])
 
 
-@pytest.mark.parametrize("start", [name for name in SEVERAL if "horovod" in name])
-def test_our_sums_are_those_of_the_stock_optimizer(start: str, results: Any) -> None:
-    """Bit for bit what hvd.DistributedOptimizer gives, in float32, with accumulation, momentum and channels_last."""
-    assert torch.equal(results[start]["channels_last"][0]["weights"], results[start]["stock_wrapper"][0]["weights"])
+@pytest.mark.parametrize(("start", "tolerance"), [("horovod, 2 ranks", 0.0), ("horovod, 3 ranks", 1e-6)])
+def test_our_sums_are_those_of_the_stock_optimizer(start: str, tolerance: float, results: Any) -> None:
+    """What hvd.DistributedOptimizer gives, in float32 with accumulation, momentum and channels_last; bit for bit at 2 ranks."""
+    # Of three numbers the order of summing matters, and Horovod's depends on what it happened to fuse.
+    ours, stock = (results[start][name][0]["weights"] for name in ("channels_last", "stock_wrapper"))
+    torch.testing.assert_close(ours, stock, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -17,6 +17,7 @@ from trainkit.checkpoint.format import load_weights, verify
 from trainkit.data.module import DataModule
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.session import seed_everything
 from trainkit.trainer import Trainer
@@ -60,6 +61,7 @@ class Data(DataModule):
         ({"precision": "bf16"}, r"precision is 'bf16'; it must be one of '32-true'"),
         ({"gradient_clip_val": 0.0}, r"gradient_clip_val is 0\.0; it must be a number above 0"),
         ({"limit_val_batches": 1.5}, r"limit_val_batches is 1\.5; it must be a whole number \(a count\), or a fraction"),
+        ({"sync_batchnorm": True}, r"^trainer\.sync_batchnorm is not a setting\."),
         ({"strategy": "ddp"}, r"^trainer\.strategy: .*launcher decides"),
         ({"default_root_dir": "x"}, r"^trainer\.default_root_dir: .*run_dir"),
     ],
@@ -68,6 +70,13 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> Non
     """Unknown names, wrong types, values out of range and Lightning's own are refused by name."""
     with pytest.raises(ConfigError, match=words):
         Trainer(**({"max_epochs": 1} | arguments))
+
+
+@pytest.mark.parametrize("name", TRAINER_ARGUMENTS)
+def test_what_lightning_calls_otherwise_is_explained(name: str) -> None:
+    """Each of Lightning's arguments that is none here is answered with what to do instead."""
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name}: \S.*\.$"):
+        Trainer(max_epochs=1, **{name: True})
 
 
 def test_training_needs_an_end(tmp_path: Path) -> None:
