@@ -57,3 +57,14 @@ def test_a_shipped_config_is_found_beside_the_users_own_folder(tmp_path: Path, m
     jobs: list[Job] = []
     run("fit", ["conf=resnet18"], True, jobs.append)
     assert jobs[0].config["data"]["batch_size"] == 7
+
+
+def test_trust_can_only_be_given_at_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config file that opens the allow-list for itself is refused."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "own.yaml").write_text(HEAD + "trust: [fractions]\n")
+    monkeypatch.chdir(tmp_path)
+    assert main("fit", ["conf=own"]) == 2
+    assert "it may only be given on the command line: trust=[...]" in capsys.readouterr().err
