@@ -105,11 +105,12 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
 
 
 def _refuse_own_batches(data: Any, engine: Engine) -> None:
-    """A batch_sampler of the user's own yields the same batches on every rank: each sample would be used by all."""
-    own = isinstance(data, DataLoader) and data.batch_sampler is not None and not isinstance(data.dataset, IterableDataset)
+    """A DataLoader that makes its own batches yields the same ones on every rank: each sample would be used by all."""
+    own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
     if own and engine.world_size > 1:
         raise ConfigError(
-            f"The DataLoader has a batch_sampler of its own, and {engine.world_size} ranks would each use all its batches. "
+            f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.world_size} ranks would each "
+            "use all of them. "
             "Give batch_size and a sampler (they are dealt to the ranks), or an IterableDataset that is sharded by rank."
         )
 
