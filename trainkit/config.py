@@ -113,6 +113,8 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
             overrides.append(argument)
         elif flags:
             flags.append(argument)  # a flag's value, as in `--cfg job`
+        elif argument in list_confs(conf_folders(Path.cwd())):
+            raise ConfigError(f"'{argument}' is a config; say which with conf={argument}.")
         else:
             raise ConfigError(f"'{argument}' is no override; it must look like key=value, as trainer.max_epochs=3.")
     return conf, overrides, flags

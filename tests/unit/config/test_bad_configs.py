@@ -60,7 +60,12 @@ def test_a_mistake_is_named_and_ends_with_code_2(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "Which config?"), (["conf=mpl"], "Did you mean 'mlp'?"), (["conf=resnet5"], "Did you mean 'resnet50'?")],
+    [
+        ([], "Which config?"),
+        (["resnet50"], "conf=resnet50"),
+        (["conf=mpl"], "Did you mean 'mlp'?"),
+        (["conf=resnet5"], "Did you mean 'resnet50'?"),
+    ],
 )
 def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing or misspelt conf= names the configs that there are."""
