@@ -48,10 +48,6 @@ class Hooks:
         for implementation in self._table.get(name, ()):
             implementation(*args)
 
-    def has(self, name: str) -> bool:
-        """Return whether anybody overrides the hook."""
-        return name in self._table
-
 
 def _stray_hook(cls: type, known: Collection[str]) -> str | None:
     """Return the name of a method that looks like a hook and is none, or None."""
