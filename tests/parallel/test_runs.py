@@ -115,3 +115,11 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     ranks = results[start]["refused"]
     assert all(rank == ranks[0] for rank in ranks)
     assert [message.split(":")[0] for message in ranks[0]["messages"]] == ["CheckpointError", "CheckpointError"]
+
+
+def test_no_thread_of_gloo_outlives_the_exit_handlers(tmp_path: Path) -> None:
+    """One that did would abort a rank now and then, after its work was done."""
+    worker = WORKER.parent / "leaving.py"
+    done = run_command(f"torchrun --nproc-per-node 2 {worker} {tmp_path}", tmp_path, timeout_s=60, PYTHONPATH=str(ROOT))
+    assert done.code == 0, done.text
+    assert done.out.count("left: []") == 2, done.text

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # see _leave
 from torch import Tensor, nn
 
 from trainkit.arguments import PositiveFloat, checked
@@ -181,7 +182,13 @@ def make_buckets(trained: list[NamedParameter], bucket_bytes: int) -> list[list[
 
 
 def _leave() -> None:
-    """End the group's threads before the interpreter ends: left to it, they abort the process now and then."""
+    """End the group, and with it Gloo's threads, before the interpreter ends.
+
+    A thread that lives until then may ask for Python's lock, to let go of a tensor, and abort the process. The threads
+    end with the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
+    imported, as its functions' default, for ever, and the first step of an optimizer imports it: hence our import of it
+    before there is a group.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,0 +1,25 @@
+"""Fits a line under torchrun; when all exit handlers have run, each rank says which of Gloo's threads still live.
+
+    torchrun --nproc-per-node 2 leaving.py FOLDER
+
+A Gloo thread that lives while the interpreter ends may ask for Python's lock to let go of a tensor, and then aborts the
+process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from pathlib import Path
+
+from tests.toy import Line, loader, quiet
+
+
+def say_what_lives() -> None:
+    """Print this process's threads whose names have "gloo" in them."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(f"left: {sorted(name for name in names if 'gloo' in name)}", flush=True)
+
+
+atexit.register(say_what_lives)  # the first registered runs last
+quiet(Path(sys.argv[1]), max_epochs=1).fit(Line(), loader(16), loader(4))
