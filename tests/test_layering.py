@@ -18,15 +18,17 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
     ["errors", "version"],
-    ["arguments", "lightning", "run_dir", "state"],
+    ["arguments", "lightning", "run_dir", "state", "sync_guard"],
     ["metrics", "precision", "optim", "data", "task_hooks"],
     ["task"],
     ["engine"],
     ["callback"],
-    ["hooks", "checkpoint"],
-    ["loop", "evaluation", "assembly", "callbacks", "loggers"],
+    ["hooks", "checkpoint", "guards"],
+    ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "switches"],
     ["settings"],
     ["session"],
+    ["fitting"],
+    ["running"],
     ["trainer"],
     ["allow", "shipped", "signature"],
     ["schema"],
@@ -39,8 +41,8 @@ FLOORS = [
 
 # foreign framework -> the files that may import it.
 HOMES = {
-    "horovod": ["engine/horovod.py"],
-    "torch.distributed": ["engine/ddp.py"],
+    "horovod": ["engine/horovod.py", "engine/horovod_reduce.py"],
+    "torch.distributed": ["engine/ddp.py", "engine/ddp_reduce.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config.py", "build.py", "cli/*.py"],
     "omegaconf": ["config.py", "build.py", "cli/*.py"],
@@ -56,7 +58,10 @@ TORCH_FREE = [
     "arguments",
     "cli.*",
     "config",
+    "engine.knobs",
     "engine.launcher",
+    "engine.options",
+    "engine.process_set",
     "engine.select",
     "errors",
     "launch.*",

@@ -118,7 +118,14 @@ def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, s
                 return False, f"a list of which each is {legal}"
         return True, ""
     if name in ("dict", "Dict", "Mapping"):
-        return isinstance(value, dict), "a mapping"
+        if not isinstance(value, dict) or not isinstance(inner, ast.Tuple):
+            return isinstance(value, dict), "a mapping"
+        for part, items in zip(inner.elts, (list(value), list(value.values())), strict=True):
+            for item in items:
+                fits, legal = _match(part, item)
+                if not fits:
+                    return False, f"a mapping of which each {'key' if part is inner.elts[0] else 'value'} is {legal}"
+        return True, ""
     return True, ""
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainkit.data.feed import Feed, MapFeed, StreamFeed
+from trainkit.data.feed import AccumulateAt, Feed, MapFeed, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.module import DataModule
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples, to_device
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.optim.contract import Accumulation, accumulation_at
 from trainkit.precision import Precision
 from trainkit.task import Task
 
@@ -55,7 +56,7 @@ def batch_size_of(data: Any, source: Source | None) -> int | None:
 def train_feed(
     data: Any,
     source: Source | None,
-    accumulate: int,
+    changes: Accumulation,
     limit: Limit,
     seed: int,
     engine: Engine,
@@ -69,23 +70,24 @@ def train_feed(
     """
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
+    accumulate_at = functools.partial(accumulation_at, changes)
     if source is None:
         _refuse_own_batches(data, engine)
-        return _stream(data, accumulate, limit, engine, move)
+        return _stream(data, accumulate_at, limit, engine, move)
     if source.num_samples < engine.world_size:
         raise DataError(
             f"The training data has {source.num_samples} samples for {engine.world_size} ranks; each rank needs one at "
             "least. Start fewer ranks."
         )
-    plan = StepPlan(
-        _limited(source, limit, engine.world_size), source.batch_size, engine.world_size, accumulate, source.drop_last
-    )
+    samples = _limited(source, limit, engine.world_size)
+    drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
+    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
             f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
         )
-    return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move)
+    return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move, accumulate_at)
 
 
 def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]) -> list[Feed]:
@@ -96,7 +98,7 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
         source = read_source(item, name, training=False)
         if source is None:
             _refuse_own_batches(item, engine)
-            feeds.append(_stream(item, 1, limit, engine, move))
+            feeds.append(_stream(item, lambda epoch: 1, limit, engine, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
@@ -152,12 +154,12 @@ def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> Shard
     return ShardedLoader(source, plan, engine.rank, seed, engine.broadcast_object)
 
 
-def _stream(data: Any, accumulate: int, limit: Limit, engine: Engine, move: Callable[[Any], Any]) -> StreamFeed:
+def _stream(data: Any, accumulate_at: AccumulateAt, limit: Limit, engine: Engine, move: Callable[[Any], Any]) -> StreamFeed:
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(data, length, accumulate, limit, functools.partial(_sum_over_ranks, engine), move)
+    return StreamFeed(data, length, accumulate_at, limit, functools.partial(_sum_over_ranks, engine), move)
 
 
 def _length_of(stream: Any) -> int | None:

@@ -4,6 +4,8 @@
         ConfigError          exit code 2: what was asked for is not legal; found before anything was written
         DataError            a data set or a sample is not usable
         TaskError            the user's Task does not do what the loop needs
+            SyncError        a step read a value off the device, which assert_no_sync forbids
+        DivergenceError      a loss is not finite, or ranks no longer have the same weights
         EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
         CheckpointError      a checkpoint is missing, damaged or does not fit
 
@@ -37,6 +39,14 @@ class DataError(TrainkitError):
 
 class TaskError(TrainkitError):
     """A Task lacks a method, or a method returned something that cannot be trained on."""
+
+
+class SyncError(TaskError):
+    """A step waited for the device."""
+
+
+class DivergenceError(TrainkitError):
+    """A loss is not finite, or what must be equal on all ranks is not."""
 
 
 class EngineError(TrainkitError):

@@ -4,20 +4,20 @@
       train_epoch       the epoch's steps, validation inside or after it
         train_step      one optimizer update:
           train_batch     forward and backward of one microbatch, weighted by its share of the step's samples
-          update          reduce over ranks -> unscale -> clip -> step -> schedules
+          update          reduce over ranks -> unscale -> clip -> step
       validate          evaluation.py
 
 The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
 multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device but
-what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows).
+what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows); `Run.sync_guard` asserts it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +26,15 @@ from torch import Tensor
 from trainkit.data.feed import Feed, Microbatch, Step
 from trainkit.engine.base import Engine
 from trainkit.errors import DataError, TaskError
+from trainkit.guards.finite import FiniteLosses
+from trainkit.guards.memory import Halving
 from trainkit.hooks import Hooks
 from trainkit.metrics import MetricLog
 from trainkit.optim.schedule import LearningRates
 from trainkit.precision import Precision
 from trainkit.state import TrainState
-from trainkit.task import LogTarget, Task
+from trainkit.sync_guard import allowed_read
+from trainkit.task import LogTarget, Task, loss_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Run:
     metrics_at: dict[str, int] = field(default_factory=dict)  # the step that each value is of
     log: MetricLog = field(default_factory=MetricLog)
     not_optimized: Sequence[Tensor] = ()
+    sync_guard: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    finite: FiniteLosses | None = None  # trainer.stop_on_nonfinite
+    halving: Halving | None = None  # trainer.halve_batch_on_oom
     weight: Tensor | None = None  # of the step, where the task weighs its batches itself
     task_weighs: bool | None = None  # None until this rank has seen a batch
     agreed: bool = False  # whether all ranks know of `task_weighs`
@@ -95,6 +101,7 @@ def train_epoch(run: Run) -> None:
     validated_at = -1
     fresh: dict[str, float] = {}  # the values of this epoch
     validates = (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
+    run.rates.start_epoch(state.current_epoch, state.global_step - state.skipped_steps)
     run.hooks("on_train_epoch_start")
     for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
         train_step(run, step)
@@ -105,7 +112,7 @@ def train_epoch(run: Run) -> None:
         if _finished(run):
             stopped = True
             break
-    state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps
+    state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps_in(state.current_epoch)
     if state.epoch_done and state.step_in_epoch == 0:
         raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
     fresh |= _report_epoch(run)
@@ -127,10 +134,12 @@ def train_step(run: Run, step: Step) -> None:
     state = run.state
     run.hooks("on_train_step_start")
     run.log.new_step()
-    for microbatch in step.microbatches:
-        train_batch(run, microbatch, step)
-        state.batch_idx += 1
-    updated = update(run, step)
+    if run.halving is None:
+        compute_gradients(run, step)
+    else:
+        run.halving(step, partial(compute_gradients, run), partial(forget_gradients, run, run.log.copy(), state.batch_idx))
+    with run.sync_guard:
+        updated = update(run, step)
     state.global_step += 1
     state.step_in_epoch += 1
     state.samples_seen += step.num_samples
@@ -142,6 +151,14 @@ def train_step(run: Run, step: Step) -> None:
         run.hooks("on_metrics", run.log.step_values() | {"lr": run.rates.current()[0]}, state.global_step)
 
 
+def compute_gradients(run: Run, step: Step) -> None:
+    """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
+    for microbatch in step.microbatches:
+        with run.sync_guard:
+            train_batch(run, microbatch, step)
+        run.state.batch_idx += microbatch.ends_batch
+
+
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
     task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
@@ -150,7 +167,9 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
         with run.precision.autocast():
             outputs = task.training_step(batch, batch_idx)
-        loss = _loss_of(outputs, task)
+        loss = loss_of(outputs, task)
+        if run.finite is not None:
+            run.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
         share = _share(run, outputs, microbatch, step)
         run.engine.backward(run.precision.scale(loss * share))
@@ -161,7 +180,10 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
 
 def update(run: Run, step: Step) -> bool:
     """Reduce, unscale, clip and step; return False where mixed precision held the update back."""
-    run.engine.reduce_gradients()
+    if run.halving is None:  # it has reduced them
+        run.engine.reduce_gradients()
+    if run.finite is not None:
+        run.finite.decide()
     run.precision.unscale(run.optimizers)
     if not run.agreed:
         _agree_on_weights(run)
@@ -177,6 +199,14 @@ def update(run: Run, step: Step) -> bool:
     for parameter in run.not_optimized:
         parameter.grad = None  # it would be summed over ranks again and again
     return updated
+
+
+def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
+    """Put a run where it stood before the gradients of this step were computed."""
+    run.task.zero_grad(set_to_none=True)
+    run.log, run.weight, run.state.batch_idx = log.copy(), None, batch_idx
+    if run.finite is not None:
+        run.finite.forget()
 
 
 def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
@@ -219,7 +249,8 @@ def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float 
 def _agree_on_weights(run: Run) -> None:
     """Tell all ranks, once a run, whether the task weighs its batches itself: one without a sample in a step cannot know."""
     own = torch.tensor(float(run.task_weighs or False), device=run.engine.device)
-    anybody = bool(run.engine.all_reduce(own) > 0)
+    with allowed_read():
+        anybody = bool(run.engine.all_reduce(own) > 0)
     if run.task_weighs is not None and run.task_weighs != anybody:
         raise TaskError(_some_weights(run.task))
     run.task_weighs, run.agreed = anybody, True
@@ -240,22 +271,6 @@ def _divide_by_task_weight(run: Run, step: Step) -> None:
                     parameter.grad.mul_(correction.to(parameter.grad.dtype))
 
 
-def _loss_of(outputs: Any, task: Task) -> Tensor:
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    name = f"{type(task).__name__}.training_step"
-    if not isinstance(loss, Tensor):
-        kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise TaskError(f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with 'loss'.")
-    if loss.numel() != 1:
-        raise TaskError(f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its mean().")
-    if not loss.requires_grad:
-        raise TaskError(
-            f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
-            "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
-        )
-    return loss.reshape(())
-
-
 def _finished(run: Run) -> bool:
     state, limits = run.state, run.limits
     if limits.max_steps is not None and state.global_step >= limits.max_steps:
@@ -272,12 +287,3 @@ def _report_epoch(run: Run) -> dict[str, float]:
         run.metrics_at |= dict.fromkeys(values, run.state.global_step)
         run.hooks("on_metrics", values, run.state.global_step)
     return values
-
-
-def planned_steps(feed: Feed, limits: Limits) -> int | None:
-    """Return the optimizer steps of the whole run, or None where nobody can know."""
-    by_epochs = None
-    if limits.max_epochs is not None and feed.num_steps is not None:
-        by_epochs = limits.max_epochs * feed.num_steps
-    known = [n for n in (by_epochs, limits.max_steps) if n is not None]
-    return math.floor(min(known)) if known else None

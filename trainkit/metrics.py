@@ -46,6 +46,14 @@ class Accumulator:
             if len(self._numbers) >= _FOLD_AT:
                 self._numbers = [self._combine(self._numbers)]
 
+    def copy(self) -> Accumulator:
+        """Return one that holds the same and goes its own way."""
+        other = Accumulator(self.reduction)
+        other._pending = {weight: list(values) for weight, values in self._pending.items()}
+        other._held, other._weight = self._held, self._weight
+        other._parts, other._numbers = list(self._parts), list(self._numbers)
+        return other
+
     def read(self) -> tuple[Reduction, float, float]:
         """Return (reduction, combined value, weight). Waits for the device."""
         self._fold()
@@ -140,6 +148,14 @@ class MetricLog:
                 held.add(value, weight)
                 if prog_bar:
                     self.prog_bar.add(full)
+
+    def copy(self) -> MetricLog:
+        """Return one that holds the same and goes its own way; the names for the progress bar stay shared."""
+        other = MetricLog(self.suffix)
+        other.prog_bar = self.prog_bar
+        other._epoch = {name: held.copy() for name, held in self._epoch.items()}
+        other._step = {name: held.copy() for name, held in self._step.items()}
+        return other
 
     def new_step(self) -> None:
         """Forget the step values: a new step begins."""

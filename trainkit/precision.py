@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.errors import ConfigError
+from trainkit.sync_guard import allowed_read
 
 PrecisionName = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]
 
@@ -69,9 +70,10 @@ class Precision:
             for optimizer in optimizers:
                 optimizer.step()
             return True
-        before = self.scaler.get_scale()
-        for optimizer in optimizers:
-            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-                self.scaler.step(optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= before
+        with allowed_read():
+            before = self.scaler.get_scale()
+            for optimizer in optimizers:
+                if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                    self.scaler.step(optimizer)
+            self.scaler.update()
+            return self.scaler.get_scale() >= before

@@ -1,15 +1,16 @@
-"""Session: one fit, validate, test or predict from the start of the engine to its end.
+"""Session: one validate, test or predict from the start of the engine to its end; and what fit shares with them.
 
 enter   engine starts, device pinned -> run folder agreed -> hooks -> data prepared and set up -> precision
-build   feeds -> contract of batch and learning rate -> weights placed -> optimizers -> checkpoint, if asked ->
-        rank 0's state to everyone -> each rank its own random numbers
 exit    teardown; after an error, on_exception first
+
+A fit is a FitSession (fitting.py): it adds `build`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,25 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from trainkit import assembly, evaluation, loop
-from trainkit.checkpoint import contents
-from trainkit.checkpoint.format import load, load_training
-from trainkit.checkpoint.format import write as write_checkpoint
+from trainkit import assembly, evaluation
+from trainkit.checkpoint.format import load
+from trainkit.compiling import compiled
 from trainkit.data.feed import Feed
-from trainkit.data.loader import read_source
 from trainkit.data.module import DataModule, Stage
-from trainkit.data.order import mix
 from trainkit.data.transfer import to_device
-from trainkit.engine.base import Engine, use_deterministic_algorithms
+from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
 from trainkit.hooks import Hooks
-from trainkit.loop import Run
-from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
-from trainkit.optim.schedule import LearningRates, read_optimizers
 from trainkit.precision import Precision
-from trainkit.run_dir import make_run_dir, set_aside
+from trainkit.run_dir import make_run_dir
 from trainkit.state import TrainState
+from trainkit.switches import torch_switches
 from trainkit.task import Task
 
 if TYPE_CHECKING:
@@ -51,10 +47,8 @@ def seed_everything(seed: int) -> int:
 
 
 class Session:
-    """See the module. A context manager; `run` is there after `build`."""
+    """See the module. A context manager."""
 
-    run: Run
-    contract: Contract
     hooks: Hooks
     precision: Precision
     run_dir: Path
@@ -72,18 +66,22 @@ class Session:
         self.engine = wish if isinstance(wish, Engine) else make_engine(wish)  # type: ignore[arg-type]
         self.state = TrainState(stage=stage)
         self.prog_bar_names: set[str] = set()
-        self.user_lrs: list[float] = []
         self.resumed_from: Path | None = None
-        self.num_validations = 0
-        self.validation_names: set[str] = set()
-        self._feed: Feed | None = None
         self._feeds: list[Feed] = []
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
         self.engine.__enter__()
-        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
-        if self.settings.deterministic:
-            use_deterministic_algorithms()
+        try:
+            self._set_up()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _set_up(self) -> None:
+        settings = self.settings
+        self._stack.enter_context(torch_switches(settings.deterministic, settings.benchmark, settings.detect_anomaly))
         self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
@@ -92,9 +90,9 @@ class Session:
         if self._datamodule is not None:
             self._datamodule.setup(self.stage)
         self.hooks("setup", self.stage)
-        self.precision = Precision(self.settings.precision, self.engine.device)
-        self._move = assembly.mover(self.engine, self.precision, self.settings.channels_last)
-        return self
+        self._stack.enter_context(compiled(self.task, settings.compile))
+        self.precision = Precision(settings.precision, self.engine.device)
+        self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
@@ -105,144 +103,18 @@ class Session:
         self.task._log_target = None
         for feed in self._feeds:
             feed.close()
-        torch.use_deterministic_algorithms(self._was_deterministic)
+        self._stack.close()
         self.engine.__exit__(kind, error, trace)
-
-    # -- fit ----------------------------------------------------------------------------------------------------------
-
-    def build(self, train_data: Any, val_data: Any, ckpt_path: str | None) -> None:
-        """Build what the loop works with, and put it where the checkpoint left it."""
-        task, engine, settings = self.task, self.engine, self.settings
-        data = assembly.find_data("train", train_data, task, self._datamodule)
-        if data is None:
-            raise ConfigError(
-                "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
-            )
-        source = read_source(data, "train_dataloaders", training=True)
-        batch_size = assembly.batch_size_of(data, source)
-        accumulate = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
-        feed = assembly.train_feed(data, source, accumulate, settings.train_limit, settings.seed, engine, self._move)
-        self._feed = feed
-        self._feeds.append(feed)
-        val_feeds = self._val_feeds(val_data)
-        interval = settings.limits.val_check_interval
-        if val_feeds and interval and feed.num_steps is not None and interval > feed.num_steps:
-            raise ConfigError(
-                f"trainer.val_check_interval is {interval}, but an epoch has {feed.num_steps} steps: there would never be a "
-                "validation. Use a smaller one, or null for the epoch's end."
-            )
-        self.contract = Contract(
-            batch_size,
-            engine.world_size,
-            accumulate,
-            settings.lr_scaling,
-            settings.lr_reference_batch_size,
-            derive_warmup(settings.lr_warmup_steps, settings.lr_warmup_epochs, feed.num_steps),
-        )
-        assembly.place(task, engine, self.precision, settings.channels_last)
-        optimizers, schedules = read_optimizers(task.configure_optimizers())
-        not_optimized = assembly.check_parameters(task, optimizers)
-        task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
-        rates = LearningRates(optimizers, schedules, self.contract)
-        self.user_lrs = rates.user_lrs
-        self.run = Run(
-            task=task,
-            engine=engine,
-            precision=self.precision,
-            optimizers=optimizers,
-            rates=rates,
-            feed=feed,
-            limits=settings.limits,
-            state=self.state,
-            hooks=self.hooks,
-            validate=(lambda: self._validate(val_feeds)) if val_feeds else None,
-            metrics=self.trainer.callback_metrics,
-            not_optimized=not_optimized,
-        )
-        self.prog_bar_names = self.run.log.prog_bar
-        seed_everything(mix(settings.seed, engine.rank))
-        if ckpt_path is not None:
-            self._resume(ckpt_path)
-        elif engine.is_main:
-            set_aside(self.run_dir)
-        engine.prepare(task, optimizers)
-
-    def _resume(self, ckpt_path: str) -> None:
-        def read() -> tuple[Path, dict[str, Any]]:
-            folder = load(ckpt_path, self.run_dir, self.task)
-            return folder, load_training(folder)
-
-        self.resumed_from, saved = self.engine.run_on_main(read)
-        contents.restore(self.run, self.trainer.callbacks, saved)
-        self.hooks("on_load_checkpoint", saved["extra"])
-
-    @property
-    def num_training_steps(self) -> int | None:
-        """Steps of an epoch, where they are known."""
-        return None if self._feed is None else self._feed.num_steps
-
-    @property
-    def total_steps(self) -> int | None:
-        """Steps of the whole run, where they are known."""
-        return None if self._feed is None else loop.planned_steps(self._feed, self.settings.limits)
 
     @property
     def hyperparams(self) -> dict[str, Any]:
         """What the loggers keep of the run's settings: the config, or what the Task saved."""
         return self.trainer.config or {name: value for name, value in self.task.hparams.items() if not callable(value)}
 
-    def sanity_check(self) -> None:
-        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
-        limit = self.settings.num_sanity_val_steps
-        if self.run.validate is None or limit == 0 or self.state.global_step:
-            return
-        self.hooks("on_sanity_check_start")
-        self.state.stage = "sanity_check"
-        feeds = self._val_feeds(None, limit)
-        evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
-        self.hooks("on_validation_end")
-        for feed in feeds:  # their workers need not live as long as the run
-            self._feeds.remove(feed)
-            feed.close()
-        self.state.stage = "fit"
-        self.hooks("on_sanity_check_end")
-
-    def _val_feeds(self, given: Any, limit: int | None = None) -> list[Feed]:
-        if limit is None:
-            self._val_data = assembly.find_data("val", given, self.task, self._datamodule)
-        return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
-
-    def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
-        self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
-        metrics, prog_bar = evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
-        self.prog_bar_names |= prog_bar
-        self.num_validations += 1
-        self.validation_names |= metrics.keys()
-        self.trainer.callback_metrics.update(metrics)
-        self.hooks("on_metrics", metrics, self.state.global_step)
-        self.hooks("on_validation_end")
-        return metrics
-
-    @property
-    def awaits_validation(self) -> bool:
-        """Whether there is validation data and no validation has run yet."""
-        return self.run.validate is not None and self.num_validations == 0
-
-    def save_checkpoint(self, folder: Path, weights_only: bool) -> None:
-        """See Trainer.save_checkpoint. A disk that does not take it is reported, and training goes on."""
-        self.engine.broadcast_tensors(self.task.buffers())
-        extra: dict[str, Any] = {}
-        self.hooks("on_save_checkpoint", extra)
-        training = None if weights_only else contents.gather(self.run, self.trainer.callbacks, extra)
-        if not self.engine.is_main:
-            return
-        about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
-        about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
-        about |= {"versions": contents.versions(), "config": self.trainer.config}
-        try:
-            write_checkpoint(folder, self.task, training, about)
-        except OSError as error:
-            print(f"The checkpoint {folder} was NOT written: {error}. Training goes on.", flush=True)
+    def tell(self, text: str) -> None:
+        """Say something on rank 0."""
+        if self.engine.is_main:
+            print(text, flush=True)
 
     # -- validate, test, predict --------------------------------------------------------------------------------------
 

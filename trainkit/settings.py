@@ -23,14 +23,23 @@ class Settings:
     test_limit: float | None
     predict_limit: float | None
     global_batch_size: int | None
-    accumulate: int | None
+    accumulate: int | dict[int, int] | None
     lr_scaling: Scaling
     lr_reference_batch_size: int | None
     lr_warmup_steps: int | None
     lr_warmup_epochs: float | None
+    lr_momentum_correction: bool
     precision: PrecisionName
     channels_last: bool
+    compile: bool | str
+    sync_batchnorm: bool
+    halve_batch_on_oom: bool
+    overfit: bool
     num_sanity_val_steps: int
     deterministic: bool
+    benchmark: bool
+    detect_anomaly: bool
+    stop_on_nonfinite: bool
+    assert_no_sync: bool
     run_dir: str | None
     seed: int

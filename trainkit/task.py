@@ -221,3 +221,24 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
             what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}
             raise TaskError(_missing(task, method, what.get(method, "log what you want to know")) + hint)
     return task
+
+
+def loss_of(outputs: Any, task: Task) -> Tensor:
+    """Return the loss in what `training_step` returned, as a scalar.
+
+    Raises:
+        TaskError: there is none, or none that can be trained on.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    name = f"{type(task).__name__}.training_step"
+    if not isinstance(loss, Tensor):
+        kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise TaskError(f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with 'loss'.")
+    if loss.numel() != 1:
+        raise TaskError(f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its mean().")
+    if not loss.requires_grad:
+        raise TaskError(
+            f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
+            "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
+        )
+    return loss.reshape(())

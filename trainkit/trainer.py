@@ -19,19 +19,19 @@ from trainkit.callbacks.progress import ProgressBar
 from trainkit.data.module import DataModule, Stage
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
+from trainkit.fitting import FitSession
 from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 from trainkit.loop import Limits
-from trainkit.optim.contract import Contract
+from trainkit.running import Running
 from trainkit.session import Session
 from trainkit.settings import NO_END, Settings
-from trainkit.state import TrainState
 from trainkit.task import Task, check_overrides
 
 
 @checked
-class Trainer:
+class Trainer(Running):
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
@@ -39,14 +39,19 @@ class Trainer:
         max_epochs: passes over the training data; this or `max_steps` is needed.
         max_steps: optimizer steps.
         global_batch_size: samples of a step on all ranks; the accumulation is derived from it.
-        accumulate_grad_batches: microbatches of one rank in a step (default 1), where no `global_batch_size` is given.
+        accumulate_grad_batches: microbatches of one rank in a step (default 1), where no `global_batch_size` is given; or
+            {first epoch: microbatches}, as {0: 4, 10: 1}.
         lr_scaling: how learning rates follow the global batch: "linear" (Goyal et al. 2017), "sqrt" or "none".
         lr_reference_batch_size: the global batch that the user's rates are meant for. Default: one rank's batch of a
             step, so that the factor is the number of ranks.
         lr_warmup_epochs: epochs of warm-up.
         lr_warmup_steps: steps of warm-up.
+        lr_momentum_correction: true lets SGD's momentum follow a rate that changes, as torch does; see optim/schedule.py.
         precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true".
         channels_last: weights and inputs of four dimensions take that memory format.
+        compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see compiling.py.
+        sync_batchnorm: batch norm's statistics are those of all ranks' microbatches.
+        halve_batch_on_oom: where a GPU's memory does not hold a microbatch, all ranks split theirs and take the step anew.
         gradient_clip_val: clip the gradients of the whole step at this.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
         limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data (a float).
@@ -57,6 +62,7 @@ class Trainer:
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training.
         log_every_n_steps: steps between two logs of step values.
+        overfit_batches: train again and again on so many batches, unshuffled (a count or a share); validation takes as many.
         fast_dev_run: run so many batches (true: 1) of one epoch and of validation, without files.
         callbacks: a callback or a list.
         logger: a logger or a list; true for CSV and TensorBoard, false for none.
@@ -64,6 +70,10 @@ class Trainer:
         enable_checkpointing: write checkpoints (a ModelCheckpoint is added where `callbacks` has none); false drops those.
         enable_model_summary: print the banner on rank 0.
         deterministic: ask torch for deterministic algorithms.
+        benchmark: let cuDNN try out which algorithm is the fastest for each shape.
+        detect_anomaly: let autograd name the operation whose backward gave NaN; slow.
+        stop_on_nonfinite: end the run before the update where a loss is not finite; waits for the device in each step.
+        assert_no_sync: end the run where a step reads a value off the device.
         run_dir: where all files go. Default: runs/<Task>/<time>.
         seed: of order, augmentation and each rank's random numbers.
     """
@@ -78,13 +88,17 @@ class Trainer:
         max_epochs: PositiveInt | None = None,
         max_steps: PositiveInt | None = None,
         global_batch_size: PositiveInt | None = None,
-        accumulate_grad_batches: PositiveInt | None = None,
+        accumulate_grad_batches: PositiveInt | dict[NonNegativeInt, PositiveInt] | None = None,
         lr_scaling: Literal["linear", "sqrt", "none"] = "linear",
         lr_reference_batch_size: PositiveInt | None = None,
         lr_warmup_epochs: NonNegativeFloat | None = None,
         lr_warmup_steps: NonNegativeInt | None = None,
+        lr_momentum_correction: bool = True,
         precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true",
         channels_last: bool = False,
+        compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False,  # noqa: A002
+        sync_batchnorm: bool = False,
+        halve_batch_on_oom: bool = False,
         gradient_clip_val: PositiveFloat | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         limit_train_batches: IntOrFraction | None = None,
@@ -95,6 +109,7 @@ class Trainer:
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt = 2,
         log_every_n_steps: PositiveInt = 50,
+        overfit_batches: IntOrFraction | None = None,
         fast_dev_run: bool | PositiveInt = False,
         callbacks: Callback | Sequence[Callback] | None = None,
         logger: Logger | Sequence[Logger] | bool = True,
@@ -102,9 +117,15 @@ class Trainer:
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
         deterministic: bool = False,
+        benchmark: bool = False,
+        detect_anomaly: bool = False,
+        stop_on_nonfinite: bool = False,
+        assert_no_sync: bool = False,
         run_dir: str | None = None,
         seed: int = 0,
     ) -> None:
+        if overfit_batches is not None:
+            limit_train_batches = limit_val_batches = overfit_batches
         quick = int(fast_dev_run)
         if quick:
             max_epochs, max_steps, num_sanity_val_steps, logger, enable_checkpointing = 1, None, 0, False, False
@@ -124,10 +145,19 @@ class Trainer:
             lr_reference_batch_size=lr_reference_batch_size,
             lr_warmup_steps=lr_warmup_steps,
             lr_warmup_epochs=lr_warmup_epochs,
+            lr_momentum_correction=lr_momentum_correction,
             precision=precision,
             channels_last=channels_last,
+            compile=compile,
+            sync_batchnorm=sync_batchnorm,
+            halve_batch_on_oom=halve_batch_on_oom,
+            overfit=overfit_batches is not None,
             num_sanity_val_steps=num_sanity_val_steps,
             deterministic=deterministic,
+            benchmark=benchmark,
+            detect_anomaly=detect_anomaly,
+            stop_on_nonfinite=stop_on_nonfinite,
+            assert_no_sync=assert_no_sync,
             run_dir=run_dir,
             seed=seed,
         )
@@ -148,7 +178,7 @@ class Trainer:
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None
-        self._fitted: Session | None = None
+        self._fitted: FitSession | None = None
 
     # -- entry points -----------------------------------------------------------------------------------------------
 
@@ -176,7 +206,9 @@ class Trainer:
         check_overrides(task, ("training_step", "configure_optimizers"))
         if self.max_epochs is None and self.max_steps is None:
             raise ConfigError(NO_END)
-        with self._start(task, "fit", datamodule) as session:
+        self.callback_metrics = {}
+        self._session = session = FitSession(self, task, "fit", datamodule, self._session)
+        with session:
             session.build(train_dataloaders, val_dataloaders, ckpt_path)
             self._fitted = session
             session.hooks("on_fit_start")
@@ -220,101 +252,3 @@ class Trainer:
         self.callback_metrics = {}
         self._session = Session(self, task, stage, datamodule, self._session)
         return self._session
-
-    # -- what can be asked, while something runs and after it -------------------------------------------------------
-
-    @property
-    def _running(self) -> Session:
-        if self._session is None:
-            raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
-        return self._session
-
-    @property
-    def _trained(self) -> Session:
-        if self._fitted is None:
-            raise ConfigError("There was no fit yet, so there is nothing trained: call fit first.")
-        return self._fitted
-
-    @property
-    def state(self) -> TrainState:
-        """The counters."""
-        return self._running.state
-
-    @property
-    def engine(self) -> Engine:
-        """The ranks."""
-        return self._running.engine
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder, the same on all ranks."""
-        return self._running.run_dir
-
-    @property
-    def contract(self) -> Contract:
-        """The arithmetic of batch and learning rate."""
-        return self._running.contract if hasattr(self._running, "contract") else self._trained.contract
-
-    @property
-    def session(self) -> Session:
-        """What runs now; for callbacks that show it."""
-        return self._running
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.state.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch that is going on, from 0."""
-        return self.state.current_epoch
-
-    @property
-    def max_epochs(self) -> int | None:
-        """The limit of epochs."""
-        return self.settings.limits.max_epochs
-
-    @property
-    def max_steps(self) -> int | None:
-        """The limit of steps."""
-        return self.settings.limits.max_steps
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether training ends after the current step."""
-        return self.state.should_stop
-
-    @property
-    def sanity_checking(self) -> bool:
-        """Whether the few validation batches before training run now."""
-        return self.state.stage == "sanity_check"
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.engine.is_main
-
-    @property
-    def global_rank(self) -> int:
-        """This rank."""
-        return self.engine.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.engine.world_size
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        """Optimizer steps of the whole run, for schedules.
-
-        Raises:
-            ConfigError: the training data has no length and max_steps is not set.
-        """
-        steps = self._running.total_steps
-        if steps is None:
-            raise ConfigError(
-                "The number of steps of the run is not known: the training data has no length. Set trainer.max_steps."
-            )
-        return steps

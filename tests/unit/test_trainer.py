@@ -61,7 +61,7 @@ class Data(DataModule):
         ({"precision": "bf16"}, r"precision is 'bf16'; it must be one of '32-true'"),
         ({"gradient_clip_val": 0.0}, r"gradient_clip_val is 0\.0; it must be a number above 0"),
         ({"limit_val_batches": 1.5}, r"limit_val_batches is 1\.5; it must be a whole number \(a count\), or a fraction"),
-        ({"sync_batchnorm": True}, r"^trainer\.sync_batchnorm is not a setting\."),
+        ({"max_tim": 3}, r"^trainer\.max_tim is not a setting\."),
         ({"strategy": "ddp"}, r"^trainer\.strategy: .*launcher decides"),
         ({"default_root_dir": "x"}, r"^trainer\.default_root_dir: .*run_dir"),
     ],

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.data.loader import ShardedLoader
+from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples
 
 Move = Callable[[Any], Any]
+AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by epoch
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Microbatch:
         num_samples: samples in it.
         is_last: whether it is this rank's last of the step.
         places: its samples' places in the epoch's order; None for streams.
+        ends_batch: False for a piece of a batch that was split, but for the last one.
     """
 
     batch: Any
     num_samples: int
     is_last: bool
     places: range | None = None
+    ends_batch: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,19 @@ class Step:
 
 
 class Feed(ABC):
-    """The steps of an epoch. `num_steps` is None where nobody can know."""
+    """The steps of an epoch."""
 
-    num_steps: int | None
+    @abstractmethod
+    def num_steps_in(self, epoch: int) -> int | None:
+        """Return the steps of an epoch, or None where nobody can know."""
 
     @abstractmethod
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps of `epoch` from step `start` on."""
+
+    def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
+        """Return the data set's indices of a microbatch's samples, or None where there are none."""
+        return None
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
         """Let go of what loads."""
@@ -64,24 +74,35 @@ class Feed(ABC):
 class MapFeed(Feed):
     """Steps of a data set of known length."""
 
-    def __init__(self, loader: ShardedLoader, rank: int, move: Move) -> None:
-        """Take the loader, this rank, and what moves a batch to the device."""
-        self._loader, self._rank, self._move = loader, rank, move
-        self.plan = loader.plan
-        self.num_steps: int = self.plan.num_steps
+    def __init__(self, loader: ShardedLoader, rank: int, move: Move, accumulate_at: AccumulateAt | None = None) -> None:
+        """Take the loader, this rank, what moves a batch to the device, and the accumulation where epochs differ in it."""
+        self._loader, self._rank, self._move, self._accumulate_at = loader, rank, move, accumulate_at
+
+    def plan_of(self, epoch: int) -> StepPlan:
+        """Return how the samples of an epoch are dealt."""
+        plan = self._loader.plan
+        return plan if self._accumulate_at is None else replace(plan, accumulate=self._accumulate_at(epoch))
+
+    def num_steps_in(self, epoch: int) -> int:
+        """See Feed."""
+        return self.plan_of(epoch).num_steps
+
+    def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
+        """See Feed."""
+        return None if microbatch.places is None else self._loader.indices(epoch, microbatch.places)
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed."""
-        batches = self._loader.iterate(epoch, start, self.num_steps)
-        for step in range(start, self.num_steps):
-            yield Step(self.plan.samples_in(step), self._microbatches(step, batches))
+        plan = self.plan_of(epoch)
+        batches = self._loader.iterate(plan, epoch, start)
+        for step in range(start, plan.num_steps):
+            yield Step(plan.samples_in(step), self._microbatches(plan.microbatches(step, self._rank), batches))
 
     def close(self) -> None:
         """See Feed."""
         self._loader.close()
 
-    def _microbatches(self, step: int, batches: Iterator[Any]) -> Iterator[Microbatch]:
-        shares = self.plan.microbatches(step, self._rank)
+    def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
         for i, places in enumerate(shares, 1):
             yield Microbatch(self._move(next(batches)), len(places), i == len(shares), places)
 
@@ -93,7 +114,7 @@ class StreamFeed(Feed):
         self,
         stream: Iterable[Any],
         length: int | None,
-        accumulate: int,
+        accumulate_at: AccumulateAt,
         limit: int | None,
         sum_over_ranks: Callable[[int], int],
         move: Move,
@@ -103,24 +124,29 @@ class StreamFeed(Feed):
         Args:
             stream: yields microbatches; iterated anew each epoch.
             length: microbatches of the rank that has most of them, or None where nobody knows.
-            accumulate: microbatches of a step on this rank.
+            accumulate_at: microbatches of a step on this rank, by epoch.
             limit: microbatches of an epoch at most, or None.
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
         """
-        self._stream, self._accumulate, self._limit = stream, accumulate, limit
+        self._stream, self._accumulate_at, self._limit = stream, accumulate_at, limit
         self._sum_over_ranks, self._move = sum_over_ranks, move
         if length is not None and limit is not None:
             length = min(length, limit)
-        self.num_steps = None if length is None else -(-length // accumulate)
+        self._length = length
+
+    def num_steps_in(self, epoch: int) -> int | None:
+        """See Feed."""
+        return None if self._length is None else -(-self._length // self._accumulate_at(epoch))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
+        accumulate = self._accumulate_at(epoch)
         batches = itertools.islice(iter(self._stream), self._limit)
-        for _ in itertools.islice(batches, start * self._accumulate):
+        for _ in itertools.islice(batches, start * accumulate):
             pass
         while True:
-            pulled = list(itertools.islice(batches, self._accumulate))
+            pulled = list(itertools.islice(batches, accumulate))
             sizes = [count_samples(batch) for batch in pulled]
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:

@@ -113,7 +113,7 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
 class RankSampler(Sampler[list[tuple[int, int]]]):
     """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch on.
 
-    `start(epoch, step)` is called before each iteration; the DataLoader (and its workers) live on over epochs.
+    `start` is called before each iteration; the DataLoader (and its workers) live on over epochs.
     """
 
     def __init__(self, plan: StepPlan, rank: int, draw: Callable[[int], Sequence[int]]) -> None:
@@ -121,9 +121,9 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         self.plan, self.rank, self.draw = plan, rank, draw
         self.epoch, self.step, self.last = 0, 0, plan.num_steps
 
-    def start(self, epoch: int, step: int, last: int) -> None:
-        """Say which steps the next iteration covers: `step` up to, not including, `last` of `epoch`."""
-        self.epoch, self.step, self.last = epoch, step, last
+    def start(self, plan: StepPlan, epoch: int, step: int) -> None:
+        """Say what the next iteration covers: step `step` and all after it of `epoch`, dealt as `plan` says."""
+        self.plan, self.epoch, self.step, self.last = plan, epoch, step, plan.num_steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
@@ -182,8 +182,8 @@ class ShardedLoader:
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
-    def iterate(self, epoch: int, start: int, last: int) -> Iterator[Any]:
-        """Return an iterator over this rank's microbatches of steps `start` to `last` (exclusive) of `epoch`."""
+    def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
+        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, dealt as `plan` says."""
         if self.source.sampler is not None:
             # Here, not in the sampler: all ranks pass here at the same time, and the agreement is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
@@ -191,13 +191,18 @@ class ShardedLoader:
             with random_numbers_of(self._seed, epoch, -1):  # so that a run that goes on inside an epoch finds it again
                 own = [int(i) for i in self.source.sampler]
             self._drawn = self._agree(own)
-        self._sampler.start(epoch, start, last)
+        self._sampler.start(plan, epoch, start)
         return _named_errors(iter(self._loader))
 
     def close(self) -> None:
         """Let the workers go; nothing can be iterated afterwards."""
         # Dropped by hand: a DataLoader that the garbage collector finds in a cycle waits five seconds for each worker.
         del self._loader
+
+    def indices(self, epoch: int, places: range) -> list[int]:
+        """Return the data set's indices of the samples at these places of the epoch's order."""
+        order = self._order(epoch)
+        return [int(order[place]) for place in places]
 
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

@@ -14,7 +14,8 @@ that the same problem is solved on any number of ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from trainkit.errors import ConfigError
@@ -30,6 +31,7 @@ class Contract:
         batch_size: samples of one microbatch on one rank; None for a stream of unknown batches.
         world_size: number of ranks.
         accumulate: microbatches of one rank in a step.
+        later: (first epoch, microbatches) where the accumulation changes, ascending.
         lr_scaling: how the rate follows the global batch.
         lr_reference_batch_size: the global batch that the user's rate is meant for; None for one rank's batch of a step.
         warmup_steps: steps of warm-up, 0 for none.
@@ -41,6 +43,7 @@ class Contract:
     lr_scaling: Scaling
     lr_reference_batch_size: int | None
     warmup_steps: int
+    later: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.lr_reference_batch_size is not None and self.lr_scaling != "none":
@@ -48,6 +51,10 @@ class Contract:
                 f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but the batches of the training data "
                 "are of unknown size, so that nothing can be related to it. Use a DataLoader, or leave it out."
             )
+
+    def at(self, epoch: int) -> Contract:
+        """Return the contract of an epoch, in which nothing changes any more."""
+        return replace(self, accumulate=accumulation_at(((0, self.accumulate), *self.later), epoch), later=())
 
     @property
     def global_batch_size(self) -> int | None:
@@ -80,6 +87,8 @@ class Contract:
         size, total = ("?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size))
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         batch = f"{size} per rank x {ranks} x {self.accumulate} accumulated = {total} samples a step"
+        for epoch, microbatches in self.later:
+            batch += f"; from epoch {epoch + 1}: x {microbatches} = {self.at(epoch).global_batch_size or '?'}"
         if self.lr_scaling == "none":
             rate = f"{shown} (lr_scaling=none)"
         else:
@@ -93,19 +102,42 @@ class Contract:
             rate += f", warm-up from {start} over {self.warmup_steps} steps"
         return [("batch", batch), ("learning rate", rate)]
 
+    def differences(self, other: Contract) -> list[str]:
+        """Return in words what is other in `other`."""
+        pairs = [(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        pairs += [(name, getattr(self, name), getattr(other, name)) for name in ("global_batch_size", "lr_factor")]
+        return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
+
     def to_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return asdict(self)
 
 
-def derive_accumulation(batch_size: int | None, world_size: int, accumulate: int | None, global_batch_size: int | None) -> int:
-    """Return the microbatches of one rank in a step.
+Accumulation = Sequence[tuple[int, int]]
+
+
+def accumulation_at(changes: Accumulation, epoch: int) -> int:
+    """Return the microbatches of one rank in a step of `epoch`, given (first epoch, microbatches), ascending."""
+    return [microbatches for first, microbatches in changes if first <= epoch][-1]
+
+
+def derive_accumulation(
+    batch_size: int | None, world_size: int, accumulate: int | Mapping[int, int] | None, global_batch_size: int | None
+) -> Accumulation:
+    """Return the microbatches of one rank in a step, as (first epoch, microbatches), ascending and from epoch 0 on.
 
     Raises:
         ConfigError: both are given and disagree, or the global batch size cannot be met; names the nearest that can.
     """
+    if isinstance(accumulate, Mapping):
+        if global_batch_size is not None:
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches is {dict(accumulate)}, and trainer.global_batch_size={global_batch_size} "
+                "asks for one size in all epochs. Set only one of the two."
+            )
+        return sorted({0: 1, **accumulate}.items())
     if global_batch_size is None:
-        return accumulate or 1
+        return [(0, accumulate or 1)]
     if batch_size is None:
         raise ConfigError(
             f"trainer.global_batch_size is {global_batch_size}, but the batches of the training data are of unknown size. "
@@ -125,11 +157,11 @@ def derive_accumulation(batch_size: int | None, world_size: int, accumulate: int
             f"trainer.accumulate_grad_batches is {accumulate}, but trainer.global_batch_size={global_batch_size} needs "
             f"{derived} at {world_size} ranks of {batch_size}. Set only one of the two."
         )
-    return derived
+    return [(0, derived)]
 
 
-def derive_warmup(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> int:
-    """Return the steps of warm-up.
+def derive_warmup(steps: int | None, epochs: float | None, steps_of: Callable[[int], int | None]) -> int:
+    """Return the steps of warm-up; `steps_of` tells the steps of an epoch, or None where nobody knows.
 
     Raises:
         ConfigError: both forms are given, or epochs where an epoch's length is unknown.
@@ -139,9 +171,11 @@ def derive_warmup(steps: int | None, epochs: float | None, steps_per_epoch: int 
             f"trainer.lr_warmup_steps is {steps} and trainer.lr_warmup_epochs is {epochs}; set only one of the two."
         )
     if epochs:
-        if steps_per_epoch is None:
+        known = [steps_of(epoch) for epoch in range(math.ceil(epochs))]
+        if None in known:
             raise ConfigError(
                 f"trainer.lr_warmup_epochs is {epochs}, but the training data has no length. Set trainer.lr_warmup_steps."
             )
-        return round(epochs * steps_per_epoch)
+        last = epochs - math.floor(epochs) or 1.0  # the part of the last epoch that counts
+        return round(sum(known[:-1]) + last * known[-1])  # type: ignore[arg-type, operator]
     return steps or 0

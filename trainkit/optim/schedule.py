@@ -5,6 +5,11 @@ sees is kept apart from the one that the optimizer uses:
 
     scheduled rate  = factor x the user's rate, as the schedulers move it
     group["lr"]     = scheduled rate x warm-up(step)
+
+Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD keeps u = m u + g and takes the step
+lr x u, so that a new rate counts for the whole of u at once; this is the form that the paper calls corrected. Other
+frameworks keep v = m v + lr x g. `momentum_correction=False` reproduces these: with momentum m x (last rate / rate),
+lr x u is their v.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from typing import Any, Literal
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainkit.errors import CheckpointError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim.contract import Contract
 
 
@@ -115,13 +120,34 @@ _SCHEDULER_RATE = "eta_min"
 class LearningRates:
     """Sets every group's rate: scaling once, warm-up each step, the schedulers when they are due."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig], contract: Contract) -> None:
-        """Scale the rates, and the base rates that the schedulers remember, by the contract's factor."""
-        self._optimizers, self._schedules, self._contract = optimizers, schedules, contract
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedules: Sequence[ScheduleConfig],
+        contract: Contract,
+        momentum_correction: bool = True,
+    ) -> None:
+        """Scale the rates, and the base rates that the schedulers remember, by the contract's factor.
+
+        Raises:
+            ConfigError: momentum is not to be corrected, and there is none, or a scheduler moves it too.
+        """
+        self._optimizers, self._schedules = optimizers, schedules
+        self._whole, self._contract = contract, contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._scheduled = [float(group["lr"]) for group in self._groups]
-        self._scale(contract.lr_factor)
+        self._momenta = None if momentum_correction else self._read_momenta()
+        self._scale(self._contract.lr_factor)
+        self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
+
+    def _read_momenta(self) -> list[float]:
+        momenta = [float(group.get("momentum", 0.0)) for group in self._groups]
+        cycled = any(getattr(config.scheduler, "cycle_momentum", False) for config in self._schedules)
+        if cycled or not any(momenta):
+            why = "a scheduler moves the momentum itself (cycle_momentum)" if cycled else "no optimizer has a momentum"
+            raise ConfigError(f"trainer.lr_momentum_correction is false, but {why}. Leave it out.")
+        return momenta
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -146,9 +172,20 @@ class LearningRates:
         multiplier = self._contract.warmup(steps_taken)
         for group, lr in zip(self._groups, self._scheduled, strict=True):
             group["lr"] = lr * multiplier
+        if self._momenta is not None and self._last is not None:
+            for group, momentum, last in zip(self._groups, self._momenta, self._last, strict=True):
+                group["momentum"] = momentum * last / group["lr"] if group["lr"] else momentum
+
+    def start_epoch(self, epoch: int, steps_taken: int) -> None:
+        """Let the factor follow the global batch, where the accumulation changes with this epoch."""
+        before, self._contract = self._contract.lr_factor, self._whole.at(epoch)
+        if self._contract.lr_factor != before:
+            self._scale(self._contract.lr_factor / before)
+            self.apply(steps_taken)
 
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
+        self._last = self.current()
         due = [c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0]
         self._move(due, {})
         self.apply(steps_taken)
@@ -201,7 +238,12 @@ class LearningRates:
         for config in self._schedules:
             state = config.scheduler.state_dict()
             states.append({k: v for k, v in state.items() if k not in ("lr_lambdas", "_schedulers") or _plain(v)})
-        return {"schedulers": states, "scheduled": list(self._scheduled), "factor": self._contract.lr_factor}
+        return {
+            "schedulers": states,
+            "scheduled": list(self._scheduled),
+            "factor": self._contract.lr_factor,
+            "last": self._last,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
         """Take them back; the rates follow this run's factor where it is another (other ranks, another global batch).
@@ -217,7 +259,7 @@ class LearningRates:
         for config, saved in zip(self._schedules, state["schedulers"], strict=True):
             full = config.scheduler.state_dict() | dict(saved)
             config.scheduler.load_state_dict(full)
-        self._scheduled = list(state["scheduled"])
+        self._scheduled, self._last = list(state["scheduled"]), state["last"]
         if state["factor"] != self._contract.lr_factor:
             self._scale(self._contract.lr_factor / state["factor"])
         self.apply(steps_taken)

@@ -162,7 +162,7 @@ def test_a_failed_write_costs_no_older_checkpoint(
             raise OSError("No space left on device")
         real(folder, *args)
 
-    monkeypatch.setattr("trainkit.session.write_checkpoint", full_from_the_second_on)
+    monkeypatch.setattr("trainkit.fitting.write_checkpoint", full_from_the_second_on)
     keeper = ModelCheckpoint()
     folder = run(tmp_path, keeper, [0, 0, 0])
     assert kept(folder) == ["epoch=0-step=2"]

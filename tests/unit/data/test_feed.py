@@ -36,14 +36,14 @@ def keep(batch: Any) -> Any:
 
 def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
     """Return the feed of a stream of such batches; `total` stands for the sum over ranks."""
-    return StreamFeed(Stream(sizes), None, accumulate, limit, total, keep)
+    return StreamFeed(Stream(sizes), None, lambda epoch: accumulate, limit, total, keep)
 
 
 def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
     """Return the feed of a data set in microbatches of 4."""
     data = DataLoader(TensorDataset(torch.arange(num_samples)), 4, **options)
     source = read_source(data, "data", training=True)
-    return train_feed(data, source, accumulate, None, 0, SingleEngine("cpu"), keep)
+    return train_feed(data, source, [(0, accumulate)], None, 0, SingleEngine("cpu"), keep)
 
 
 def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tuple[int, bool]]]]:
@@ -53,7 +53,7 @@ def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tup
 
 def test_a_data_set_gives_its_steps() -> None:
     """Steps hold `accumulate` microbatches, the last one marked; a short last step what is left, evenly."""
-    assert map_feed(13, accumulate=2).num_steps == 2
+    assert map_feed(13, accumulate=2).num_steps_in(0) == 2
     assert pull(map_feed(13, accumulate=2)) == [(8, [(4, False), (4, True)]), (5, [(3, False), (2, True)])]
 
 
@@ -73,6 +73,41 @@ def test_an_epoch_goes_on_at_a_step() -> None:
     assert rest == whole[2:]
 
 
+def test_accumulation_changes_by_epoch() -> None:
+    """From an epoch on, steps hold another number of microbatches; the samples and their order stay the epoch's."""
+    data = DataLoader(TensorDataset(torch.arange(24)), 4, shuffle=True)
+    source = read_source(data, "data", training=True)
+    feed = train_feed(data, source, [(0, 3), (2, 1)], None, 0, SingleEngine("cpu"), keep)
+    plain = map_feed(24, shuffle=True)
+    assert [feed.num_steps_in(epoch) for epoch in range(4)] == [2, 2, 6, 6]
+    for epoch, microbatches in enumerate([3, 3, 1]):
+        steps = [[m.batch[0].tolist() for m in s.microbatches] for s in feed.steps(epoch)]
+        assert all(len(step) == microbatches for step in steps)
+        assert sum(steps, []) == [m.batch[0].tolist() for s in plain.steps(epoch) for m in s.microbatches]
+
+
+def test_a_streams_accumulation_changes_by_epoch() -> None:
+    """A stream's batches are grouped by the epoch's accumulation."""
+    feed = StreamFeed(Stream([1] * 4), 4, lambda epoch: 4 - 2 * epoch, None, int, keep)
+    assert [feed.num_steps_in(0), feed.num_steps_in(1)] == [len(pull(feed, 0)), len(pull(feed, 1))] == [1, 2]
+
+
+def test_microbatches_tell_their_indices() -> None:
+    """A microbatch's places lead to the data set's indices; a stream has none."""
+    feed = map_feed(9, shuffle=True)
+    for micro in [m for step in feed.steps(3) for m in step.microbatches]:
+        assert feed.indices(3, micro) == micro.batch[0].tolist()
+    stream = stream_feed([2])
+    assert stream.indices(0, next(next(stream.steps(0)).microbatches)) is None
+
+
+def test_drop_last_is_of_the_whole_data() -> None:
+    """A limit in microbatches leaves some also where an accumulated step would be short of them (fast_dev_run)."""
+    data = DataLoader(TensorDataset(torch.arange(40)), 4, drop_last=True)
+    feed = train_feed(data, read_source(data, "data", True), [(0, 4)], 1, 0, SingleEngine("cpu"), keep)
+    assert pull(feed) == [(4, [(4, True)])]
+
+
 def test_drop_last_must_leave_something() -> None:
     """A data set smaller than a step has no step with drop_last."""
     with pytest.raises(DataError, match=r"drop_last=True leaves nothing: .* 7 samples, a step takes 8"):
@@ -85,16 +120,16 @@ def test_no_training_data_by_limit(limit: float) -> None:
     data = TensorDataset(torch.arange(4))
     source = read_source(data, "data", training=True)
     with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches is 0(\.0)?; it must be above 0"):
-        train_feed(data, source, 1, limit, 0, SingleEngine("cpu"), keep)
+        train_feed(data, source, [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
 
 
 @pytest.mark.parametrize(("limit", "samples"), [(2, 8), (0.5, 11), (99, 23), (1.0, 23), (0.001, 1)])
 def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
     """A whole number limits the microbatches of a rank, a fraction the share of the data."""
     data = DataLoader(TensorDataset(torch.arange(23)), 4)
-    feed = train_feed(data, read_source(data, "data", True), 1, limit, 0, SingleEngine("cpu"), keep)
+    feed = train_feed(data, read_source(data, "data", True), [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
     assert isinstance(feed, MapFeed)
-    assert feed.plan.num_samples == samples
+    assert feed.plan_of(0).num_samples == samples
 
 
 def test_a_stream_gives_its_steps() -> None:
@@ -132,25 +167,25 @@ def test_streams_of_different_lengths_count_the_same_steps(other: int | None, st
         def all_gather_object(self, value: Any) -> list[Any]:
             return [value, other]
 
-    feed = train_feed([torch.zeros(2)] * 3, None, 2, None, 0, TwoRanks("cpu"), keep)
-    assert feed.num_steps == steps
+    feed = train_feed([torch.zeros(2)] * 3, None, [(0, 2)], None, 0, TwoRanks("cpu"), keep)
+    assert feed.num_steps_in(0) == steps
 
 
 def test_a_loader_over_a_stream_has_no_length() -> None:
     """A DataLoader over an iterable data set without a length is a stream without a length."""
-    feed = train_feed(DataLoader(Stream([3, 2]), batch_size=None), None, 1, None, 0, SingleEngine("cpu"), keep)
-    assert feed.num_steps is None
+    feed = train_feed(DataLoader(Stream([3, 2]), batch_size=None), None, [(0, 1)], None, 0, SingleEngine("cpu"), keep)
+    assert feed.num_steps_in(0) is None
     assert len(pull(feed)) == 2
 
 
 def test_a_share_of_a_stream_is_refused() -> None:
     """A stream has no length of which to take a share."""
     with pytest.raises(ConfigError, match=r"A limit of 0\.5 is a share, but the data is a stream"):
-        train_feed(Stream([2]), None, 1, 0.5, 0, SingleEngine("cpu"), keep)
+        train_feed(Stream([2]), None, [(0, 1)], 0.5, 0, SingleEngine("cpu"), keep)
 
 
 def test_a_streams_batch_must_be_countable() -> None:
     """A stream of batches without tensors is refused."""
-    feed = StreamFeed([["a", "b"]], None, 1, None, int, keep)
+    feed = StreamFeed([["a", "b"]], None, lambda epoch: 1, None, int, keep)
     with pytest.raises(TaskError, match="no tensor"):
         pull(feed)

@@ -68,7 +68,7 @@ def sharded(data: DataLoader[Any], rank: int = 0, world: int = 1, seed: int = 0,
 
 def indices(loader: ShardedLoader, epoch: int = 0, start: int = 0) -> list[list[int]]:
     """Return the indices of each microbatch of an epoch, from a step on."""
-    return [batch[0].tolist() for batch in loader.iterate(epoch, start, loader.plan.num_steps)]
+    return [batch[0].tolist() for batch in loader.iterate(loader.plan, epoch, start)]
 
 
 def test_samples_come_in_the_data_sets_order() -> None:
@@ -104,7 +104,7 @@ def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, **options))
     for epoch in (0, 1, 1):
-        seen = [(i, x) for numbers, xs in loader.iterate(epoch, 0, 3) for i, x in zip(*map(list, (numbers, xs)), strict=True)]
+        seen = [(i, x) for numbers, xs in loader.iterate(loader.plan, epoch, 0) for i, x in zip(*map(list, (numbers, xs)), strict=True)]
         alone = [loader._loader.dataset[epoch, int(i)] for i, _ in seen]
         assert [(int(i), float(x)) for i, x in seen] == alone
     workers = getattr(loader._loader._iterator, "_workers", [])

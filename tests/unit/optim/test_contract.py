@@ -70,7 +70,25 @@ def test_no_warmup_is_no_multiplier() -> None:
 )
 def test_accumulation_is_derived(accumulate: int | None, wish: int | None, expected: int) -> None:
     """The accumulation is as given, or what the global batch needs at 4 ranks of 8."""
-    assert derive_accumulation(8, 4, accumulate, wish) == expected
+    assert derive_accumulation(8, 4, accumulate, wish) == [(0, expected)]
+
+
+def test_accumulation_by_epoch() -> None:
+    """A mapping says from which epoch on; the contract of an epoch has its own global batch and factor."""
+    assert derive_accumulation(8, 4, {5: 1, 2: 4}, None) == [(0, 1), (2, 4), (5, 1)]
+    whole = contract(accumulate=1, later=((2, 4), (5, 1)), lr_reference_batch_size=16)
+    assert [whole.at(epoch).global_batch_size for epoch in (0, 1, 2, 4, 5, 9)] == [32, 32, 128, 128, 32, 32]
+    assert [whole.at(epoch).lr_factor for epoch in (0, 2, 5)] == [2.0, 8.0, 2.0]
+    assert dict(whole.describe([0.1]))["batch"].endswith("= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32")
+    with pytest.raises(ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 asks for one"):
+        derive_accumulation(8, 4, {0: 2}, 64)
+
+
+def test_contracts_tell_their_differences() -> None:
+    """What a checkpoint's contract had otherwise is told by name."""
+    assert contract().differences(contract()) == []
+    told = contract(world_size=4, accumulate=2).differences(contract(world_size=2, accumulate=2))
+    assert told == ["world_size was 4, is 2", "global_batch_size was 64, is 32", "lr_factor was 4, is 2"]
 
 
 @pytest.mark.parametrize(("wish", "nearest"), [(50, "32 or 64"), (31, "32"), (65, "64 or 96")])
@@ -99,14 +117,20 @@ def test_a_global_batch_needs_a_known_batch() -> None:
 )
 def test_warmup_is_counted_in_steps(steps: int | None, epochs: float | None, per_epoch: int | None, expected: int) -> None:
     """Warm-up in epochs becomes steps of the epoch's length."""
-    assert derive_warmup(steps, epochs, per_epoch) == expected
+    assert derive_warmup(steps, epochs, lambda epoch: per_epoch) == expected
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1.0, 8), (2.0, 10), (2.5, 11), (1.25, 8)])
+def test_warmup_over_epochs_of_different_lengths(epochs: float, expected: int) -> None:
+    """Where the accumulation changes, warm-up in epochs counts each epoch's own steps."""
+    assert derive_warmup(None, epochs, lambda epoch: 8 if epoch == 0 else 2) == expected
 
 
 @pytest.mark.parametrize(("steps", "epochs", "words"), [(3, 1.0, "set only one"), (None, 1.0, "has no length")])
 def test_a_warmup_that_cannot_be_counted_is_refused(steps: int | None, epochs: float, words: str) -> None:
     """Two forms at once, and epochs of unknown length, are refused."""
     with pytest.raises(ConfigError, match=words):
-        derive_warmup(steps, epochs, None)
+        derive_warmup(steps, epochs, lambda epoch: None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""torch.compile for a Task: each module that the Task holds is compiled in place.
+
+In place (`nn.Module.compile`), so that the names of weights stay what they are: no `_orig_mod.` in a checkpoint. The
+modules that are the Task's attributes are compiled rather than `training_step`, whose calls of `log` and of hooks are
+Python for good reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from trainkit.errors import ConfigError
+from trainkit.task import Task
+
+
+@contextlib.contextmanager
+def compiled(task: Task, wish: bool | str) -> Iterator[None]:
+    """Compile the task's modules while the context lasts; compiling itself happens at their first call.
+
+    Args:
+        task: its direct children with weights are compiled, each as one graph where it can be.
+        wish: false for nothing, true for torch.compile's default mode, or the name of a mode.
+
+    Raises:
+        ConfigError: the task has no such module.
+    """
+    if wish is False:
+        yield
+        return
+    modules = [m for m in task.children() if any(True for _ in m.parameters()) and not isinstance(m, _CONTAINERS)]
+    if not modules:
+        raise ConfigError(
+            f"trainer.compile is {wish}, but {type(task).__name__} has no module with weights as an attribute. Put the "
+            "model into one (self.model = ...), or leave it out."
+        )
+    fresh = [m for m in modules if m._compiled_call_impl is None]  # what the user compiled stays as it is
+    for module in fresh:
+        module.compile(mode=None if wish is True else wish)
+    try:
+        yield
+    finally:
+        for module in fresh:
+            module._compiled_call_impl = None
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # never called themselves

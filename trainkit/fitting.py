@@ -1,0 +1,209 @@
+"""FitSession: a fit from the start of the engine to its end.
+
+build   feeds -> contract of batch and learning rate -> weights placed -> optimizers -> checkpoint, if asked ->
+        rank 0's state to everyone -> each rank its own random numbers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit import assembly, evaluation
+from trainkit.checkpoint import contents
+from trainkit.checkpoint.format import load, load_training
+from trainkit.checkpoint.format import write as write_checkpoint
+from trainkit.data.feed import Feed
+from trainkit.data.loader import read_source
+from trainkit.data.order import mix
+from trainkit.errors import ConfigError
+from trainkit.guards.finite import FiniteLosses
+from trainkit.guards.memory import Halving
+from trainkit.loop import Limits, Run
+from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
+from trainkit.optim.schedule import LearningRates, read_optimizers
+from trainkit.run_dir import set_aside
+from trainkit.session import Session, seed_everything
+from trainkit.sync_guard import SyncGuard
+
+
+class FitSession(Session):
+    """A Session that trains; `run` and `contract` are there after `build`."""
+
+    run: Run
+    contract: Contract
+
+    def __init__(self, *args: Any) -> None:
+        """See Session."""
+        super().__init__(*args)
+        self.user_lrs: list[float] = []
+        self.num_validations = 0
+        self.validation_names: set[str] = set()
+        self._feed: Feed | None = None
+
+    def build(self, train_data: Any, val_data: Any, ckpt_path: str | None) -> None:
+        """Build what the loop works with, and put it where the checkpoint left it."""
+        task, engine, settings = self.task, self.engine, self.settings
+        data = assembly.find_data("train", train_data, task, self._datamodule)
+        if data is None:
+            raise ConfigError(
+                "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
+            )
+        source = read_source(data, "train_dataloaders", training=True)
+        batch_size = assembly.batch_size_of(data, source)
+        changes = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
+        if settings.overfit and source is not None:
+            source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
+        feed = assembly.train_feed(data, source, changes, settings.train_limit, settings.seed, engine, self._move)
+        self._feed = feed
+        self._feeds.append(feed)
+        val_feeds = self._val_feeds(val_data)
+        interval = settings.limits.val_check_interval
+        steps = feed.num_steps_in(0)
+        if val_feeds and interval and steps is not None and interval > steps:
+            raise ConfigError(
+                f"trainer.val_check_interval is {interval}, but an epoch has {steps} steps: there would never be a "
+                "validation. Use a smaller one, or null for the epoch's end."
+            )
+        self.contract = Contract(
+            batch_size,
+            engine.world_size,
+            changes[0][1],
+            settings.lr_scaling,
+            settings.lr_reference_batch_size,
+            derive_warmup(settings.lr_warmup_steps, settings.lr_warmup_epochs, feed.num_steps_in),
+            tuple(changes[1:]),
+        )
+        assembly.place(task, engine, self.precision, settings.channels_last)
+        optimizers, schedules = read_optimizers(task.configure_optimizers())
+        not_optimized = assembly.check_parameters(task, optimizers)
+        task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
+        rates = LearningRates(optimizers, schedules, self.contract, settings.lr_momentum_correction)
+        self.user_lrs = rates.user_lrs
+        self.run = Run(
+            task=task,
+            engine=engine,
+            precision=self.precision,
+            optimizers=optimizers,
+            rates=rates,
+            feed=feed,
+            limits=settings.limits,
+            state=self.state,
+            hooks=self.hooks,
+            validate=(lambda: self._validate(val_feeds)) if val_feeds else None,
+            metrics=self.trainer.callback_metrics,
+            not_optimized=not_optimized,
+            sync_guard=SyncGuard(engine.device) if settings.assert_no_sync else contextlib.nullcontext(),
+            finite=FiniteLosses(engine, feed, self.state) if settings.stop_on_nonfinite else None,
+            halving=Halving(engine, self.tell) if settings.halve_batch_on_oom else None,
+        )
+        self.prog_bar_names = self.run.log.prog_bar
+        seed_everything(mix(settings.seed, engine.rank))
+        if ckpt_path is not None:
+            self._resume(ckpt_path)
+        elif engine.is_main:
+            set_aside(self.run_dir)
+        engine.prepare(task, optimizers)
+
+    def _resume(self, ckpt_path: str) -> None:
+        def read() -> tuple[Path, dict[str, Any]]:
+            folder = load(ckpt_path, self.run_dir, self.task)
+            return folder, load_training(folder)
+
+        self.resumed_from, saved = self.engine.run_on_main(read)
+        contents.restore(self.run, self.trainer.callbacks, saved)
+        self._compare_contracts(Contract(**saved["contract"]))
+        self.hooks("on_load_checkpoint", saved["extra"])
+
+    def _compare_contracts(self, saved: Contract) -> None:
+        """Say what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
+        state, changes = self.state, saved.differences(self.contract)
+        before, now = (c.at(state.current_epoch).global_batch_size for c in (saved, self.contract))
+        if state.step_in_epoch and before and now and before != now:
+            seen = state.step_in_epoch * before
+            state.step_in_epoch = seen // now
+            changes.append(f"step {seen // now} of the epoch comes next, {seen % now} samples of it for the second time")
+        if changes:
+            self.tell(f"Other than in the checkpoint: {'; '.join(changes)}.")
+
+    @property
+    def num_training_steps(self) -> int | None:
+        """Steps of the current epoch, where they are known."""
+        return None if self._feed is None else self._feed.num_steps_in(self.state.current_epoch)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, where they are known."""
+        return None if self._feed is None else planned_steps(self._feed, self.settings.limits, self.contract)
+
+    def sanity_check(self) -> None:
+        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
+        limit = self.settings.num_sanity_val_steps
+        if self.run.validate is None or limit == 0 or self.state.global_step:
+            return
+        self.hooks("on_sanity_check_start")
+        self.state.stage = "sanity_check"
+        feeds = self._val_feeds(None, limit)
+        evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
+        self.hooks("on_validation_end")
+        for feed in feeds:  # their workers need not live as long as the run
+            self._feeds.remove(feed)
+            feed.close()
+        self.state.stage = "fit"
+        self.hooks("on_sanity_check_end")
+
+    def _val_feeds(self, given: Any, limit: int | None = None) -> list[Feed]:
+        if limit is None:
+            self._val_data = assembly.find_data("val", given, self.task, self._datamodule)
+        return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
+
+    def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
+        self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
+        metrics, prog_bar = evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
+        self.prog_bar_names |= prog_bar
+        self.num_validations += 1
+        self.validation_names |= metrics.keys()
+        self.trainer.callback_metrics.update(metrics)
+        self.hooks("on_metrics", metrics, self.state.global_step)
+        self.hooks("on_validation_end")
+        return metrics
+
+    @property
+    def awaits_validation(self) -> bool:
+        """Whether there is validation data and no validation has run yet."""
+        return self.run.validate is not None and self.num_validations == 0
+
+    def save_checkpoint(self, folder: Path, weights_only: bool) -> None:
+        """See Trainer.save_checkpoint. A disk that does not take it is reported, and training goes on."""
+        self.engine.broadcast_tensors(self.task.buffers())
+        extra: dict[str, Any] = {}
+        self.hooks("on_save_checkpoint", extra)
+        training = None
+        if not weights_only:
+            training = contents.gather(self.run, self.trainer.callbacks, extra)
+            training["contract"] = self.contract.to_dict()
+        if not self.engine.is_main:
+            return
+        about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
+        about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
+        about |= {"versions": contents.versions(), "config": self.trainer.config}
+        try:
+            write_checkpoint(folder, self.task, training, about)
+        except OSError as error:
+            print(f"The checkpoint {folder} was NOT written: {error}. Training goes on.", flush=True)
+
+
+def planned_steps(feed: Feed, limits: Limits, contract: Contract) -> int | None:
+    """Return the optimizer steps of the whole run, or None where nobody can know."""
+    known = [] if limits.max_steps is None else [limits.max_steps]
+    per_epoch = feed.num_steps_in(0)
+    if limits.max_epochs is not None and per_epoch is not None:
+        total, last = 0, limits.max_epochs
+        for first, _ in reversed(((0, 0), *contract.later)):  # each stretch of epochs of one accumulation
+            total += max(0, last - first) * (feed.num_steps_in(first) or 0)
+            last = min(last, first)
+        known.append(total)
+    return min(known, default=None)

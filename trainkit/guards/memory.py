@@ -1,0 +1,102 @@
+"""`trainer.halve_batch_on_oom`: a microbatch that a GPU's memory does not hold is split, on all ranks, and the step taken anew.
+
+The global batch, the weights of its samples and the learning rate stay what they were: only the memory of a forward and
+backward shrinks. Each step costs one small sum over ranks, so that all know of a rank that ran out; no rank may go on
+with a step that another one could not finish. Batch norm sees smaller batches after a split, and dropout draws anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.data.feed import Microbatch, Step
+from trainkit.engine.base import Engine
+
+
+class Halving:
+    """Takes steps as transactions over all ranks.
+
+    Attributes:
+        pieces: into how many a microbatch is split now, 1 at first; the same on all ranks.
+    """
+
+    def __init__(self, engine: Engine, tell: Callable[[str], None]) -> None:
+        """Take the ranks, and what tells the user of a split."""
+        self.pieces = 1
+        self._engine, self._tell = engine, tell
+
+    def __call__(self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]) -> None:
+        """Compute the gradients of a step and sum them over ranks.
+
+        Args:
+            step: its microbatches are held until the step is done.
+            compute: runs forward and backward of all microbatches of a step.
+            undo: forgets what `compute` left: gradients, logged values, counters.
+
+        Raises:
+            torch.OutOfMemoryError: microbatches of one sample do not fit, or a batch cannot be split.
+        """
+        held = list(step.microbatches)
+        while True:
+            failure = self._attempt(replace(step, microbatches=iter(self._split(held))), compute)
+            self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
+            if int(self._engine.all_reduce(torch.tensor(failure is not None, dtype=torch.int64))) == 0:
+                return
+            undo()
+            largest = max((microbatch.num_samples for microbatch in held), default=0)
+            sizes = self._engine.all_gather_object((largest, failure))
+            if self.pieces >= max(size for size, _ in sizes):
+                raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
+            self.pieces *= 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            ranks = [str(rank) for rank, (_, text) in enumerate(sizes) if text is not None]
+            self._tell(
+                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into {self.pieces} pieces from "
+                "now on and take the step anew. The samples of a step and the learning rate stay the same; "
+                f"data.batch_size={max(1, max(size for size, _ in sizes) // self.pieces)} would avoid it."
+            )
+
+    def _attempt(self, step: Step, compute: Callable[[Step], None]) -> str | None:
+        try:
+            compute(step)
+        except torch.OutOfMemoryError as error:
+            return str(error)  # not the error: it holds the frames, and they hold the memory
+        return None
+
+    def _split(self, held: Sequence[Microbatch]) -> Iterator[Microbatch]:
+        for microbatch in held:
+            parts = split(microbatch.batch, microbatch.num_samples, self.pieces)
+            sizes = [len(range(microbatch.num_samples)[part]) for part in _slices(microbatch.num_samples, self.pieces)]
+            for i, (part, size) in enumerate(zip(parts, sizes, strict=True), 1):
+                whole = i == len(sizes)
+                yield replace(microbatch, batch=part, num_samples=size, is_last=microbatch.is_last and whole, ends_batch=whole)
+
+
+def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:
+    """Split a batch of any nesting into at most `pieces` parts along its samples; what has no samples goes to each part."""
+    return [_part(batch, num_samples, part) for part in _slices(num_samples, pieces)]
+
+
+def _slices(num_samples: int, pieces: int) -> list[slice]:
+    size = -(-num_samples // pieces)
+    return [slice(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
+
+
+def _part(value: Any, num_samples: int, part: slice) -> Any:
+    if isinstance(value, Tensor):
+        return value[part] if value.dim() > 0 and len(value) == num_samples else value
+    if isinstance(value, Mapping):
+        return {key: _part(item, num_samples, part) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_part(item, num_samples, part) for item in value))
+    if isinstance(value, (list, tuple)):
+        if len(value) == num_samples and not any(isinstance(item, Tensor) for item in value):
+            return value[part]  # a text or a name for each sample
+        return type(value)(_part(item, num_samples, part) for item in value)
+    return value
