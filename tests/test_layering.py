@@ -19,7 +19,9 @@ ROOT = Path(trainkit.__file__).parent
 FLOORS = [
     ["errors", "version"],
     ["arguments", "lightning", "run_dir", "state", "sync_guard"],
-    ["metrics", "precision", "optim", "data", "task_hooks"],
+    ["precision", "optim", "data", "task_hooks"],
+    ["metric_objects"],
+    ["metrics"],
     ["task"],
     ["engine"],
     ["callback"],

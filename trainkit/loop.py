@@ -202,7 +202,16 @@ def update(run: Run, step: Step) -> bool:
 
 
 def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
-    """Put a run where it stood before the gradients of this step were computed."""
+    """Put a run where it stood before the gradients of this step were computed.
+
+    Raises:
+        TaskError: the task logs metric objects in training, which have counted the samples and cannot forget them.
+    """
+    if run.log.objects:
+        raise TaskError(
+            f"A rank is out of memory, and {type(run.task).__name__} logs {', '.join(run.log.objects)} as metric objects in "
+            "training_step, which would count samples twice. Log plain values there, or use a smaller data.batch_size."
+        )
     run.task.zero_grad(set_to_none=True)
     run.log, run.weight, run.state.batch_idx = log.copy(), None, batch_idx
     if run.finite is not None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from trainkit import metric_objects
 from trainkit.errors import TaskError
 
 Reduction = Literal["mean", "sum", "min", "max"]
@@ -103,11 +104,12 @@ class MetricLog:
         self.prog_bar: set[str] = set()
         self._epoch: dict[str, Accumulator] = {}
         self._step: dict[str, Accumulator] = {}
+        self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
 
     def add(
         self,
         name: str,
-        value: Tensor | float,
+        value: Any,
         *,
         weight: float,
         on_step: bool,
@@ -115,11 +117,21 @@ class MetricLog:
         prog_bar: bool = False,
         reduction: Reduction = "mean",
     ) -> None:
-        """Take a value.
+        """Take a value, or a torchmetrics object, whose value is asked for when the epoch ends.
 
         Raises:
             TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
         """
+        if metric_objects.is_metric(value):
+            metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
+            if on_epoch and self.objects.setdefault(full + self.suffix, metric) is not metric:
+                raise TaskError(f"log('{name}', ...) got another metric object than before. Log each under its own name.")
+            if on_epoch and prog_bar:
+                self.prog_bar.add(full + self.suffix)
+            if not on_step:
+                return
+            value, on_epoch = metric_objects.step_value(name, metric), False
+            name = f"{name}_step" if full != name else name
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise TaskError(
@@ -152,7 +164,7 @@ class MetricLog:
     def copy(self) -> MetricLog:
         """Return one that holds the same and goes its own way; the names for the progress bar stay shared."""
         other = MetricLog(self.suffix)
-        other.prog_bar = self.prog_bar
+        other.prog_bar, other.objects = self.prog_bar, dict(self.objects)
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
@@ -168,9 +180,12 @@ class MetricLog:
 
     def epoch_values(self, all_gather_object: Callable[[Any], list[Any]]) -> dict[str, float]:
         """Return the values over all samples of all ranks, on all ranks, and start anew. Waits for the device."""
-        gathered: list[dict[str, tuple[Reduction, float, float]]] = all_gather_object(
-            {name: held.read() for name, held in self._epoch.items()}
-        )
+        own = {name: held.read() for name, held in self._epoch.items()}
+        gathered: list[tuple[dict[str, tuple[Reduction, float, float]], bool]] = all_gather_object((own, bool(self.objects)))
         self._epoch.clear()
-        names = dict.fromkeys(name for rank in gathered for name in rank)
-        return {name: combine([rank[name] for rank in gathered if name in rank]) for name in names}
+        names = dict.fromkeys(name for rank, _ in gathered for name in rank)
+        values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
+        if any(has_objects for _, has_objects in gathered):
+            values |= metric_objects.epoch_values(self.objects, all_gather_object)
+            self.objects.clear()
+        return values

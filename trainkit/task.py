@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TaskError
+from trainkit.metric_objects import is_metric
 from trainkit.metrics import MetricLog, Reduction
 from trainkit.task_hooks import TaskHooks
 
@@ -113,7 +114,7 @@ class Task(TaskHooks, nn.Module):
     def log(
         self,
         name: str,
-        value: Tensor | float,
+        value: Any,
         prog_bar: bool = False,
         on_step: bool | None = None,
         on_epoch: bool | None = None,
@@ -124,7 +125,8 @@ class Task(TaskHooks, nn.Module):
 
         Args:
             name: as "train/loss" or "val/acc".
-            value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`).
+            value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object that
+                was called or updated with the batch: it is combined over all ranks at the epoch's end, and reset.
             prog_bar: show it in the progress bar.
             on_step: log this rank's value of the step, each `log_every_n_steps`. Default: in training only.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
@@ -137,6 +139,8 @@ class Task(TaskHooks, nn.Module):
         target = self._log_target
         if target is None:
             raise TaskError(f"log('{name}', ...) was called outside training_step, validation_step and test_step.")
+        if is_metric(value):  # it is an epoch's value by its nature
+            on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
         target.table.add(
             name,
             value,
@@ -147,8 +151,8 @@ class Task(TaskHooks, nn.Module):
             reduction=reduce_fx,
         )
 
-    def log_dict(self, values: Mapping[str, Tensor | float], **options: Any) -> None:
-        """Log several values with the same options."""
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several values, or a torchmetrics.MetricCollection, with the same options."""
         for name, value in values.items():
             self.log(name, value, **options)
 

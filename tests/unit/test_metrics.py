@@ -68,7 +68,7 @@ def test_ranks_without_a_value_take_no_part() -> None:
     """A value that one rank alone logged is that rank's; names of all ranks come together."""
 
     def gather(own: Any) -> list[Any]:
-        return [own, {}, {"other": ("mean", 6.0, 3.0)}]
+        return [own, ({}, False), ({"other": ("mean", 6.0, 3.0)}, False)]
 
     assert log((2.0, 4)).epoch_values(gather) == {"m": 2.0, "other": 2.0}
 

@@ -1,0 +1,93 @@
+"""torchmetrics objects in `log`: each rank's own state, combined over ranks as the metric itself says.
+
+The only file that knows torchmetrics, and it imports nothing of it: whoever hands in a metric has done so. A metric's
+states say how they combine (sum, mean, min, max, concatenation, a function of its own), so that the value of all ranks is
+that of one rank that has seen all samples; a rank that has seen none takes no part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.data.transfer import to_device
+from trainkit.errors import TaskError
+
+States = list[dict[str, Any]]  # of a metric and the metrics inside it
+
+
+def is_metric(value: Any) -> bool:
+    """Tell whether a value is a torchmetrics.Metric."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
+
+
+def step_value(name: str, metric: Any) -> Tensor:
+    """Return a metric's value of the last batch.
+
+    Raises:
+        TaskError: `update` was called in place of the metric itself, so that there is none.
+    """
+    value = metric._forward_cache
+    if value is None:
+        raise TaskError(
+            f"log('{name}', metric, on_step=True): the metric has no value of this batch. Call it (metric(preds, target)) in "
+            "place of its update(), or log it with on_step=False."
+        )
+    return _one_number(name, metric, value)
+
+
+def epoch_values(metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]]) -> dict[str, float]:
+    """Return the values over all ranks, on all ranks, and reset the metrics. A collective, where any rank has a metric."""
+    own: dict[str, States] = {name: _states(metric) for name, metric in metrics.items()}
+    ranks: list[dict[str, States]] = all_gather_object(own)
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        values[name] = _combined(name, metric, [rank[name] for rank in ranks if name in rank])
+    if any(len(rank) < len(names) for rank in ranks):  # a rank without a batch does not even know of them
+        values = {name: value for rank in reversed(all_gather_object(values)) for name, value in rank.items()}
+    return {name: values[name] for name in names}
+
+
+def _inner(metric: Any) -> list[Any]:
+    """A metric, and those that it wraps."""
+    return [module for module in metric.modules() if is_metric(module)]
+
+
+def _states(metric: Any) -> States:
+    return [to_device({name: getattr(one, name) for name in one._defaults}, torch.device("cpu")) for one in _inner(metric)]
+
+
+def _combined(name: str, metric: Any, ranks: Sequence[States]) -> float:
+    alone = [(one, one.sync_on_compute) for one in _inner(metric)]
+    for place, (one, _) in enumerate(alone):
+        for state, reduction in one._reductions.items():
+            setattr(one, state, _combine([rank[place][state] for rank in ranks], reduction, metric.device))
+        one._computed, one.sync_on_compute = None, False  # else it would sum over torch.distributed's ranks once more
+    value = metric.compute()
+    metric.reset()
+    for one, before in alone:
+        one.sync_on_compute = before
+    return float(_one_number(name, metric, value))
+
+
+def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: torch.device) -> Any:
+    if isinstance(parts[0], Tensor):
+        stacked = torch.stack(parts).to(device)
+        return stacked if reduction is None else reduction(stacked)
+    return [tensor.to(device) for part in parts for tensor in part]  # a list of samples: compute() joins it
+
+
+def _one_number(name: str, metric: Any, value: Any) -> Tensor:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().reshape(())
+    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise TaskError(
+        f"log('{name}', ...): {type(metric).__name__}.compute() gave {shape}; a logged value is one number. Average it (the "
+        "metric's average='macro'), or log each part under a name of its own."
+    )
