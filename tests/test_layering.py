@@ -26,7 +26,7 @@ FLOORS = [
     ["engine"],
     ["callback"],
     ["hooks", "checkpoint", "guards"],
-    ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "switches"],
+    ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "predictions", "switches"],
     ["settings"],
     ["session"],
     ["fitting"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainkit.loggers import CSVLogger as CSVLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
+    from trainkit.predictions import read_predictions as read_predictions
     from trainkit.session import seed_everything as seed_everything
     from trainkit.task import Task as Task
     from trainkit.trainer import Trainer as Trainer
@@ -35,6 +36,7 @@ _HOMES = {
     "Trainer": "trainkit.trainer",
     "TrainkitError": "trainkit.errors",
     "WandbLogger": "trainkit.loggers",
+    "read_predictions": "trainkit.predictions",
     "seed_everything": "trainkit.session",
 }
 

@@ -29,6 +29,7 @@ from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
 from trainkit.hooks import Hooks
 from trainkit.precision import Precision
+from trainkit.predictions import clear_predictions, write_prediction
 from trainkit.run_dir import make_run_dir
 from trainkit.state import TrainState
 from trainkit.switches import torch_switches
@@ -143,14 +144,23 @@ class Session:
         self.hooks(f"on_{kind}_end")
         return metrics
 
-    def predict(self, feeds: Sequence[Feed], ckpt_path: str | None) -> list[Any]:
-        """Return the outputs of all ranks in the data's order."""
+    def predict(self, feeds: Sequence[Feed], ckpt_path: str | None, write_to: Path | None, keep: bool) -> list[Any] | None:
+        """Predict; write each batch when it is there, where asked; return all ranks' outputs in the data's order."""
         if len(feeds) > 1:
             raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
         self._load(ckpt_path)
+        if write_to is not None:
+            self.engine.run_on_main(lambda: clear_predictions(write_to))
         own: list[tuple[int, Any]] = []
-        for places, outputs in evaluation.predict(self.task, feeds[0], self.precision, self.hooks):
-            own.append((len(own) if places is None else places.start, to_device(outputs, torch.device("cpu"))))
+        for i, (places, outputs) in enumerate(evaluation.predict(self.task, feeds[0], self.precision, self.hooks)):
+            place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
+            if write_to is not None:
+                write_prediction(write_to, place, self.engine.rank, on_cpu)
+            if keep:
+                own.append((place, on_cpu))
+        if not keep:
+            self.engine.barrier()  # all files are there
+            return None
         everyone = [pair for rank in self.engine.all_gather_object(own) for pair in rank]
         return [outputs for _, outputs in sorted(everyone, key=lambda pair: pair[0])]
 

@@ -233,12 +233,29 @@ class Trainer(Running):
             return session.evaluate("test", session.eval_feeds("test", dataloaders), ckpt_path)
 
     def predict(
-        self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
-    ) -> list[Any]:
-        """Return what `predict_step` returned for the batches of all ranks, on the CPU, in the data's order, on all ranks."""
+        self,
+        task: Task,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool = True,
+        ckpt_path: str | None = None,
+        write_to: str | Path | bool = False,
+    ) -> list[Any] | None:
+        """Return what `predict_step` returned for the batches of all ranks, on the CPU, in the data's order, on all ranks.
+
+        Args:
+            task: what predicts.
+            dataloaders: as in `fit`; one.
+            datamodule: brings it, in place of `dataloaders`.
+            return_predictions: false returns None and keeps nothing in memory.
+            ckpt_path: the weights to load.
+            write_to: a folder for the batches, each written when it is there; true for `predictions` in the run's folder.
+                `trainkit.read_predictions` reads them.
+        """
         check_overrides(task, ())
         with self._start(task, "predict", datamodule) as session:
-            return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path)
+            own = session.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
+            return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path, own, return_predictions)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder. Call it on all ranks, during or after `fit`; rank 0 writes."""

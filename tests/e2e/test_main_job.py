@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import trainkit
 from tests.launching import Command
 
 LAUNCHERS = {
@@ -54,7 +55,8 @@ def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, t
     assert "test/acc" in tested.out
     assert f" {accuracy} " in tested.out
     predicted = command("torchrun --nproc-per-node 2 -m trainkit predict conf=mlp ckpt_path=last run_dir=here")
-    assert "360 predictions are in" in predicted.out, predicted.text
+    assert "12 batches of predictions are in here/predictions" in predicted.out, predicted.text
+    assert sum(len(batch) for batch in trainkit.read_predictions(tmp_path / "here" / "predictions")) == 360
 
 
 def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:

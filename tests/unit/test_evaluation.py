@@ -11,8 +11,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import trainkit
 from tests.toy import Line, Net, loader, quiet, rows
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, DataError
 
 
 class Echo(Line):
@@ -58,6 +59,28 @@ def test_predictions_come_in_the_data_sets_order(tmp_path: Path, options: dict[s
     """Predictions of all batches come in the order of the data set, whatever the loader's options."""
     predictions = quiet(tmp_path).predict(Echo(), loader(23, **options))
     assert torch.cat(predictions).tolist() == rows(23).tensors[0][:, 0].tolist()
+
+
+def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
+    """Each batch is on the disk before the next is made; read back they are in order, and nothing is kept in memory."""
+    there: list[int] = []
+    folder = tmp_path / "run" / "predictions"
+
+    class Look(Echo):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            there.append(len(list(folder.glob("*.pt"))))
+            return super().predict_step(batch, batch_idx)
+
+    trainer = quiet(tmp_path / "run")
+    for count in (23, 9):  # the second run leaves nothing of the first
+        there.clear()
+        assert trainer.predict(Look(), loader(count), return_predictions=False, write_to=True) is None
+        assert there == list(range(-(-count // 4)))
+        assert torch.cat(list(trainkit.read_predictions(folder))).tolist() == rows(count).tensors[0][:, 0].tolist()
+    kept = trainer.predict(Echo(), loader(9), write_to=tmp_path / "other")
+    assert torch.equal(torch.cat(kept), torch.cat(list(trainkit.read_predictions(tmp_path / "other"))))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"nothing holds no predictions\. `python -m trainkit predict"):
+        list(trainkit.read_predictions(tmp_path / "nothing"))
 
 
 def test_predictions_are_of_the_forward_pass_by_default(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from rich.table import Table
 
 from trainkit.build import build
@@ -43,11 +42,11 @@ def execute(job: Job) -> None:
         if trainer.is_global_zero:
             _show_files(trainer.run_dir)
     elif job.command == "predict":
-        predictions = trainer.predict(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
+        trainer.predict(task, datamodule=built.datamodule, return_predictions=False, ckpt_path=ckpt_path, write_to=True)
         if trainer.is_global_zero:
-            path = trainer.run_dir / "predictions.pt"
-            torch.save(predictions, path)
-            console_of().print(f"{sum(len(batch) for batch in predictions)} predictions are in {short(path)}", soft_wrap=True)
+            folder = trainer.run_dir / "predictions"
+            told = f"{len(list(folder.iterdir()))} batches of predictions are in {short(folder)}"
+            console_of().print(f"{told}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True)
     else:
         run = trainer.validate if job.command == "validate" else trainer.test
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)

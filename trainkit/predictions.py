@@ -1,0 +1,60 @@
+"""Predictions on disk: a file for each batch, written when it is there, by the rank that made it.
+
+A file's name begins with the place of its first sample, so that the sorted names are the data set's order whatever the
+number of ranks. A file appears whole or not at all; what a killed run has written can be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainkit.errors import DataError
+
+_SUFFIX = ".pt"
+
+
+def clear_predictions(folder: Path) -> None:
+    """Make the folder, and take out what an earlier run has written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in _files(folder):
+        path.unlink()
+
+
+def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:
+    """Write what `predict_step` returned for a batch.
+
+    Args:
+        folder: exists.
+        place: of the batch's first sample in the data set; for a stream, the batch's number on its rank.
+        rank: of the writer.
+        outputs: on the CPU.
+    """
+    path = folder / f"{place:012d}-{rank:05d}{_SUFFIX}"
+    half = path.with_suffix(".tmp")
+    torch.save(outputs, half)
+    os.replace(half, path)
+
+
+def read_predictions(folder: str | Path) -> Iterator[Any]:
+    """Yield what `predict_step` returned for each batch, in the data set's order.
+
+    Args:
+        folder: a run's `predictions` folder.
+
+    Raises:
+        DataError: there is none in it.
+    """
+    files = _files(Path(folder))
+    if not files:
+        raise DataError(f"{folder} holds no predictions. `python -m trainkit predict ... run_dir=RUN` writes RUN/predictions.")
+    for path in files:
+        yield torch.load(path, weights_only=True, map_location="cpu")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.replace("-", "").isdigit())
