@@ -64,15 +64,15 @@ def _states(metric: Any) -> States:
 
 
 def _combined(name: str, metric: Any, ranks: Sequence[States]) -> float:
-    alone = [(one, one.sync_on_compute) for one in _inner(metric)]
+    alone = [(one, one._to_sync) for one in _inner(metric)]
     for place, (one, _) in enumerate(alone):
         for state, reduction in one._reductions.items():
             setattr(one, state, _combine([rank[place][state] for rank in ranks], reduction, metric.device))
-        one._computed, one.sync_on_compute = None, False  # else it would sum over torch.distributed's ranks once more
+        one._computed, one._to_sync = None, False  # else it would sum over torch.distributed's ranks once more
     value = metric.compute()
     metric.reset()
     for one, before in alone:
-        one.sync_on_compute = before
+        one._to_sync = before
     return float(_one_number(name, metric, value))
 
 

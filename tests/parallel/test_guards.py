@@ -1,0 +1,120 @@
+"""Guards of a step, and exactness over ranks, at 2 and 3 ranks on both engines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launching import run_command
+from tests.toy import Line, rows
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).parent / "workers" / "guards.py"
+LAUNCHERS = {
+    "single": f"{sys.executable} {WORKER} {{out}} {{width}}",
+    "horovod": f"horovodrun --gloo -np {{width}} {sys.executable} {WORKER} {{out}} {{width}}",
+    "ddp": f"torchrun --nproc-per-node {{width}} {WORKER} {{out}} {{width}}",
+}
+STARTS = [("horovod", 2), ("ddp", 2), ("horovod", 3), ("ddp", 3)]
+Results = dict[str, list[dict[str, Any]]]
+
+pytestmark = pytest.mark.parallel
+
+
+class Starts(dict[tuple[str, int], Results]):
+    """What every scenario ended with, for each start; a start runs when it is first asked for."""
+
+    def __init__(self, make_folder: Any) -> None:
+        super().__init__()
+        self.make_folder = make_folder
+        self.output: dict[tuple[str, int], str] = {}
+
+    def __missing__(self, start: tuple[str, int]) -> Results:
+        name, width = start
+        folder = self.make_folder("guards")
+        line = LAUNCHERS[name].format(out=folder / "out.pt", width=width)
+        done = run_command(line, folder, timeout_s=180, PYTHONPATH=str(ROOT))
+        assert done.code == 0, done.text
+        self.output[start] = done.text
+        self[start] = torch.load(folder / "out.pt", weights_only=False)
+        return self[start]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """See Starts."""
+    return Starts(tmp_path_factory.mktemp)
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Hold two results of float64 against each other."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+@pytest.mark.parametrize("scenario", ["roomy", "accumulation_by_epoch", "overfit"])
+def test_ranks_equal_one_process(start: tuple[str, int], scenario: str, results: Starts) -> None:
+    """Short steps, accumulation by epoch and overfitting: every rank ends with the single process's weights."""
+    expected = results["single", start[1]][scenario][0]["weights"]
+    for rank in results[start][scenario]:
+        same(rank["weights"], expected)
+
+
+@pytest.mark.parametrize("start", [("single", 2), *STARTS], ids=str)
+def test_a_rank_out_of_memory_makes_all_split(start: tuple[str, int], results: Starts) -> None:
+    """The weights and counts are those of a run with room enough, wherever memory ended."""
+    for rank in results[start]["out_of_memory"]:
+        same(rank["weights"], results["single", start[1]]["roomy"][0]["weights"])
+        assert rank["seen"] == 8 * start[1] + 3
+    deep = [rank["weights"] for rank in results[start]["out_of_memory_in_backward"]]
+    for own in deep:
+        same(own, results["single", start[1]]["out_of_memory_in_backward"][0]["weights"])
+    told = f"Out of memory on rank {0 if start[0] == 'single' else start[1] - 1}: all ranks split each microbatch into 2"
+    assert results.output[start].count(told) == 3, results.output[start]
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_all_ranks_end_before_a_poisoned_update(start: tuple[str, int], results: Starts) -> None:
+    """All ranks raise the same error, which names step, rank and samples; no weight has moved."""
+    last = start[1] - 1
+    samples = ", ".join(str(8 * start[1] - 4 + i) for i in range(4))
+    for rank in results[start]["not_finite"]:
+        assert rank["error"].startswith("DivergenceError: The loss is not finite at step 1 (epoch 0): ")
+        assert f"nan on rank {last}, samples {samples} of the data set. The weights" in rank["error"]
+        same(rank["weights"], rank["before"])
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_a_flipped_bit_is_found_and_repaired(start: tuple[str, int], results: Starts) -> None:
+    """The first tensor and the rank are named; a repair makes all ranks equal to one that was never damaged."""
+    suspect = start[1] - 1
+    for rank in results[start]["divergence"]:
+        assert rank["plain"]["error"] is None
+        assert f"At step 2 ranks no longer hold the same model: 'model.weight' of rank {suspect}" in rank["stopped"]["error"]
+        assert rank["repaired"]["error"] is None
+        assert rank["repairs"] == 1
+        assert torch.equal(rank["repaired"]["weights"], rank["plain"]["weights"])
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_metric_objects_are_exact(start: tuple[str, int], results: Starts) -> None:
+    """A torchmetrics value is that of all samples, also where ranks have no batch."""
+    for rank in results[start]["metric_objects"]:
+        for kind in ("many", "few"):
+            expected = results["single", start[1]]["metric_objects"][0][kind]
+            assert rank[kind] == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
+            assert rank[kind]["object"] == pytest.approx(rank[kind]["plain"], rel=1e-6)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_written_predictions_are_in_order(start: tuple[str, int], results: Starts) -> None:
+    """The files of all ranks give the data set's order."""
+    task = Line().double()
+    expected = task(rows(8 * start[1] + 3).tensors[0].double()).detach()
+    for rank in results[start]["predictions"]:
+        assert torch.equal(rank["kept"], rank["read"])
+        same(rank["read"], expected)

@@ -1,0 +1,85 @@
+"""DivergenceGuard: hashes show every change; what each rank keeps for itself is left alone. Ranks: tests/parallel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toy import Net, loader, quiet
+from trainkit.callbacks import DivergenceGuard
+from trainkit.callbacks.divergence_guard import _difference, _tensors, hash_of
+from trainkit.errors import ConfigError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("count", [1, 3, 8, 37])
+def test_a_hash_shows_every_change(dtype: torch.dtype, count: int) -> None:
+    """A change of any one element, and a swap of two, change the hash; another layout of the same values does not."""
+    values = (torch.arange(count) % 2 + torch.arange(count) // 3).to(dtype)
+    seen = {tuple(hash_of(values).tolist())}
+    for i in range(count):
+        other = values.clone()
+        other[i] = not values[i] if dtype == torch.bool else values[i] + 1
+        seen.add(tuple(hash_of(other).tolist()))
+    assert len(seen) == count + 1
+    wide = torch.stack([values, values], 1)
+    assert torch.equal(hash_of(wide), hash_of(wide.t().contiguous().t()))
+
+
+def test_swapped_words_show() -> None:
+    """Two elements that changed places are other weights."""
+    first = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    assert not torch.equal(hash_of(first), hash_of(first[[1, 0, 2, 3]]))
+
+
+def test_a_view_into_a_buffer_is_hashed() -> None:
+    """A tensor that begins between two words has the hash of its copy."""
+    flat = torch.arange(9, dtype=torch.float32)
+    assert torch.equal(hash_of(flat[1:7]), hash_of(flat[1:7].clone()))
+
+
+def test_what_is_compared(tmp_path: Path) -> None:
+    """Weights, buffers and optimizer state by name; not the statistics that each rank's batch norm keeps."""
+
+    class Own(Net):
+        def __init__(self) -> None:
+            super().__init__(momentum=0.9)
+            self.register_buffer("table", torch.zeros(2))
+
+    run, task = quiet(tmp_path), Own()
+    run.fit(task, loader(8))
+    names = [name for name, _ in _tensors(task, run.session.run.optimizers)]
+    assert "model.0.weight" in names
+    assert "model.1.weight" in names
+    assert "table" in names
+    assert "model.0.weight's momentum_buffer in SGD" in names
+    assert not any("running" in name or "num_batches" in name for name in names)
+    bare: Any = nn.BatchNorm1d(3)
+    assert [name for name, _ in _tensors(bare, [])] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "told"),
+    [
+        ([1, 1, 1], None),
+        ([1, 2], "'w' of rank 1"),
+        ([2, 1, 1], "'w' of rank 0"),
+        ([1, 2, 3, 1], "'w' of ranks 1, 2"),
+        ([1, None], "'w' of rank 1"),
+    ],
+)
+def test_the_odd_ranks_are_named(hashes: list[Any], told: str | None) -> None:
+    """The ranks that differ from most are named; from rank 0, where there is no most."""
+    assert _difference("w", hashes) == told
+
+
+def test_bad_arguments() -> None:
+    """Steps are counted from 1, actions are two."""
+    with pytest.raises(ConfigError, match=r"divergence_guard\.every_n_steps is 0; it must be a whole number, 1 or more"):
+        DivergenceGuard(every_n_steps=0)
+    with pytest.raises(ConfigError, match=r"action is 'fix'; it must be one of 'stop', 'repair'"):
+        DivergenceGuard(action="fix")  # type: ignore[arg-type]

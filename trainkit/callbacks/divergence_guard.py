@@ -1,0 +1,113 @@
+"""DivergenceGuard: notices when ranks no longer hold the same model.
+
+Every rank computes the same updates from the same sums. Where one comes to other bits all the same (a damaged memory
+cell, a task that draws weights by rank, an operation that is not deterministic), each goes on alone and nothing fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.arguments import PositiveInt, checked
+from trainkit.callback import Callback
+from trainkit.engine.sync_batchnorm import SyncBatchNorm
+from trainkit.errors import DivergenceError
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+_SHOWN = 3
+
+
+@checked
+class DivergenceGuard(Callback):
+    """Compares weights, buffers and optimizer state of all ranks by their hashes.
+
+    A hash is a sum over a tensor's bits on its device: every change of one element shows, wherever it is. Only the sums
+    travel (16 bytes a tensor), and only then does the host wait. Batch norm's running statistics are left out where each
+    rank keeps its own (without trainer.sync_batchnorm): they differ by nature, and rank 0's are evaluated and saved.
+
+    Args:
+        every_n_steps: optimizer steps between two comparisons.
+        action: "stop" ends the run on all ranks; "repair" sends rank 0's tensors to everyone, says so, and goes on.
+    """
+
+    config_key = "callbacks.divergence_guard"
+
+    def __init__(self, every_n_steps: PositiveInt = 100, action: Literal["stop", "repair"] = "stop") -> None:
+        self.every_n_steps, self.action = every_n_steps, action
+        self.repairs = 0
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Compare once before the first step: what differs from the beginning never becomes equal."""
+        self._compare(trainer, task)
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Compare where it is due."""
+        if trainer.global_step % self.every_n_steps == 0:
+            self._compare(trainer, task)
+
+    def _compare(self, trainer: Trainer, task: Task) -> None:
+        engine = trainer.engine
+        if engine.world_size == 1:
+            return
+        tensors = dict(_tensors(task, trainer.session.run.optimizers))
+        hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
+        ranks = engine.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
+        names = list(dict.fromkeys(name for rank in ranks for name in rank))
+        told = [told for name in names if (told := _difference(name, [rank.get(name) for rank in ranks]))]
+        if not told:
+            return
+        more = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
+        what = f"At step {trainer.global_step} ranks no longer hold the same model: {'; '.join(told[:_SHOWN])}{more}."
+        if self.action == "stop":
+            raise DivergenceError(
+                f"{what} Look for what a rank does alone: weights drawn or changed by rank, an operation that is not "
+                "deterministic. The last checkpoint holds rank 0's weights; action=repair would go on with them."
+            )
+        engine.broadcast_tensors(tensor for name, tensor in tensors.items() if all(name in rank for rank in ranks))
+        self.repairs += 1
+        trainer.session.tell(f"{what} Rank 0's tensors were sent to all ranks, and training goes on.")
+
+
+def hash_of(tensor: Tensor) -> Tensor:
+    """Return a hash of a tensor's bits: two sums of its 8-byte words, int64 of shape [2], on its device."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if len(flat) % 8 or flat.storage_offset() % 8:
+        flat = nn.functional.pad(flat, (0, -len(flat) % 8))  # whole words, that begin where words may
+    words = flat.view(torch.int64)
+    # The plain sum shows any single change. The second one weighs by place (odd numbers), so that swaps show too.
+    places = torch.arange(1, 2 * len(words), 2, device=words.device)
+    return torch.stack([words.sum(), (words * places).sum()])
+
+
+def _tensors(task: Task, optimizers: object) -> Iterator[tuple[str, Tensor]]:
+    own = {f"{name}.{part}" for name, module in task.named_modules() if _keeps_its_own(module) for part in module._buffers}
+    yield from task.named_parameters()
+    yield from ((name, buffer) for name, buffer in task.named_buffers() if name not in own and f".{name}" not in own)
+    names = {parameter: name for name, parameter in task.named_parameters()}
+    for optimizer in optimizers:  # type: ignore[attr-defined]
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"{names.get(parameter, 'parameter')}'s {key} in {type(optimizer).__name__}", value
+
+
+def _keeps_its_own(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm)
+
+
+def _difference(name: str, hashes: list[tuple[int, int] | None]) -> str | None:
+    """Say which ranks differ from the most, or from rank 0 where there is no most."""
+    counts = Counter(hashes).most_common()
+    if len(counts) == 1:
+        return None
+    usual = counts[0][0] if counts[0][1] > counts[1][1] else hashes[0]
+    ranks = [str(rank) for rank, value in enumerate(hashes) if value != usual]
+    return f"'{name}' of rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
