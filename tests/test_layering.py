@@ -36,6 +36,7 @@ FLOORS = [
     ["schema"],
     ["config"],
     ["build"],
+    ["report"],
     ["launch"],
     ["cli"],
     ["__main__"],

@@ -13,8 +13,12 @@ from trainkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from trainkit.callback import Callback as Callback
+    from trainkit.callbacks import EMA as EMA
+    from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
+    from trainkit.callbacks import BaseFinetuning as BaseFinetuning
     from trainkit.callbacks import EarlyStopping as EarlyStopping
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
+    from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from trainkit.data.module import DataModule as DataModule
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.loggers import CSVLogger as CSVLogger
@@ -26,11 +30,15 @@ if TYPE_CHECKING:
     from trainkit.trainer import Trainer as Trainer
 
 _HOMES = {
+    "BackboneFinetuning": "trainkit.callbacks",
+    "BaseFinetuning": "trainkit.callbacks",
     "Callback": "trainkit.callback",
     "CSVLogger": "trainkit.loggers",
     "DataModule": "trainkit.data.module",
+    "EMA": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
     "ModelCheckpoint": "trainkit.callbacks",
+    "StochasticWeightAveraging": "trainkit.callbacks",
     "Task": "trainkit.task",
     "TensorBoardLogger": "trainkit.loggers",
     "Trainer": "trainkit.trainer",

@@ -12,6 +12,7 @@ _COMMANDS = {
     "validate": ("run", "evaluate a checkpoint on the validation data"),
     "test": ("run", "evaluate a checkpoint on the test data"),
     "predict": ("run", "write a checkpoint's predictions"),
+    "plan": ("plan", "tell what fit would do, at any number of ranks (ranks=64), without training"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
 }
 

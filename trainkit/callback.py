@@ -131,6 +131,9 @@ class Callback:
     def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
         """Add plain values and tensors to what a checkpoint keeps."""
 
+    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+        """After a checkpoint was written, or was not."""
+
     def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
         """Read them back."""
 

@@ -16,15 +16,17 @@ from trainkit import assembly, evaluation
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.format import load, load_training
 from trainkit.checkpoint.format import write as write_checkpoint
-from trainkit.data.feed import Feed
+from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
+from trainkit.engine.sync_batchnorm import check_even
 from trainkit.errors import ConfigError
 from trainkit.guards.finite import FiniteLosses
 from trainkit.guards.memory import Halving
 from trainkit.loop import Limits, Run
 from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
-from trainkit.optim.schedule import LearningRates, read_optimizers
+from trainkit.optim.forms import read_optimizers
+from trainkit.optim.schedule import LearningRates
 from trainkit.run_dir import set_aside
 from trainkit.session import Session, seed_everything
 from trainkit.sync_guard import SyncGuard
@@ -35,6 +37,10 @@ class FitSession(Session):
 
     run: Run
     contract: Contract
+
+    def __enter__(self) -> FitSession:
+        super().__enter__()
+        return self
 
     def __init__(self, *args: Any) -> None:
         """See Session."""
@@ -78,6 +84,8 @@ class FitSession(Session):
             tuple(changes[1:]),
         )
         assembly.place(task, engine, self.precision, settings.channels_last)
+        if settings.sync_batchnorm:
+            self._synchronise_norms(feed)
         optimizers, schedules = read_optimizers(task.configure_optimizers())
         not_optimized = assembly.check_parameters(task, optimizers)
         task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
@@ -108,13 +116,26 @@ class FitSession(Session):
             set_aside(self.run_dir)
         engine.prepare(task, optimizers)
 
+    def _synchronise_norms(self, feed: Feed) -> None:
+        if self.settings.halve_batch_on_oom and self.engine.world_size > 1:
+            raise ConfigError(
+                "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
+                "pieces than others would wait for them in batch norm. Leave one of the two out."
+            )
+        if self.engine.world_size > 1:
+            for epoch in (0, *(first for first, _ in self.contract.later)):
+                check_even(feed.plan_of(epoch) if isinstance(feed, MapFeed) else None)
+        self.engine.convert_sync_batchnorm(self.task)
+
     def _resume(self, ckpt_path: str) -> None:
         def read() -> tuple[Path, dict[str, Any]]:
             folder = load(ckpt_path, self.run_dir, self.task)
             return folder, load_training(folder)
 
         self.resumed_from, saved = self.engine.run_on_main(read)
-        contents.restore(self.run, self.trainer.callbacks, saved)
+        left = contents.restore(self.run, self.trainer.callbacks, saved)
+        if left := [name for name in left if name != "ModelCheckpoint"]:  # that one is switched off, and knowingly
+            self.tell(f"The checkpoint keeps the state of {', '.join(left)}, which this run does not have: it goes on without.")
         self._compare_contracts(Contract(**saved["contract"]))
         self.hooks("on_load_checkpoint", saved["extra"])
 
@@ -180,13 +201,18 @@ class FitSession(Session):
         """See Trainer.save_checkpoint. A disk that does not take it is reported, and training goes on."""
         self.engine.broadcast_tensors(self.task.buffers())
         extra: dict[str, Any] = {}
-        self.hooks("on_save_checkpoint", extra)
-        training = None
-        if not weights_only:
-            training = contents.gather(self.run, self.trainer.callbacks, extra)
-            training["contract"] = self.contract.to_dict()
-        if not self.engine.is_main:
-            return
+        try:
+            self.hooks("on_save_checkpoint", extra)
+            training = None
+            if not weights_only:
+                training = contents.gather(self.run, self.trainer.callbacks, extra)
+                training["contract"] = self.contract.to_dict()
+            if self.engine.is_main:
+                self._write_checkpoint(folder, training)
+        finally:
+            self.hooks("on_save_checkpoint_end")
+
+    def _write_checkpoint(self, folder: Path, training: dict[str, Any] | None) -> None:
         about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
         about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
         about |= {"versions": contents.versions(), "config": self.trainer.config}

@@ -43,6 +43,11 @@ class Hooks:
             if found:
                 self._table[name] = found
 
+    def owners(self, name: str) -> list[str]:
+        """Return the classes whose objects the hook `name` calls, in order."""
+        found = (getattr(implementation, "func", implementation) for implementation in self._table.get(name, ()))
+        return [type(method.__self__).__name__ for method in found]  # type: ignore[union-attr]
+
     def __call__(self, name: str, *args: Any) -> None:
         """Call the hook `name`."""
         for implementation in self._table.get(name, ()):

@@ -30,6 +30,7 @@ from trainkit.guards.finite import FiniteLosses
 from trainkit.guards.memory import Halving
 from trainkit.hooks import Hooks
 from trainkit.metrics import MetricLog
+from trainkit.optim.clipping import clip
 from trainkit.optim.schedule import LearningRates
 from trainkit.precision import Precision
 from trainkit.state import TrainState
@@ -47,7 +48,7 @@ class Limits:
         log_every_n_steps: steps between two logs of step values.
         val_check_interval: steps between two validations inside an epoch, or None for the epoch's end.
         check_val_every_n_epoch: epochs between two validations.
-        gradient_clip_val: see `clip`; None for no clipping.
+        gradient_clip_val: see optim/clipping.py; None for no clipping.
         gradient_clip_algorithm: "norm" or "value".
     """
 
@@ -216,17 +217,6 @@ def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
     run.log, run.weight, run.state.batch_idx = log.copy(), None, batch_idx
     if run.finite is not None:
         run.finite.forget()
-
-
-def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
-    """Clip the gradients of the whole step, in place: by their norm over all parameters, or each by value."""
-    if value is None:
-        return
-    parameters = [p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None]
-    if algorithm == "norm":
-        torch.nn.utils.clip_grad_norm_(parameters, value)
-    else:
-        torch.nn.utils.clip_grad_value_(parameters, value)
 
 
 def validate(run: Run) -> Mapping[str, float]:

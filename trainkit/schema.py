@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.allow import check_name
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.engine.launcher import read_launcher
-from trainkit.engine.select import require
+from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
 from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.signature import Signature, read_signature
@@ -89,7 +89,8 @@ def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
         raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.")
     target = node["_target_"]
     check_name(target, f"{key}._target_", trusted)
-    _check_arguments(node, key, read_signature(target, f"{key}._target_"), {})
+    checked, explained = target_of(target) if key == "engine" else (target, {})
+    _check_arguments(node, key, read_signature(checked, f"{key}._target_"), explained)
     _check_inside(node, key, trusted)
 
 

@@ -74,7 +74,8 @@ class Session:
     def __enter__(self) -> Session:
         self.engine.__enter__()
         try:
-            self._set_up()
+            if self.engine.takes_part:
+                self._set_up()
         except BaseException:
             self._stack.close()
             raise
@@ -96,6 +97,12 @@ class Session:
         self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.engine.takes_part:
+            self._tear_down(error)
+        self._stack.close()
+        self.engine.__exit__(kind, error, trace)
+
+    def _tear_down(self, error: BaseException | None) -> None:
         if error is not None:
             self.hooks("on_exception", error)
         self.hooks("teardown", self.stage)
@@ -104,8 +111,6 @@ class Session:
         self.task._log_target = None
         for feed in self._feeds:
             feed.close()
-        self._stack.close()
-        self.engine.__exit__(kind, error, trace)
 
     @property
     def hyperparams(self) -> dict[str, Any]:

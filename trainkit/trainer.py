@@ -206,9 +206,9 @@ class Trainer(Running):
         check_overrides(task, ("training_step", "configure_optimizers"))
         if self.max_epochs is None and self.max_steps is None:
             raise ConfigError(NO_END)
-        self.callback_metrics = {}
-        self._session = session = FitSession(self, task, "fit", datamodule, self._session)
-        with session:
+        with self.open(task, datamodule) as session:
+            if not session.engine.takes_part:
+                return
             session.build(train_dataloaders, val_dataloaders, ckpt_path)
             self._fitted = session
             session.hooks("on_fit_start")
@@ -222,6 +222,8 @@ class Trainer(Running):
         """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ("validation_step",))
         with self._start(task, "validate", datamodule) as session:
+            if not session.engine.takes_part:
+                return {}
             return session.evaluate("validation", session.eval_feeds("val", dataloaders), ckpt_path)
 
     def test(
@@ -230,6 +232,8 @@ class Trainer(Running):
         """Evaluate on the test data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ())
         with self._start(task, "test", datamodule) as session:
+            if not session.engine.takes_part:
+                return {}
             return session.evaluate("test", session.eval_feeds("test", dataloaders), ckpt_path)
 
     def predict(
@@ -254,6 +258,8 @@ class Trainer(Running):
         """
         check_overrides(task, ())
         with self._start(task, "predict", datamodule) as session:
+            if not session.engine.takes_part:
+                return None
             own = session.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
             return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path, own, return_predictions)
 
@@ -264,6 +270,12 @@ class Trainer(Running):
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""
         self.state.request_stop(reason)
+
+    def open(self, task: Task, datamodule: DataModule | None = None) -> FitSession:
+        """Return the session of a fit, not yet started; for what looks into a fit without training."""
+        self.callback_metrics = {}
+        self._session = session = FitSession(self, task, "fit", datamodule, self._session)
+        return session
 
     def _start(self, task: Task, stage: Stage, datamodule: DataModule | None) -> Session:
         self.callback_metrics = {}

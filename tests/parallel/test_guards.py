@@ -118,3 +118,16 @@ def test_written_predictions_are_in_order(start: tuple[str, int], results: Start
     for rank in results[start]["predictions"]:
         assert torch.equal(rank["kept"], rank["read"])
         same(rank["read"], expected)
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_batch_norm_over_all_ranks(start: tuple[str, int], results: Starts) -> None:
+    """Weights, running statistics and validation are those of one process that takes the ranks' microbatches as one."""
+    (whole,) = results["single", start[1]]["sync_batchnorm"]
+    for rank in results[start]["sync_batchnorm"]:
+        assert rank["state"].keys() == whole["state"].keys()
+        for name, value in whole["state"].items():
+            same(rank["state"][name], value)
+        assert rank["metrics"] == {name: pytest.approx(value, rel=1e-9) for name, value in whole["metrics"].items()}
+        assert "the last step of an epoch has 1 samples" in rank["refused"]
+        assert "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true" in rank["together"]

@@ -97,9 +97,7 @@ def test_detect_anomaly_names_the_operation(tmp_path: Path) -> None:
 def test_accumulation_by_epoch(tmp_path: Path) -> None:
     """Steps, samples and rates follow the epoch's accumulation; the factor is that of the epoch's global batch."""
     rates = Recorder()
-    run = quiet(
-        tmp_path, max_epochs=3, accumulate_grad_batches={0: 2, 1: 1}, lr_reference_batch_size=4, callbacks=rates
-    )
+    run = quiet(tmp_path, max_epochs=3, accumulate_grad_batches={0: 2, 1: 1}, lr_reference_batch_size=4, callbacks=rates)
     run.fit(Line(), loader(24))
     assert rates.lrs == pytest.approx([0.2] * 3 + [0.1] * 12)
     assert (run.global_step, run.state.samples_seen, run.estimated_stepping_batches) == (15, 72, 15)

@@ -1,6 +1,18 @@
 """Callbacks that come with trainkit."""
 
 from trainkit.callbacks.checkpoint import ModelCheckpoint
+from trainkit.callbacks.divergence_guard import DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping
+from trainkit.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
+from trainkit.callbacks.swa import StochasticWeightAveraging
+from trainkit.callbacks.weight_averaging import EMA
 
-__all__ = ["EarlyStopping", "ModelCheckpoint"]
+__all__ = [
+    "BackboneFinetuning",
+    "BaseFinetuning",
+    "DivergenceGuard",
+    "EMA",
+    "EarlyStopping",
+    "ModelCheckpoint",
+    "StochasticWeightAveraging",
+]

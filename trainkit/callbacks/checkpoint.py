@@ -81,6 +81,10 @@ class ModelCheckpoint(Callback):
         """Save what was trained since the last checkpoint."""
         self._save(trainer)
 
+    def renew(self) -> None:
+        """Save again when a save is due, though no step was taken: a callback has changed the weights."""
+        self._saved_at = -1
+
     def state_dict(self) -> dict[str, Any]:
         """Return which are kept and which is best; paths are relative, so that a run's folder can be moved."""
         return {

@@ -50,8 +50,8 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> di
     return contents
 
 
-def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> None:
-    """Put a run where `gather` found it.
+def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> list[str]:
+    """Put a run where `gather` found it; return the classes of callbacks whose state nobody has taken.
 
     Raises:
         CheckpointError: it belongs to other optimizers.
@@ -69,12 +69,14 @@ def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -
     run.rates.load_state_dict(saved["rates"], run.state.global_step - run.state.skipped_steps)
     if run.precision.scaler.is_enabled() and saved["scaler"]:
         run.precision.scaler.load_state_dict(dict(saved["scaler"]))
+    kept = dict(saved["callbacks"])
     for key, callback in _keyed(callbacks):
-        if key in saved["callbacks"]:
-            callback.load_state_dict(saved["callbacks"][key])
+        if key in kept:
+            callback.load_state_dict(kept.pop(key))
     states = saved["random"]
     if len(states) == run.engine.world_size:  # at another number of ranks there is nothing to give each
         set_random_state(states[run.engine.rank])
+    return [key.partition(".")[0] for key, state in kept.items() if state]
 
 
 def versions() -> dict[str, str]:

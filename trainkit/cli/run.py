@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,19 @@ from trainkit.shipped import conf_folders, make_importable
 _RANK_0_FIRST_S = 2.0
 
 
-def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `command` with Hydra's overrides and flags; return the exit code."""
+def main(
+    command: str, arguments: Sequence[str], work: Callable[[Any], None] | None = None, launcher: Launcher | None = None
+) -> int:
+    """Run `command` with Hydra's overrides and flags; return the exit code.
+
+    Args:
+        command: "fit", "validate", "test" or "predict".
+        arguments: of the command line.
+        work: is done with each job in place of the command.
+        launcher: whose rank this is, where the environment pretends another.
+    """
     make_importable(Path.cwd())
-    launcher = read_launcher()
+    launcher = launcher or read_launcher()
     if "-h" in arguments or "--help" in arguments:
         if launcher.is_main:
             _print_help(command)
@@ -35,14 +44,14 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         # Hydra is imported here, so that --help costs nothing.
         config = importlib.import_module("trainkit.config")
-        config.run(command, arguments, launcher.is_main, _work)
+        config.run(command, arguments, launcher.is_main, work or _work)
         return 0
     except KeyboardInterrupt:
         return 130
     except TrainkitError as error:
-        return _fail(error, launcher, str(error), error.exit_code)
+        return fail(error, launcher, str(error), error.exit_code)
     except Exception as error:
-        return _fail(error, launcher, traceback.format_exc(), 1)
+        return fail(error, launcher, traceback.format_exc(), 1)
 
 
 def _work(job: Any) -> None:
@@ -51,7 +60,7 @@ def _work(job: Any) -> None:
     execute.execute(job)
 
 
-def _fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
+def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """Print an error once, and make sure that this process ends and takes the job with it."""
     if launcher.world_size == 1:
         _let_go(error)

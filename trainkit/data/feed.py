@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainkit.data.loader import ShardedLoader
+from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples
 
@@ -77,6 +77,11 @@ class MapFeed(Feed):
     def __init__(self, loader: ShardedLoader, rank: int, move: Move, accumulate_at: AccumulateAt | None = None) -> None:
         """Take the loader, this rank, what moves a batch to the device, and the accumulation where epochs differ in it."""
         self._loader, self._rank, self._move, self._accumulate_at = loader, rank, move, accumulate_at
+
+    @property
+    def source(self) -> Source:
+        """The data set and how it is loaded."""
+        return self._loader.source
 
     def plan_of(self, epoch: int) -> StepPlan:
         """Return how the samples of an epoch are dealt."""

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from trainkit.data.transfer import to_device
 from trainkit.engine.launcher import Launcher, read_launcher
+from trainkit.engine.process_set import Place
+from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import ConfigError, EngineError, TrainkitError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -46,9 +48,12 @@ class Engine(ABC):
         local_rank: this process among those of its host, from 0.
         local_size: number of processes on this host.
         device: where this rank computes.
+        takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
+            its exit until the others have done their work.
     """
 
     name: str
+    takes_part = True
 
     def __init__(self, device: Device = "auto") -> None:
         """Remember the wish for a device; nothing starts before the context is entered."""
@@ -61,7 +66,7 @@ class Engine(ABC):
     @property
     def is_main(self) -> bool:
         """Whether this rank writes the run's files and prints."""
-        return self.rank == 0
+        return self.rank == 0 and self.takes_part
 
     def __enter__(self) -> Engine:
         self._start()
@@ -69,6 +74,16 @@ class Engine(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+        if kind is None:
+            self._wait_for_all()  # after an error nobody waits: the launcher ends the other ranks
+
+    def _wait_for_all(self) -> None:  # noqa: B027 - an engine without process sets has nobody to wait for
+        """Keep the ranks outside of a process set from ending, and with them the connections, before the others are done."""
+
+    def _take_place(self, place: Place) -> None:
+        """Count ranks from now on among those of the process set."""
+        self.takes_part, self.rank, self.world_size = place.takes_part, place.rank, len(place.ranks)
+        self.local_rank, self.local_size = place.local_rank, place.local_size
 
     def _pin_device(self) -> None:
         """Choose this rank's device by its local rank.
@@ -117,6 +132,27 @@ class Engine(ABC):
         if error is not None:
             raise error
         return value
+
+    def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
+        """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.
+
+        Each layer changes in place (sync_batchnorm.py), so that parameters, buffers and references stay. Call it on all
+        ranks, at any time before the first forward, and only where all ranks take part in each microbatch of each step
+        (`check_even`).
+
+        Returns:
+            The same model.
+
+        Raises:
+            ConfigError: a layer is a BatchNorm with a forward of its own.
+        """
+        if self.world_size > 1:
+            convert(model, self._all_reduce_of_statistics())
+        return model
+
+    def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
+        """Return the all_reduce of layers, which runs beside the sums of gradients during backward."""
+        return self.all_reduce
 
     @abstractmethod
     def _start(self) -> None:

@@ -1,17 +1,13 @@
-"""torch.distributed behind the wall: the only file that imports it.
-
-Gradients are summed in buckets of about 25 MB while backward runs, as torch's own DistributedDataParallel does (Li et
-al. 2020, section 3.2.3), but by hooks on the parameters: the user's `training_step` needs no wrapper around the model,
-and a rank without a sample in a step takes part with zeros.
-"""
+"""torch.distributed behind the wall: the engine. How it sums gradients stands in ddp_reduce.py."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,8 +16,12 @@ from torch import Tensor, nn
 
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_optimizer_state, tensors_of
-from trainkit.engine.reducer import Bucket, GradientReducer, NamedParameter, split_frozen
-from trainkit.errors import EngineError
+from trainkit.engine.buckets import by_size, find_sparse, split_frozen
+from trainkit.engine.ddp_reduce import BucketReducer
+from trainkit.engine.options import refusals
+from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.engine.wire import make_wire
+from trainkit.errors import ConfigError, EngineError
 
 
 @checked
@@ -30,15 +30,45 @@ class DDPEngine(Engine):
 
     Args:
         device: "auto" takes the GPU of this rank's local rank where there are GPUs.
+        compression: "fp16" or "bf16" sends that dtype in place of wider gradients (half the bytes of float32), which is
+            the meaning of torch's fp16_compress_hook and bf16_compress_hook; wire.py says what precision it costs.
+        op: "average": the mean over the step's samples. "sum": that times the number of ranks, which is the sum of the
+            ranks' own means where their shares are equal. "adasum" is refused: it is Horovod's.
+        gradient_predivide_factor: gradients are divided by it before the sum and multiplied after it, both in their own
+            dtype: below 1 it lifts small gradients above float16's underflow, above 1 it keeps large ones from overflowing.
         bucket_cap_mb: size of a bucket of gradients, in MiB. Smaller buckets start earlier, larger ones cost fewer calls.
+        sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel as rows, and the
+            optimizer gets a sparse gradient as in a single process (SparseAdam needs it). See buckets.find_sparse.
+        process_set: the ranks that train, as the launcher counts them; the others wait. Default: all.
     """
 
     name = "ddp"
     config_key = "engine"
+    explained_arguments = refusals("ddp")
 
-    def __init__(self, device: Device = "auto", bucket_cap_mb: PositiveFloat = 25.0) -> None:
+    def __init__(
+        self,
+        device: Device = "auto",
+        compression: Literal["none", "fp16", "bf16"] = "none",
+        op: Literal["average", "sum", "adasum"] = "average",
+        gradient_predivide_factor: PositiveFloat = 1.0,
+        bucket_cap_mb: PositiveFloat = 25.0,
+        sparse_as_dense: bool = False,
+        process_set: list[int] | None = None,
+    ) -> None:
         super().__init__(device)
+        if op == "adasum":
+            raise ConfigError(
+                "engine.op is 'adasum', which is Horovod's: torch.distributed has none. Start with horovodrun or mpirun, or "
+                "use engine.op=average."
+            )
+        self._compression, self._op, self._predivide = compression, op, gradient_predivide_factor
         self._bucket_bytes = int(bucket_cap_mb * 2**20)
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._group: dist.ProcessGroup | None = None  # of the process set; None for all ranks
+        self._everyone: dist.ProcessGroup | None = None  # where ranks outside of the set wait
+        self._statistics: dist.ProcessGroup | None = None  # of synchronised BatchNorm layers
         self._reducer: BucketReducer | None = None
 
     def _start(self) -> None:
@@ -57,12 +87,31 @@ class DDPEngine(Engine):
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world_size)))
+        chosen = None if self._process_set is None else check_ranks(self._process_set, self.world_size)
         self._pin_device()
         if not dist.is_initialized():
             on_gpu = self.device.type == "cuda"
             with _peers():
                 dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", device_id=self.device if on_gpu else None)
             atexit.register(_leave)
+        if chosen is not None and len(chosen) < self.world_size:
+            self._join(chosen)
+
+    def _join(self, chosen: tuple[int, ...]) -> None:
+        """Make the groups of a process set; all ranks take part in that."""
+        hosts: list[int] = [0] * self.world_size
+        with _peers():
+            dist.all_gather_object(hosts, self.rank - self.local_rank)
+            if self._everyone is None:  # an engine may be entered again
+                self._group = _group_of(list(chosen))
+                # Those outside wait as long as the others train.
+                self._everyone = _group_of(None, backend="gloo", timeout=timedelta(days=3650))
+        self._take_place(find_place(chosen, self.rank, hosts))
+
+    def _wait_for_all(self) -> None:
+        if self._everyone is not None:
+            with _peers():
+                dist.barrier(self._everyone)
 
     def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """See Engine."""
@@ -71,7 +120,10 @@ class DDPEngine(Engine):
         send_optimizer_state(self, optimizers)
         if self.world_size > 1:
             trained, frozen = split_frozen(model.named_parameters())
-            self._reducer = BucketReducer(make_buckets(trained, self._bucket_bytes), frozen, in_order=True)
+            sparse = set() if self._sparse_as_dense else find_sparse(model, optimizers)
+            wire = make_wire(self._compression, self._op, self._predivide, self.world_size)
+            buckets = by_size(trained, self._bucket_bytes, sparse)
+            self._reducer = BucketReducer(buckets, frozen, wire, sparse, self._group)
 
     def release(self) -> None:
         """See Engine."""
@@ -91,9 +143,22 @@ class DDPEngine(Engine):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Engine."""
+        return self._sum(tensor, self._group)
+
+    def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
+        # torch.distributed matches collectives by their order. A layer's sums and those of gradients come in orders that
+        # may differ between ranks (where a branch is idle on one), so they go by different groups.
+        if self._statistics is None:
+            with _peers():
+                members = None if self._group is None else dist.get_process_group_ranks(self._group)
+                self._statistics = _group_of(members, use_local_synchronization=True)
+        group = self._statistics
+        return lambda tensor: self._sum(tensor, group)
+
+    def _sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         total = tensor.detach().clone().contiguous()
         with _peers():
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=group)
         return total
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
@@ -105,7 +170,8 @@ class DDPEngine(Engine):
             for tensor in tensors:
                 flat = dense_view(tensor)
                 held = tensor.contiguous().reshape(-1) if flat is None else flat
-                sent.append((dist.broadcast(held.view(torch.uint8), src=0, async_op=True), held, tensor))
+                work = dist.broadcast(held.view(torch.uint8), self._root, group=self._group, async_op=True)
+                sent.append((work, held, tensor))
             for work, held, tensor in sent:
                 work.wait()
                 if held.data_ptr() != tensor.data_ptr():
@@ -115,70 +181,31 @@ class DDPEngine(Engine):
         """See Engine."""
         box = [value]
         with _peers():
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, self._root, group=self._group)
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Engine."""
         values: list[Any] = [None] * self.world_size
         with _peers():
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def barrier(self) -> None:
         """See Engine."""
         with _peers():
-            dist.barrier()
+            dist.barrier(self._group)
+
+    @property
+    def _root(self) -> int:
+        """Rank 0 of those that take part, as the launcher counts."""
+        return 0 if self._group is None else dist.get_process_group_ranks(self._group)[0]
 
 
-class BucketReducer(GradientReducer):
-    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a view of it."""
-
-    def _start(self, bucket: Bucket) -> Any:
-        pieces = []
-        for _, parameter in bucket.entries:
-            grad = parameter.grad
-            assert grad is not None
-            if grad.is_sparse:
-                grad = grad.to_dense()
-            if grad.stride() != parameter.stride():  # all ranks must send their elements in the same order
-                grad = torch.empty_like(parameter).copy_(grad)
-            flat = dense_view(grad)
-            pieces.append(grad.reshape(-1) if flat is None else flat)
-        buffer = torch.cat(pieces)
-        return dist.all_reduce(buffer, async_op=True), buffer
-
-    def _end(self, bucket: Bucket) -> None:
-        work, buffer = bucket.handle
-        work.wait()
-        start = 0
-        for _, parameter in bucket.entries:
-            piece = buffer[start : start + parameter.numel()]
-            start += parameter.numel()
-            dense = dense_view(parameter.detach()) is not None
-            parameter.grad = (
-                piece.as_strided(parameter.size(), parameter.stride()) if dense else piece.reshape(parameter.size())
-            )
-
-    def _start_flags(self, flags: Tensor) -> Any:
-        return dist.all_reduce(flags, async_op=True)
-
-    def _end_flags(self, handle: Any) -> None:
-        handle.wait()
-
-
-def make_buckets(trained: list[NamedParameter], bucket_bytes: int) -> list[list[NamedParameter]]:
-    """Group parameters, the last layers first (backward reaches them first), by dtype, up to `bucket_bytes` a bucket."""
-    buckets: list[list[NamedParameter]] = []
-    held = 0
-    for name, parameter in reversed(trained):
-        size = parameter.numel() * parameter.element_size()
-        if not buckets or buckets[-1][0][1].dtype != parameter.dtype or held + size > bucket_bytes:
-            buckets.append([])
-            held = 0
-        buckets[-1].append((name, parameter))
-        held += size
-    return buckets
+def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | None:
+    """Make a group of ranks (None: of all); return None on a rank that is not in it."""
+    group = dist.new_group(ranks, **options)
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def _leave() -> None:

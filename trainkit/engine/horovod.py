@@ -1,8 +1,7 @@
-"""Horovod behind the wall: the only file that imports it.
+"""Horovod behind the wall: the engine. How it sums gradients stands in horovod_reduce.py.
 
-Gradients are summed by Horovod's asynchronous allreduce, one tensor a parameter; Horovod fuses them by itself. The
-torch optimizer stays untouched. What Horovod 0.28 refuses is bridged here: tensors that are not contiguous
-(channels_last) go as flat views, bfloat16 goes as float32, and broadcasts go as bytes.
+What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as
+float32, and broadcasts go as bytes.
 
 `optimizer_wrapper="horovod"` sums through the stock `hvd.DistributedOptimizer` instead; a test holds both to the same
 bits. Even then the user's own optimizer takes the step, so that its state and its hooks are its own.
@@ -11,23 +10,27 @@ bits. Even then the user's own optimizer takes the step, so that its state and i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import cloudpickle
 import horovod.torch as hvd
 import horovod.torch.mpi_lib_v2  # noqa: F401 - says why, where the native library does not load; the line above only warns
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
-from trainkit.arguments import PositiveFloat, checked
+from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_optimizer_state, tensors_of
-from trainkit.engine.reducer import Bucket, GradientReducer, NamedParameter, split_frozen
+from trainkit.engine.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
+from trainkit.engine.horovod_reduce import ALLREDUCE_TYPES, HookReducer, StockReducer
+from trainkit.engine.knobs import Knobs
+from trainkit.engine.options import HorovodSums, refusals
+from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, EngineError
-
-# What Horovod's allreduce takes; everything else travels as the wider type beside it (2.2 of its limits: no bfloat16).
-_ALLREDUCE_TYPES = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
 
 
 @checked
@@ -36,36 +39,98 @@ class HorovodEngine(Engine):
 
     Args:
         device: "auto" takes the GPU of this rank's local rank where there are GPUs.
-        optimizer_wrapper: "trainkit" sums gradients with our hooks; "horovod" with `hvd.DistributedOptimizer`.
+        optimizer_wrapper: "trainkit" sums gradients with our hooks; "horovod" with `hvd.DistributedOptimizer`, which is
+            there to compare with, and has none of the options from `compression` to `sparse_as_dense`.
+        compression: "fp16" sends float16 in place of wider gradients (half the bytes of float32); wire.py says what
+            precision that costs. "bf16" is refused: Horovod 0.28 cannot sum it.
+        op: "average": the mean over the step's samples. "sum": that times the number of ranks, which is the sum of the
+            ranks' own means where their shares are equal. "adasum": Horovod's Adasum (Maleki et al. 2020) of the ranks'
+            own means (each weighted by its share where shares differ); needs an MPI build and 2, 4, 8, ... ranks.
+        gradient_predivide_factor: gradients are divided by it before the sum and multiplied after it, both in their own
+            dtype: below 1 it lifts small gradients above float16's underflow, above 1 it keeps large ones from overflowing.
+        num_groups: sum parameters in so many groups, each by one grouped allreduce that starts when all of its gradients
+            are ready. Default: one allreduce a parameter, which Horovod fuses as they come.
+        groups: lists of names of parameters or modules; each list is one group, what is not named stays alone.
+        sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel as rows, and the
+            optimizer gets a sparse gradient as in a single process (SparseAdam needs it). See buckets.find_sparse.
+        process_set: the ranks that train, as the launcher counts them; the others wait. Default: all.
+        fusion_threshold_mb: Horovod sums tensors that are ready together as one, up to so many MiB (its default: 128).
         cycle_time_ms: how often Horovod's background thread looks for tensors that are ready. Default: 0.1 ms on a GPU,
             as record runs do; Horovod's own 1 ms on the CPU, where the thread takes its time from the computing.
-            HOROVOD_CYCLE_TIME in the environment wins.
+        cache_capacity: how many tensors Horovod remembers the negotiation of (its default: 1024).
+        autotune: let Horovod search for the best of these three while training. Those that are given stay as they are.
+        autotune_log_file: where rank 0 notes what it tried, as CSV.
+
+    The last five are read by Horovod when it starts, from variables of the environment (HOROVOD_FUSION_THRESHOLD, ...);
+    those that are set already win, and that is said.
     """
 
     name = "horovod"
     config_key = "engine"
+    explained_arguments = refusals("horovod")
 
     def __init__(
         self,
         device: Device = "auto",
         optimizer_wrapper: Literal["trainkit", "horovod"] = "trainkit",
+        compression: Literal["none", "fp16", "bf16"] = "none",
+        op: Literal["average", "sum", "adasum"] = "average",
+        gradient_predivide_factor: PositiveFloat = 1.0,
+        num_groups: PositiveInt | None = None,
+        groups: list[list[str]] | None = None,
+        sparse_as_dense: bool = False,
+        process_set: list[int] | None = None,
+        fusion_threshold_mb: NonNegativeFloat | None = None,
         cycle_time_ms: PositiveFloat | None = None,
+        cache_capacity: NonNegativeInt | None = None,
+        autotune: bool = False,
+        autotune_log_file: str | None = None,
     ) -> None:
         super().__init__(device)
-        self._optimizer_wrapper = optimizer_wrapper
-        self._cycle_time_ms = cycle_time_ms
+        self._sums = HorovodSums(optimizer_wrapper, compression, op, gradient_predivide_factor, num_groups, groups, process_set)
+        self._sparse_as_dense = sparse_as_dense
+        self._ranks = hvd.global_process_set
+        self._knobs = Knobs(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
         self._reducer: HookReducer | StockReducer | None = None
 
     def _start(self) -> None:
-        cycle_time_ms = self._cycle_time_ms
-        if cycle_time_ms is None and self._device_wish != "cpu" and torch.cuda.is_available():
-            cycle_time_ms = 0.1
-        if cycle_time_ms is not None:
-            os.environ.setdefault("HOROVOD_CYCLE_TIME", str(cycle_time_ms))
-        hvd.init()
+        knobs, running = self._knobs, hvd.is_initialized()
+        on_gpu = self._device_wish != "cpu" and torch.cuda.is_available()
+        if on_gpu and not running and knobs.cycle_time_ms is None and not knobs.autotune:
+            # A default, not a wish: it gives way to the user's variable without a word.
+            knobs = dataclasses.replace(knobs, cycle_time_ms=None if "HOROVOD_CYCLE_TIME" in os.environ else 0.1)
+        overruled = knobs.apply(os.environ, running)
+        self._init()
+        self._pin_device()
+        self._check_adasum()
+        if self._ranks is not hvd.global_process_set:
+            hosts = hvd.allgather(torch.tensor([self.rank - self.local_rank]), name="trainkit.hosts").tolist()
+            self._take_place(find_place(tuple(self._ranks.ranks), self.rank, hosts))
+        if self.is_main:
+            for sentence in overruled:
+                print(sentence, flush=True)
+
+    def _init(self) -> None:
+        """Start Horovod, where it does not run yet, and make the process set.
+
+        Raises:
+            ConfigError: the process set names ranks that there are not.
+            EngineError: the launcher started several processes, and Horovod sees one.
+        """
+        started = self.launcher
+        chosen = None if self._sums.process_set is None else check_ranks(self._sums.process_set, started.world_size)
+        self._ranks = hvd.global_process_set
+        if chosen is not None and len(chosen) < started.world_size:
+            self._ranks = hvd.ProcessSet(chosen)
+        try:
+            hvd.init(process_sets=[] if self._ranks is hvd.global_process_set else [self._ranks])
+        except KeyError as error:  # it started earlier in this process, without this set
+            raise EngineError(
+                f"engine.process_set is {self._sums.process_set}, but Horovod runs in this process already, without this set. "
+                "Give the first engine of the process this set."
+            ) from error
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-        started = self.launcher
         if started.world_size > 1 and self.world_size == 1:
             cure = {
                 "torchrun": "Use horovodrun in place of torchrun, or engine=ddp.",
@@ -76,21 +141,48 @@ class HorovodEngine(Engine):
                 f"{started.name} started {started.world_size} processes, but Horovod sees a world of 1: each would train "
                 f"alone. {cure}"
             )
-        self._pin_device()
+
+    def _check_adasum(self) -> None:
+        if self._sums.op != "adasum" or self.world_size == 1:
+            return
+        if not (hvd.mpi_built() and hvd.mpi_enabled()):
+            cure = (
+                "Start with `mpirun -np N ...`, not with horovodrun --gloo."
+                if hvd.mpi_built()
+                else "Build it with MPI: `python -m trainkit horovod install --mpi`, and start with mpirun."
+            )
+            raise EngineError(f"engine.op is 'adasum', which Horovod computes by MPI only, and it runs on Gloo here. {cure}")
+        if self.world_size & (self.world_size - 1):
+            raise ConfigError(
+                f"engine.op is 'adasum', which needs 2, 4, 8, ... ranks, and there are {self.world_size}. Start another "
+                "number, or use engine.op=average."
+            )
 
     def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """See Engine."""
         self.release()
+        trained, frozen = split_frozen(model.named_parameters())
+        sparse = set() if self._sparse_as_dense else find_sparse(model, optimizers)
         self.broadcast_tensors(tensors_of(model))
         send_optimizer_state(self, optimizers)
         if self.world_size == 1:
             return
-        trained, frozen = split_frozen(model.named_parameters())
-        if self._optimizer_wrapper == "horovod":
-            self._reducer = StockReducer(trained, frozen, optimizers)
-        else:
-            # Backward reaches the last layers first: Horovod's negotiation meets them in that order.
-            self._reducer = HookReducer([[named] for named in reversed(trained)], frozen, in_order=False)
+        if self._sums.wrapper == "horovod":
+            self._reducer = StockReducer(trained, frozen, optimizers, sparse)
+            return
+        if self._sums.op == "adasum" and sparse:
+            raise ConfigError(
+                "engine.op is 'adasum', and the model has a sparse embedding, whose rows have no Adasum. Set "
+                "engine.sparse_as_dense=true."
+            )
+        wire = make_wire(self._sums.compression, self._sums.op, self._sums.predivide, self.world_size, ALLREDUCE_TYPES)
+        self._reducer = HookReducer(self._buckets(trained, sparse), frozen, wire, sparse, self._sums.op, self._ranks)
+
+    def _buckets(self, trained: list[NamedParameter], sparse: set[Tensor]) -> list[list[NamedParameter]]:
+        if self._sums.num_groups is not None:
+            return by_number(trained, self._sums.num_groups, sparse)
+        # Backward reaches the last layers first: Horovod's negotiation meets them in that order.
+        return by_name(trained, self._sums.groups or [], sparse)
 
     def release(self) -> None:
         """See Engine."""
@@ -113,13 +205,24 @@ class HorovodEngine(Engine):
             with _peers():
                 self._reducer.finish()
 
+    def _wait_for_all(self) -> None:
+        if self._ranks is not hvd.global_process_set:
+            with _peers():
+                hvd.barrier()
+
+    def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
+        return lambda tensor: self._sum(tensor, "trainkit.statistics")
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Engine."""
+        return self._sum(tensor, "trainkit.all_reduce")
+
+    def _sum(self, tensor: Tensor, name: str) -> Tensor:
         wire = tensor.detach().reshape(-1)
-        if wire.dtype not in _ALLREDUCE_TYPES:
+        if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
         with _peers():
-            total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name="trainkit.all_reduce")
+            total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name=name, process_set=self._ranks)
         result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
         return result
 
@@ -133,7 +236,8 @@ class HorovodEngine(Engine):
                 flat = dense_view(tensor)
                 held = tensor.contiguous().reshape(-1) if flat is None else flat
                 wire = held.view(torch.uint8)
-                sent.append((hvd.broadcast_async_(wire, root_rank=0, name=f"trainkit.broadcast.{i}"), held, tensor))
+                handle = hvd.broadcast_async_(wire, self._root, f"trainkit.broadcast.{i}", process_set=self._ranks)
+                sent.append((handle, held, tensor))
             for handle, held, tensor in sent:
                 hvd.synchronize(handle)
                 if held.data_ptr() != tensor.data_ptr():
@@ -142,124 +246,26 @@ class HorovodEngine(Engine):
     def broadcast_object(self, value: Any) -> Any:
         """See Engine."""
         with _peers():
-            return hvd.broadcast_object(value, root_rank=0, name="trainkit.broadcast_object")
+            return hvd.broadcast_object(value, self._root, name="trainkit.broadcast_object", process_set=self._ranks)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Engine."""
+        # hvd.allgather_object knows no process set.
+        own = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
         with _peers():
-            return list(hvd.allgather_object(value, name="trainkit.all_gather_object"))
+            sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self._ranks)
+            everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self._ranks)
+        return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
 
     def barrier(self) -> None:
         """See Engine."""
         with _peers():
-            hvd.barrier()
+            hvd.barrier(process_set=self._ranks)
 
-
-class HookReducer(GradientReducer):
-    """Each parameter's gradient as one asynchronous allreduce, in place where Horovod can."""
-
-    def _start(self, bucket: Bucket) -> Any:
-        ((name, parameter),) = bucket.entries
-        grad = parameter.grad
-        assert grad is not None
-        if grad.is_sparse:
-            grad = grad.to_dense()
-        if grad.stride() != parameter.stride():  # all ranks must send their elements in the same order
-            grad = torch.empty_like(parameter).copy_(grad)
-        parameter.grad = grad
-        flat = dense_view(grad)
-        wire = grad.contiguous().reshape(-1) if flat is None else flat
-        if wire.dtype not in _ALLREDUCE_TYPES:
-            wire = wire.to(torch.float32)
-        return hvd.allreduce_async_(wire, op=hvd.Sum, name="trainkit.grad." + name), wire
-
-    def _end(self, bucket: Bucket) -> None:
-        ((_, parameter),) = bucket.entries
-        handle, wire = bucket.handle
-        hvd.synchronize(handle)
-        grad = parameter.grad
-        assert grad is not None
-        if wire.data_ptr() != grad.data_ptr():
-            flat = dense_view(grad)
-            grad.copy_(wire.reshape(grad.shape)) if flat is None else flat.copy_(wire)
-
-    def _start_flags(self, flags: Tensor) -> Any:
-        return hvd.allreduce_async_(flags, op=hvd.Sum, name="trainkit.used")
-
-    def _end_flags(self, handle: Any) -> None:
-        hvd.synchronize(handle)
-
-
-class Contiguous:
-    """A Horovod `Compression` that compresses nothing: it carries channels_last and bfloat16 over the wire."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what Horovod can send, and the tensor to restore it to."""
-        wire = tensor if tensor.dtype in _ALLREDUCE_TYPES else tensor.to(torch.float32)
-        return wire.contiguous(), tensor
-
-    @staticmethod
-    def decompress(wire: Tensor, tensor: Tensor) -> Tensor:
-        """Return the sum in the dtype and layout of `tensor`."""
-        same = wire.dtype == tensor.dtype and wire.stride() == tensor.stride()
-        return wire if same else torch.empty_like(tensor).copy_(wire)
-
-
-_STOCK_MARK = "_hooked_by_horovod"  # on parameters that hvd.DistributedOptimizer will not let go of
-
-
-class StockReducer:
-    """The stock `hvd.DistributedOptimizer`, used for its summing alone."""
-
-    def __init__(
-        self, trained: list[NamedParameter], frozen: list[NamedParameter], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        """Wrap each optimizer.
-
-        Raises:
-            ConfigError: for what the stock wrapper would get wrong in silence.
-        """
-        if frozen:
-            raise ConfigError(
-                f"engine.optimizer_wrapper is 'horovod', and '{frozen[0][0]}' is frozen: hvd.DistributedOptimizer would "
-                "never sum it once it is unfrozen. Use engine.optimizer_wrapper=trainkit."
-            )
-        if any(hasattr(p, _STOCK_MARK) for _, p in trained):
-            raise ConfigError(
-                "engine.optimizer_wrapper is 'horovod', and this model was trained with it before: hvd.DistributedOptimizer "
-                "cannot take its hooks off. Make a new Task, or use engine.optimizer_wrapper=trainkit."
-            )
-        for _, parameter in trained:
-            setattr(parameter, _STOCK_MARK, True)
-        self._wrapped = []
-        for optimizer in optimizers:
-            own = {p for group in optimizer.param_groups for p in group["params"]}
-            named = [(n, p) for n, p in trained if p in own]
-            self._wrapped.append(
-                hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=Contiguous, op=hvd.Sum)
-            )
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let Horovod's hooks wait for one backward more."""
-        self._set_passes(2)
-        try:
-            yield
-        finally:
-            self._set_passes(1)
-
-    def finish(self) -> None:
-        """Wait for the sums; the user's own optimizer takes the step."""
-        for wrapped in self._wrapped:
-            wrapped.synchronize()
-
-    def remove(self) -> None:
-        """Horovod has no way to take its hooks off; they go with the parameters."""
-
-    def _set_passes(self, passes: int) -> None:
-        for wrapped in self._wrapped:
-            wrapped.set_backward_passes_per_step(passes)
+    @property
+    def _root(self) -> int:
+        """Rank 0 of those that take part, as Horovod counts."""
+        return 0 if self._ranks is hvd.global_process_set else int(self._ranks.ranks[0])
 
 
 @contextlib.contextmanager

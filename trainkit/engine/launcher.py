@@ -61,6 +61,16 @@ _VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
 }
 
 
+def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torchrun"]) -> None:
+    """Make this process look, to itself alone, like rank 0 of so many that `name` started."""
+    for variables in _VARIABLES.values():
+        for variable in variables:
+            os.environ.pop(variable, None)
+    if world_size > 1:
+        sign, rank, size, local_rank, local = _VARIABLES[name]
+        os.environ |= {sign: "0", rank: "0", size: str(world_size), local_rank: "0", local: str(local_size)}
+
+
 def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     """Read the launcher from environment variables (`os.environ` when none are given)."""
     env = os.environ if environ is None else environ

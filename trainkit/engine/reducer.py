@@ -2,7 +2,10 @@
 
 A hook on each parameter fires when its gradient of this backward is complete. When all parameters of a bucket are
 ready, the bucket's sum starts; `finish` starts what is left (parameters that took no part) and waits. The engines
-supply how a bucket's sum starts and ends; this file knows no framework.
+supply how a bucket's sum starts and ends; this file knows no framework. Which parameters make a bucket: buckets.py.
+
+A sparse gradient is not summed but gathered: its rows and their values go to all ranks, and rows that occur twice count
+as their sum. A rank without gradient sends no rows.
 
 A parameter without gradient takes part with zeros, since the other ranks may have one. Where no rank had one, its
 `.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
@@ -13,15 +16,16 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainkit.engine.buckets import NamedParameter
+from trainkit.engine.wire import Wire, from_rows, no_rows, rows_of
 from trainkit.errors import TaskError
-
-NamedParameter = tuple[str, nn.Parameter]
 
 
 class Bucket:
@@ -30,13 +34,15 @@ class Bucket:
     Attributes:
         index: its place in the order in which sums start.
         entries: name and parameter, in the order of summing.
+        sparse: whether its one parameter's gradient travels as rows.
         waiting: how many gradients of this step are not ready yet.
         handle: what the engine returned when the sum started; None before that.
     """
 
-    def __init__(self, index: int, entries: list[NamedParameter]) -> None:
+    def __init__(self, index: int, entries: list[NamedParameter], sparse: bool = False) -> None:
         """Start with all gradients outstanding."""
-        self.index, self.entries = index, entries
+        assert len(entries) == 1 or not sparse
+        self.index, self.entries, self.sparse = index, entries, sparse
         self.waiting = len(entries)
         self.handle: Any = None
 
@@ -49,12 +55,23 @@ class GradientReducer(ABC):
         frozen: parameters that need no gradient now; each is taken in when that changes.
         in_order: whether a bucket waits for the one before it (torch.distributed matches collectives by order; Horovod
             by name).
+        wire: how gradients travel.
+        sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
     """
 
-    def __init__(self, buckets: list[list[NamedParameter]], frozen: list[NamedParameter], in_order: bool) -> None:
+    def __init__(
+        self,
+        buckets: list[list[NamedParameter]],
+        frozen: list[NamedParameter],
+        in_order: bool,
+        wire: Wire | None = None,
+        sparse: AbstractSet[Tensor] = frozenset(),
+    ) -> None:
         self._in_order = in_order
+        self._wire = wire or Wire()
+        self._sparse = sparse
         self._buckets: list[Bucket] = []
-        self._bucket_of: dict[Tensor, Bucket] = {}
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._name_of: dict[Tensor, str] = {}
         self._place: dict[Tensor, int] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -81,15 +98,15 @@ class GradientReducer(ABC):
         unused = [p for p in self._bucket_of if p.grad is None]
         self._used.fill_(1.0)
         for parameter in unused:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
             self._used[self._place[parameter]] = 0.0
         try:
             for bucket in self._buckets:
                 if bucket.handle is None:
-                    bucket.handle = self._start(bucket)
+                    bucket.handle = self._begin(bucket)
             used = self._start_flags(self._used)
             for bucket in self._buckets:
-                self._end(bucket)
+                self._complete(bucket)
             self._end_flags(used)
         finally:
             self.reset()
@@ -120,7 +137,7 @@ class GradientReducer(ABC):
                 self._add_bucket([named])
 
     def _add_bucket(self, entries: list[NamedParameter]) -> None:
-        bucket = Bucket(len(self._buckets), entries)
+        bucket = Bucket(len(self._buckets), entries, sparse=entries[0][1] in self._sparse)
         self._buckets.append(bucket)
         for name, parameter in entries:
             self._bucket_of[parameter], self._name_of[parameter] = bucket, name
@@ -130,7 +147,7 @@ class GradientReducer(ABC):
         device = entries[0][1].device
         self._used = torch.zeros(len(self._place), dtype=torch.float32, device=device)
 
-    def _ready(self, parameter: Tensor) -> None:
+    def _ready(self, parameter: nn.Parameter) -> None:
         if not self._sync:
             return
         if parameter in self._done:
@@ -144,12 +161,27 @@ class GradientReducer(ABC):
         bucket.waiting -= 1
         if not self._in_order:
             if bucket.waiting == 0:
-                bucket.handle = self._start(bucket)
+                bucket.handle = self._begin(bucket)
             return
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
             ready = self._buckets[self._next]
-            ready.handle = self._start(ready)
+            ready.handle = self._begin(ready)
             self._next += 1
+
+    def _begin(self, bucket: Bucket) -> Any:
+        if not bucket.sparse:
+            return self._start(bucket)
+        ((name, parameter),) = bucket.entries
+        rows, values = rows_of(parameter)
+        return self._start_rows(name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous())
+
+    def _complete(self, bucket: Bucket) -> None:
+        if not bucket.sparse:
+            self._end(bucket)
+            return
+        ((_, parameter),) = bucket.entries
+        rows, values = self._end_rows(bucket.handle)
+        parameter.grad = from_rows(rows, self._wire.unpack(values, parameter.dtype), parameter)
 
     @abstractmethod
     def _start(self, bucket: Bucket) -> Any:
@@ -160,21 +192,17 @@ class GradientReducer(ABC):
         """Wait for the bucket's sum and leave it in the parameters' `.grad`."""
 
     @abstractmethod
+    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
+        """Start to gather the rows [R] and values [R, ...] of all ranks, whose R differ; return a handle that is not None."""
+
+    @abstractmethod
+    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
+        """Wait, and return the rows and values of all ranks, one after the other."""
+
+    @abstractmethod
     def _start_flags(self, flags: Tensor) -> Any:
         """Start the sum of a small float32 vector, in place."""
 
     @abstractmethod
     def _end_flags(self, handle: Any) -> None:
         """Wait for the vector's sum."""
-
-
-def split_frozen(named: Iterable[NamedParameter]) -> tuple[list[NamedParameter], list[NamedParameter]]:
-    """Return (trained, frozen) parameters, each once, under clean names (no `_orig_mod.` of torch.compile)."""
-    seen: set[Tensor] = set()
-    trained: list[NamedParameter] = []
-    frozen: list[NamedParameter] = []
-    for name, parameter in named:
-        if parameter not in seen:
-            seen.add(parameter)
-            (trained if parameter.requires_grad else frozen).append((name.replace("_orig_mod.", ""), parameter))
-    return trained, frozen

@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.arguments import PositiveFloat
+from trainkit.arguments import show
 from trainkit.engine.launcher import read_launcher
+from trainkit.engine.options import refusals
 from trainkit.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -22,41 +23,35 @@ _HOMES = {
 }
 
 
-def auto_engine(
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    optimizer_wrapper: Literal["trainkit", "horovod"] | None = None,
-    cycle_time_ms: PositiveFloat | None = None,
-    bucket_cap_mb: PositiveFloat | None = None,
-) -> Engine:
+def auto_engine(**options: Any) -> Engine:
     """Make the engine of the launcher: horovodrun -> horovod, torchrun -> ddp, none -> single.
 
     Args:
-        device: see the engines.
-        optimizer_wrapper: see HorovodEngine; only with it.
-        cycle_time_ms: see HorovodEngine; only with it.
-        bucket_cap_mb: see DDPEngine; only with it.
+        options: those of the engine that it is: see HorovodEngine, DDPEngine, SingleEngine. None is an option not given.
 
     Raises:
         ConfigError: an option was set that the launcher's engine does not have.
         EngineError: the engine's framework cannot be imported.
     """
     name = read_launcher().engine
-    options: dict[str, Any] = {"device": device}
-    given = {
-        "optimizer_wrapper": (optimizer_wrapper, "horovod"),
-        "cycle_time_ms": (cycle_time_ms, "horovod"),
-        "bucket_cap_mb": (bucket_cap_mb, "ddp"),
-    }
-    for option, (value, owner) in given.items():
-        if value is None:
-            continue
-        if owner != name:
-            raise ConfigError(
-                f"engine.{option} is {value}, but this launcher's engine is '{name}', where it has no effect. It "
-                f"belongs to '{owner}'; leave it out here."
-            )
-        options[option] = value
-    return make_engine(name, **options)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, why in refusals(name, by_launcher=True).items():
+        if option in given:
+            raise ConfigError(f"engine.{option} is {show(given[option])}, and {why}")
+    return make_engine(name, **given)
+
+
+def target_of(target: str) -> tuple[str, dict[str, str]]:
+    """Return whose constructor a config's `engine` is checked against, and what is said of options that it lacks.
+
+    Args:
+        target: the config's `engine._target_`; for auto_engine the launcher's engine answers.
+    """
+    if target == f"{__name__}.{auto_engine.__name__}":
+        name = read_launcher().engine
+        return ".".join(_HOMES[name]), refusals(name, by_launcher=True)
+    names = [name for name, home in _HOMES.items() if target == ".".join(home)]
+    return target, refusals(names[0]) if names else {}
 
 
 def make_engine(name: EngineName, **options: Any) -> Engine:

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.arguments import checked
 from trainkit.engine.base import Device, Engine
+from trainkit.engine.options import refusals
 from trainkit.errors import EngineError
 
 
+@checked
 class SingleEngine(Engine):
     """The engine of a plain `python -m trainkit fit`.
 
@@ -20,6 +23,8 @@ class SingleEngine(Engine):
     """
 
     name = "single"
+    config_key = "engine"
+    explained_arguments = refusals("single")
 
     def __init__(self, device: Device = "auto") -> None:
         super().__init__(device)

@@ -11,14 +11,15 @@ def decay_groups(model: nn.Module, weight_decay: float | None = None) -> list[di
     """Return two groups: weights of matrices and convolutions decay, biases and norms do not (He et al. 2019, section 3.1).
 
     Args:
-        model: whose trainable parameters are grouped; those of one dimension or none do not decay.
+        model: whose parameters are grouped; those of one dimension or none do not decay. Frozen ones are grouped too: they
+            may be thawed, and an optimizer leaves alone what has no gradient.
         weight_decay: for the first group; None leaves the optimizer's own.
 
     Returns:
         Groups for a torch optimizer, the empty ones left out.
     """
-    decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-    plain = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
     first: dict[str, Any] = {"params": decayed}
     if weight_decay is not None:
         first["weight_decay"] = weight_decay

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers of a Task, in one form; and who sets the learning rate when.
+"""Who sets the learning rate when.
 
 A torch scheduler reads and writes `group["lr"]`. So that any of them works under warm-up, the rate that the schedule
 sees is kept apart from the one that the optimizer uses:
@@ -15,101 +15,14 @@ lr x u is their v.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim.contract import Contract
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """A scheduler and when it steps, as Lightning's `lr_scheduler` dict says."""
-
-    scheduler: LRScheduler
-    interval: Literal["epoch", "step"] = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    strict: bool = True
-    name: str | None = None
-
-
-def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
-    """Read what `configure_optimizers` returned.
-
-    Raises:
-        TaskError: it is none of the known forms, or an optimizer that wants a closure.
-    """
-    optimizers, schedules = _read_forms(returned)
-    for optimizer in optimizers:
-        if isinstance(optimizer, LBFGS):
-            raise TaskError(
-                "configure_optimizers returned LBFGS, which evaluates the loss several times a step: not supported."
-            )
-    return optimizers, schedules
-
-
-def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
-    if isinstance(returned, Optimizer):
-        return [returned], []
-    if isinstance(returned, Mapping):
-        return _read_dicts([returned])
-    if isinstance(returned, (list, tuple)) and returned:
-        if all(isinstance(item, Optimizer) for item in returned):
-            return list(returned), []
-        if all(isinstance(item, Mapping) for item in returned):
-            return _read_dicts(returned)
-        if len(returned) == 2 and all(isinstance(item, (list, tuple)) for item in returned):
-            optimizers, schedulers = returned
-            if all(isinstance(opt, Optimizer) for opt in optimizers):
-                return list(optimizers), [_read_schedule(item) for item in schedulers]
-    raise TaskError(
-        f"configure_optimizers returned {type(returned).__name__}; it must return a torch optimizer, a list of them, "
-        "([optimizers], [schedulers]), or {'optimizer': ..., 'lr_scheduler': ...}."
-    )
-
-
-def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[ScheduleConfig]]:
-    optimizers, schedules = [], []
-    for item in dicts:
-        unknown = set(item) - {"optimizer", "lr_scheduler"}
-        if unknown or not isinstance(item.get("optimizer"), Optimizer):
-            raise TaskError(
-                f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have 'optimizer' (a torch "
-                "optimizer) and may have 'lr_scheduler'."
-            )
-        optimizers.append(item["optimizer"])
-        if item.get("lr_scheduler") is not None:
-            schedules.append(_read_schedule(item["lr_scheduler"]))
-    return optimizers, schedules
-
-
-def _read_schedule(item: Any) -> ScheduleConfig:
-    if isinstance(item, Mapping):
-        known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
-        if set(item) - known or "scheduler" not in item:
-            raise TaskError(
-                f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}."
-            )
-        config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
-    else:
-        config = ScheduleConfig(item)
-    if not isinstance(config.scheduler, LRScheduler):
-        raise TaskError(f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch scheduler.")
-    if config.interval not in ("epoch", "step"):
-        raise TaskError(f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'.")
-    if not isinstance(config.frequency, int) or config.frequency < 1:
-        raise TaskError(f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more.")
-    if isinstance(config.scheduler, ReduceLROnPlateau):
-        if config.monitor is None:
-            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
-        if config.interval != "epoch":
-            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': what it watches is an epoch's value.")
-    return config
-
+from trainkit.optim.forms import ScheduleConfig
 
 # Absolute rates beside `lr`, which follow the factor as it does: of parameter groups, of schedulers (lists), of schedulers.
 _GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -134,15 +47,17 @@ class LearningRates:
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._whole, self._contract = contract, contract.at(0)
-        self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
-        self._scheduled = [float(group["lr"]) for group in self._groups]
+        self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
+        self._scheduled = [float(group["lr"]) for group in self.groups]
         self._momenta = None if momentum_correction else self._read_momenta()
+        self._held = False  # whether somebody else sets the rates, in the schedulers' place
+        self._shares: dict[int, float] = {}  # group -> of its rate
         self._scale(self._contract.lr_factor)
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
 
     def _read_momenta(self) -> list[float]:
-        momenta = [float(group.get("momentum", 0.0)) for group in self._groups]
+        momenta = [float(group.get("momentum", 0.0)) for group in self.groups]
         cycled = any(getattr(config.scheduler, "cycle_momentum", False) for config in self._schedules)
         if cycled or not any(momenta):
             why = "a scheduler moves the momentum itself (cycle_momentum)" if cycled else "no optimizer has a momentum"
@@ -150,13 +65,19 @@ class LearningRates:
         return momenta
 
     @property
-    def _groups(self) -> list[dict[str, Any]]:
+    def schedules(self) -> Sequence[ScheduleConfig]:
+        """The schedulers and when they step."""
+        return self._schedules
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
         # Asked anew each time: optimizer.load_state_dict puts other dicts in the place of the groups.
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _scale(self, factor: float) -> None:
         self._scheduled = [lr * factor for lr in self._scheduled]
-        for group in self._groups:
+        for group in self.groups:
             for name in _GROUP_RATES:
                 if name in group:
                     group[name] *= factor
@@ -170,10 +91,10 @@ class LearningRates:
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
         multiplier = self._contract.warmup(steps_taken)
-        for group, lr in zip(self._groups, self._scheduled, strict=True):
-            group["lr"] = lr * multiplier
+        for i, (group, lr) in enumerate(zip(self.groups, self._scheduled, strict=True)):
+            group["lr"] = lr * multiplier * self._shares.get(i, 1.0)
         if self._momenta is not None and self._last is not None:
-            for group, momentum, last in zip(self._groups, self._momenta, self._last, strict=True):
+            for group, momentum, last in zip(self.groups, self._momenta, self._last, strict=True):
                 group["momentum"] = momentum * last / group["lr"] if group["lr"] else momentum
 
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
@@ -210,12 +131,31 @@ class LearningRates:
 
     def current(self) -> list[float]:
         """Return the rate of each group."""
-        return [float(group["lr"]) for group in self._groups]
+        return [float(group["lr"]) for group in self.groups]
+
+    @property
+    def factor(self) -> float:
+        """What the user's rates are multiplied by now."""
+        return self._contract.lr_factor
+
+    def unscaled(self) -> list[float]:
+        """Return each group's rate as the user would write it: where the schedulers are, without factor and warm-up."""
+        return [lr / self.factor for lr in self._scheduled]
+
+    def hold(self, lrs: Sequence[float], steps_taken: int) -> None:
+        """Take the rates out of the schedulers' hands for the rest of the run; `lrs` are as the user would write them."""
+        self._held, self._scheduled = True, [lr * self.factor for lr in lrs]
+        self.apply(steps_taken)
+
+    def set_shares(self, shares: Mapping[int, float], steps_taken: int) -> None:
+        """Let some groups have a share of their rate, until this is called again; nothing of it is saved."""
+        self._shares = dict(shares)
+        self.apply(steps_taken)
 
     def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
-        if not due:
+        if not due or self._held:
             return
-        for group, lr in zip(self._groups, self._scheduled, strict=True):
+        for group, lr in zip(self.groups, self._scheduled, strict=True):
             group["lr"] = lr
         for config in due:
             if isinstance(config.scheduler, ReduceLROnPlateau):
@@ -230,7 +170,7 @@ class LearningRates:
                 config.scheduler.step(metrics[config.monitor])
             else:
                 config.scheduler.step()
-        self._scheduled = [group["lr"] for group in self._groups]
+        self._scheduled = [group["lr"] for group in self.groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""
@@ -243,6 +183,7 @@ class LearningRates:
             "scheduled": list(self._scheduled),
             "factor": self._contract.lr_factor,
             "last": self._last,
+            "held": self._held,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
@@ -260,6 +201,7 @@ class LearningRates:
             full = config.scheduler.state_dict() | dict(saved)
             config.scheduler.load_state_dict(full)
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
+        self._held = state.get("held", False)
         if state["factor"] != self._contract.lr_factor:
             self._scale(self._contract.lr_factor / state["factor"])
         self.apply(steps_taken)

@@ -188,7 +188,30 @@ def overfit() -> dict[str, Any]:
     return {"weights": weights(task)}
 
 
+class Normed(Line):
+    """Two layers with batch norm between them."""
+
+    def make_model(self) -> nn.Module:
+        """Return the model."""
+        return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def sync_batchnorm() -> dict[str, Any]:
+    """Batch norm over the microbatches of all ranks, with a short last step that each rank has a part of."""
+    task = Normed(momentum=0.9)
+    samples, size = 8 * WIDTH + 3 * WIDTH, 4 * (WIDTH if RANKS == 1 else 1)
+    run = trainer(sync_batchnorm=True, accumulate_grad_batches=1)
+    run.fit(task, loader(samples, batch_size=size), loader(5))
+    ends: dict[str, Any] = {"metrics": run.callback_metrics}
+    ends["state"] = {name: value.double() for name, value in task.state_dict().items()}
+    if RANKS > 1:
+        ends["refused"] = error_of(Normed(), loader(8 * WIDTH + 1), sync_batchnorm=True)["error"]
+        ends["together"] = error_of(Normed(), loader(8), sync_batchnorm=True, halve_batch_on_oom=True)["error"]
+    return ends
+
+
 SCENARIOS = [
+    sync_batchnorm,
     out_of_memory,
     out_of_memory_in_backward,
     roomy,

@@ -104,7 +104,11 @@ def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, **options))
     for epoch in (0, 1, 1):
-        seen = [(i, x) for numbers, xs in loader.iterate(loader.plan, epoch, 0) for i, x in zip(*map(list, (numbers, xs)), strict=True)]
+        seen = [
+            (i, x)
+            for numbers, xs in loader.iterate(loader.plan, epoch, 0)
+            for i, x in zip(*map(list, (numbers, xs)), strict=True)
+        ]
         alone = [loader._loader.dataset[epoch, int(i)] for i, _ in seen]
         assert [(int(i), float(x)) for i, x in seen] == alone
     workers = getattr(loader._loader._iterator, "_workers", [])

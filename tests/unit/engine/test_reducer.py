@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.engine.base import dense_view
-from trainkit.engine.ddp import make_buckets
-from trainkit.engine.reducer import Bucket, GradientReducer, split_frozen
+from trainkit.engine.buckets import split_frozen
+from trainkit.engine.reducer import Bucket, GradientReducer
 from trainkit.errors import TaskError
 
 
@@ -30,6 +30,13 @@ class Noting(GradientReducer):
         self.events.append(f"end {bucket.entries[0][0]}")
         for _, parameter in bucket.entries:
             parameter.grad *= 2
+
+    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
+        self.events.append(f"start rows {name}")
+        return rows, values
+
+    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat([handle[0]] * 2), torch.cat([handle[1]] * 2)
 
     def _start_flags(self, flags: Tensor) -> Any:
         return flags
@@ -118,8 +125,22 @@ def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
         assert sorted(view.tolist()) == sorted(tensor.reshape(-1).tolist())
 
 
-def test_buckets_hold_each_parameter_once_from_the_last_to_the_first() -> None:
-    """Buckets keep to their size and to one dtype."""
-    layers = [(f"p{i}", nn.Parameter(torch.zeros(100, dtype=torch.float64 if i == 2 else torch.float32))) for i in range(5)]
-    buckets = make_buckets(layers, 800)
-    assert [[name for name, _ in bucket] for bucket in buckets] == [["p4", "p3"], ["p2"], ["p1", "p0"]]
+def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
+    """Rows of both ranks are added; a rank without a gradient sends no rows; what nobody used has none."""
+    table, idle = nn.Embedding(5, 2, sparse=True), nn.Embedding(5, 2, sparse=True)
+    net = nn.ModuleList([table, idle])
+
+    class Sparse(Noting):
+        def __init__(self) -> None:
+            self.events = []
+            named = list(net.named_parameters())
+            GradientReducer.__init__(self, [[n] for n in named], [], in_order=True, sparse=set(net.parameters()))
+
+    reducer = Sparse()
+    table(torch.tensor([1, 3, 1])).sum().backward()
+    reducer.finish()
+    assert reducer.events == ["start rows 0.weight", "start rows 1.weight"]
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    assert table.weight.grad.to_dense()[:, 0].tolist() == [0, 4, 0, 2, 0]
+    assert idle.weight.grad is None

@@ -32,9 +32,7 @@ class Small(Line):
 
 
 @pytest.mark.parametrize(("room", "pieces"), [(3, 2), (2, 2), (1, 4)])
-def test_the_step_is_taken_anew_in_pieces(
-    tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_step_is_taken_anew_in_pieces(tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Weights, logged values and counts are those of a run that had room; the split is told, and kept."""
     settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "precision": "64-true", "gradient_clip_val": 1.0}
     roomy, tight = Small(99, momentum=0.9), Small(room, momentum=0.9)

@@ -24,9 +24,14 @@ def test_the_optimizers_own_decay_is_left() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
 
 
-def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
-    """A group without parameters is not made, and frozen ones are in none."""
+def test_frozen_parameters_are_grouped_too() -> None:
+    """What is frozen now may be thawed later, and is the optimizer's from the start."""
     line = nn.Linear(2, 2)
     line.bias.requires_grad_(False)
-    (group,) = decay_groups(line)
-    assert group["params"] == [line.weight]
+    assert [group["params"] for group in decay_groups(line)] == [[line.weight], [line.bias]]
+
+
+def test_empty_groups_are_left_out() -> None:
+    """A group without parameters is not made."""
+    (group,) = decay_groups(nn.Linear(2, 2, bias=False))
+    assert "weight_decay" not in group

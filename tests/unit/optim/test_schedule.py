@@ -14,7 +14,8 @@ from torch.optim.swa_utils import SWALR
 
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.contract import Contract
-from trainkit.optim.schedule import LearningRates, ScheduleConfig, read_optimizers
+from trainkit.optim.forms import ScheduleConfig, read_optimizers
+from trainkit.optim.schedule import LearningRates
 
 MAKERS: dict[str, Callable[[Optimizer], Any]] = {
     "step": lambda o: sched.StepLR(o, 2, 0.5),
@@ -233,3 +234,35 @@ def test_other_forms_are_refused(returned: Any, words: str) -> None:
     """What is none of the forms is refused with what is legal."""
     with pytest.raises(TaskError, match=words):
         read_optimizers(returned)
+
+
+def test_rates_can_be_held() -> None:
+    """Held rates are scaled and warmed up, the schedulers let go of them, and a restart remembers."""
+    optimizer = sgd()
+    rates = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(2, 4))
+    optimizer.step()
+    rates.after_step(1)
+    assert rates.unscaled() == pytest.approx([0.05, 0.01])
+    rates.hold([0.3, 0.4], 1)
+    assert rates.current() == pytest.approx([0.6 * contract(2, 4).warmup(1), 0.8 * contract(2, 4).warmup(1)])
+    rates.after_step(9)
+    assert rates.current() == pytest.approx([0.6, 0.8])
+    other = sgd()
+    again = LearningRates([other], [ScheduleConfig(sched.StepLR(other, 1, 0.5), "step")], contract(2))
+    again.load_state_dict(rates.state_dict(), 9)
+    other.step()
+    again.after_step(10)
+    assert again.current() == pytest.approx([0.6, 0.8])
+
+
+def test_a_group_can_have_a_share_of_its_rate() -> None:
+    """A share stays while the schedulers move on, until it is set anew; it is not the schedulers' to see."""
+    optimizer = sgd()
+    rates = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(1))
+    rates.set_shares({1: 0.25}, 0)
+    assert rates.current() == pytest.approx([0.1, 0.005])
+    optimizer.step()
+    rates.after_step(1)
+    assert rates.current() == pytest.approx([0.05, 0.0025])
+    rates.set_shares({}, 1)
+    assert rates.current() == pytest.approx([0.05, 0.01])

@@ -1,0 +1,186 @@
+"""A small GPT on the bytes of text files: a pre-norm decoder (Radford et al. 2019), 256 tokens, no tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+import trainkit
+from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt
+from trainkit.optim import decay_groups
+
+_BYTES = 256
+
+
+class Block(nn.Module):
+    """Causal attention and a wide layer, each after a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+        self.dropout = dropout
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        B, T, D = x_BTD.shape
+        qkv = self.qkv(self.norm1(x_BTD)).view(B, T, 3, self.heads, D // self.heads)
+        q_BHTK, k_BHTK, v_BHTK = qkv.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=dropout)
+        x_BTD = x_BTD + self.out(y_BHTK.transpose(1, 2).reshape(B, T, D))
+        return x_BTD + self.wide(self.norm2(x_BTD))
+
+
+class GPT(nn.Module):
+    """Bytes [B, T] in, logits of the next byte [B, T, 256] out.
+
+    Args:
+        context: bytes that it looks back on at most.
+        width: numbers for each byte inside.
+        depth: blocks.
+        heads: of attention; they divide `width`.
+        dropout: share of numbers dropped while training.
+    """
+
+    def __init__(
+        self,
+        context: PositiveInt = 128,
+        width: PositiveInt = 128,
+        depth: PositiveInt = 4,
+        heads: PositiveInt = 4,
+        dropout: Fraction = 0.0,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise trainkit.TrainkitError(f"task.model.heads is {heads}, which does not divide task.model.width={width}.")
+        self.tokens, self.places = nn.Embedding(_BYTES, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _BYTES, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+        for block in self.blocks:  # what each block adds shrinks with their number (Radford et al. 2019, section 2.3)
+            for layer in (block.out, block.wide[2]):
+                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
+        self.head.weight = self.tokens.weight  # tied (Press & Wolf 2017)
+
+    def forward(self, bytes_BT: Tensor) -> Tensor:
+        places_T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)
+        return self.head(self.norm(self.blocks(self.tokens(bytes_BT) + self.places(places_T))))
+
+
+class LanguageModel(trainkit.Task):
+    """Predicts each next byte, under the cross-entropy; a batch weighs as many as it has bytes to predict.
+
+    Args:
+        model: bytes [B, T] to logits [B, T, 256].
+        optimizer: makes an optimizer from parameter groups.
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], lr: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.model, self.optimizer, self.lr = model, optimizer, lr
+
+    def forward(self, bytes_BT: Tensor) -> Tensor:
+        return self.model(bytes_BT)
+
+    def _loss(self, text_BT: Tensor) -> Tensor:
+        logits_BTV = self(text_BT[:, :-1])
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), text_BT[:, 1:].flatten())
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
+        loss = self._loss(batch)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return {"loss": loss, "num_samples": batch[:, 1:].numel()}
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        loss = self._loss(batch)
+        self.log("val/loss", loss)
+        self.log("val/bits_per_byte", loss / math.log(2), prog_bar=True)
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("test/bits_per_byte", self._loss(batch) / math.log(2))
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Return the likeliest next byte after each window, [B]."""
+        return self(batch[:, -self.model.places.num_embeddings :])[:, -1].argmax(-1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(decay_groups(self.model))
+        if self.lr is None:
+            return optimizer
+        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Windows(Dataset):
+    """Windows of `length` bytes of a text, one after the other."""
+
+    def __init__(self, text: Tensor, length: int) -> None:
+        self.text, self.length = text, length
+
+    def __len__(self) -> int:
+        return (len(self.text) - 1) // (self.length - 1)
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = min(index * (self.length - 1), len(self.text) - self.length)
+        return self.text[start : start + self.length].long()
+
+
+class TextBytes(trainkit.DataModule):
+    """The bytes of all files of a folder, the last tenth of them for validation.
+
+    Args:
+        root: a folder; null reads trainkit's own sources, so that nothing is downloaded.
+        pattern: of the files below it.
+        batch_size: the microbatch of one rank, in windows.
+        context: bytes that the model sees of a window.
+        num_workers: processes that load; the text is in memory, so none is fastest.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        pattern: str = "**/*.py",
+        batch_size: PositiveInt = 16,
+        context: PositiveInt = 128,
+        num_workers: NonNegativeInt = 0,
+    ) -> None:
+        self.root = Path(trainkit.__file__).parent if root is None else Path(root)
+        self.pattern, self.batch_size, self.context, self.num_workers = pattern, batch_size, context, num_workers
+
+    def setup(self, stage: str) -> None:
+        files = sorted(path for path in self.root.glob(self.pattern) if path.is_file())
+        text = bytearray(b"\n".join(path.read_bytes() for path in files))
+        if len(text) < 20 * (self.context + 1):
+            raise trainkit.TrainkitError(
+                f"data.root is {self.root}: the {len(files)} files that match data.pattern={self.pattern} have {len(text)} "
+                f"bytes, too few for windows of {self.context}. Give a folder with more text, or another pattern."
+            )
+        whole = torch.frombuffer(text, dtype=torch.uint8)
+        split = len(whole) * 9 // 10
+        self.train, self.val = Windows(whole[:split], self.context + 1), Windows(whole[split:], self.context + 1)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.num_workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, self.batch_size, num_workers=self.num_workers)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.val_dataloader()

@@ -1,0 +1,42 @@
+"""Averages of weights, finetuning, LARS and LAMB as they are asked for on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_main_job import read_rows
+from tests.launching import Command
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("callbacks=ema", "EMA: validation, checkpoints and the end of the run have averaged weights (decay 0.999)."),
+        ("'callbacks=[early_stopping,ema]' callbacks.ema.decay=0.99", "averaged weights (decay 0.99)."),
+        ("callbacks=swa", "SWA: the model holds the average of 1 epochs' weights."),
+        ("optimizer=lars optimizer.lr=20", "20 x 1 rank = 20"),
+        ("optimizer=lamb optimizer.lr=0.01", "0.01 x 1 rank = 0.01"),
+    ],
+)
+def test_an_option_trains_as_well(overrides: str, words: str, command: Command, tmp_path: Path) -> None:
+    """The run ends well, says what is special about it, and its checkpoint is as good as its best value says."""
+    done = command(f"python -m trainkit fit conf=mlp run_dir=here {overrides}")
+    assert done.code == 0, done.text
+    assert words in done.out
+    best = max(float(row["val/acc"]) for row in read_rows(tmp_path / "here") if row["val/acc"])
+    assert best > 0.9
+    if "callbacks" in overrides:
+        validated = command("python -m trainkit validate conf=mlp ckpt_path=best run_dir=here")
+        assert f" {best:.6g} " in validated.out, validated.text
+
+
+def test_a_part_can_be_frozen(command: Command) -> None:
+    """callbacks=finetuning freezes the modules that it is told, and names those that there are."""
+    start = "python -m trainkit fit conf=mlp callbacks=finetuning trainer.max_epochs=2"
+    done = command(f"{start} 'callbacks.finetuning.backbone=[model.1]' callbacks.finetuning.unfreeze_backbone_at_epoch=1")
+    assert "Finetuning: model.1 not trained before epoch 2." in done.out, done.text
+    refused = command(start)
+    assert refused.code == 2
+    assert "backbone is 'backbone', which is no module of ImageClassifier. In ImageClassifier there are model." in refused.err

@@ -1,0 +1,42 @@
+"""`python -m trainkit plan`: told for any number of ranks, in one process, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.launching import Command
+
+
+def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -> None:
+    """64 ranks are planned on one; the config is checked as it would be there; no file is written."""
+    done = command("python -m trainkit plan conf=mlp ranks=64 ranks_per_host=4 engine.compression=fp16 data.batch_size=4")
+    assert done.code == 0, done.text
+    assert "plan of conf=mlp at 64 ranks (horovod, 4 a host)" in done.out
+    assert "4 per rank x 64 ranks x 1 accumulated = 256 samples a step" in done.out
+    assert "data.batch_size is 4 for each rank" in done.out
+    assert "6 gradients, 83.0 KiB" in done.out  # 42,506 parameters in 2 bytes each
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
+    """engine=ddp is planned as under torchrun, where Horovod's options are refused with the reason."""
+    assert "at 8 ranks (ddp, 8 a host)" in command("python -m trainkit plan conf=mlp engine=ddp ranks=8").out
+    refused = command("python -m trainkit plan conf=mlp engine=ddp engine.num_groups=2 ranks=8")
+    assert refused.code == 2
+    assert refused.err.startswith("Error: engine.num_groups"), refused.text
+
+
+def test_a_plan_that_cannot_be(command: Command) -> None:
+    """Mistakes are told as in a fit."""
+    many = command("python -m trainkit plan conf=mlp ranks=4096")
+    assert many.code == 1
+    assert "samples for 4096 ranks" in many.err
+    wrong = command("python -m trainkit plan conf=mlp ranks=few")
+    assert (wrong.code, wrong.err.strip()) == (2, "Error: ranks is 'few'; it must be a whole number, 1 or more.")
+
+
+def test_a_plan_of_one_rank(command: Command) -> None:
+    """Without ranks= it is for the ranks that there are."""
+    done = command("python -m trainkit plan conf=mlp")
+    assert "plan of conf=mlp at 1 rank" in done.out, done.text
+    assert "nothing: one rank" in done.out

@@ -1,0 +1,214 @@
+"""Freezing and thawing: what is trained when, batch norm, rates of the backbone's own, and going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toy import Line, Recorder, fill, loader, quiet, weights
+from trainkit.callback import Callback
+from trainkit.callbacks import BackboneFinetuning, BaseFinetuning, ModelCheckpoint
+from trainkit.errors import ConfigError, TaskError
+from trainkit.optim import decay_groups
+
+
+class Parts(Line):
+    """A backbone with batch norm, and a head."""
+
+    def make_model(self) -> Any:
+        """Make both; return what lies between them."""
+        self.backbone = nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 1)
+        fill(self.backbone)
+        fill(self.head)
+        return nn.Dropout(0.3)
+
+    def forward(self, x: Any) -> Any:
+        """Return the head's answer."""
+        return self.head(self.model(self.backbone(x)))
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD over groups of the backbone and of the head, with momentum and a rate that falls each step."""
+        groups = decay_groups(self.backbone) + decay_groups(self.head)
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+
+class Watch(Callback):
+    """Keeps which parts changed in each epoch, and the rates of its first step."""
+
+    def __init__(self) -> None:
+        self.changed: list[set[str]] = []
+        self.rates: list[list[float]] = []
+
+    def on_train_epoch_start(self, trainer: Any, task: Any) -> None:
+        """Remember."""
+        self.before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+        self.rates.append([group["lr"] for group in trainer.session.run.optimizers[0].param_groups])
+
+    def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
+        """Compare."""
+        now = task.state_dict()
+        self.changed.append({n for n in now if not torch.equal(now[n], self.before[n])})
+
+
+LINEAR = {"backbone.0.weight"}
+NORM = {"backbone.1.weight", "backbone.1.bias"}
+STATISTICS = {"backbone.1.running_mean", "backbone.1.running_var", "backbone.1.num_batches_tracked"}
+HEAD = {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(("train_bn", "frozen"), [(True, LINEAR), (False, LINEAR | NORM | STATISTICS)])
+def test_the_backbone_is_trained_from_its_epoch_on(tmp_path: Path, train_bn: bool, frozen: set[str]) -> None:
+    """Before its epoch the backbone keeps every bit, under momentum and weight decay; with train_bn its norms are trained."""
+    watch = Watch()
+    callbacks = [BackboneFinetuning(2, train_bn=train_bn), watch]
+    quiet(tmp_path, max_epochs=4, callbacks=callbacks).fit(Parts(), loader(24), loader(4))
+    everything = LINEAR | NORM | STATISTICS | HEAD
+    assert watch.changed == [everything - frozen] * 2 + [everything] * 2
+
+
+def test_a_frozen_backbone_is_as_one_without_gradients(tmp_path: Path) -> None:
+    """The head is trained as by a loop in which the backbone needs no gradient, to the bit."""
+    found = []
+    for callbacks in ([BackboneFinetuning(9)], []):
+        task = Parts()
+        if not callbacks:
+            for parameter in task.backbone[0].parameters():
+                parameter.requires_grad_(False)
+        quiet(tmp_path, max_epochs=2, callbacks=callbacks).fit(task, loader(24))
+        found.append(weights(task))
+    assert torch.equal(*found)
+
+
+def test_the_backbones_rate_grows_to_its_groups(tmp_path: Path) -> None:
+    """From its epoch on the backbone has the given share of its groups' rate, doubled each epoch up to all of it."""
+    watch = Watch()
+    callbacks = [BackboneFinetuning(1, backbone_initial_ratio_lr=0.3), watch]
+    quiet(tmp_path, max_epochs=4, callbacks=callbacks).fit(Parts(), loader(24))
+    for epoch, share in ((1, 0.3), (2, 0.6), (3, 1.0)):
+        lr = 0.1 * 0.9 ** (6 * epoch)
+        assert watch.rates[epoch] == pytest.approx([lr * share, lr * share, lr, lr])
+
+
+@pytest.mark.parametrize("stop_at", [3, 6, 9, 12, 14])
+@pytest.mark.parametrize("train_bn", [True, False])
+def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int, train_bn: bool) -> None:
+    """Stopped before, at and after the thaw, the run ends with the bits of the run that never stopped."""
+    ends = []
+    for name, steps in (("whole", [20]), ("parts", [stop_at, 20])):
+        lrs: list[float] = []
+        for steps_now in steps:
+            task, recorder = Parts(), Recorder()
+            finetuning = BackboneFinetuning(2, train_bn=train_bn, backbone_initial_ratio_lr=0.1)
+            trainer = quiet(tmp_path / name, max_steps=steps_now, callbacks=[finetuning, recorder, ModelCheckpoint()])
+            ckpt_path = "last" if len(steps) > 1 and steps_now == 20 else None
+            trainer.fit(task, loader(24, shuffle=True), loader(5), ckpt_path=ckpt_path)
+            lrs += recorder.lrs
+        ends.append((task.state_dict(), lrs))
+    (whole, lrs_whole), (parts, lrs_parts) = ends
+    assert lrs_whole == lrs_parts
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+
+
+class Stages(BaseFinetuning):
+    """Thaws one part in epoch 1 and freezes another in epoch 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[int] = []
+
+    def freeze_before_training(self, task: Any) -> None:
+        """Freeze the backbone."""
+        self.freeze(task.backbone, train_bn=False)
+
+    def finetune_function(self, task: Any, epoch: int, optimizer: Any) -> None:
+        """Change what is trained."""
+        self.called.append(epoch)
+        if epoch == 1:
+            self.make_trainable([task.backbone[0]])
+        if epoch == 2:
+            self.freeze(task.head)
+
+
+def test_ones_own_schedule(tmp_path: Path) -> None:
+    """freeze and make_trainable in finetune_function say what is trained in each epoch; norms stay frozen until thawed."""
+    watch, stages = Watch(), Stages()
+    quiet(tmp_path, max_epochs=3, callbacks=[stages, watch]).fit(Parts(), loader(24))
+    assert stages.called == [0, 1, 2]
+    assert watch.changed == [HEAD, HEAD | LINEAR, LINEAR]
+
+
+def test_a_run_that_goes_on_is_told_of_the_epochs_before(tmp_path: Path) -> None:
+    """finetune_function is called for the epochs before the restart, too, so that what it did there holds."""
+    for epochs, ckpt_path in ((3, None), (4, "last")):
+        watch, stages = Watch(), Stages()
+        settings: dict[str, Any] = {"max_epochs": epochs, "callbacks": [stages, watch], "enable_checkpointing": True}
+        quiet(tmp_path, **settings).fit(Parts(), loader(24), ckpt_path=ckpt_path)
+    assert stages.called == [0, 1, 2, 3]
+    assert watch.changed == [LINEAR]
+
+
+@pytest.mark.parametrize("epochs", [2, 9])
+def test_it_says_what_is_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int) -> None:
+    """The user is told what is not trained, and until when."""
+    quiet(tmp_path, max_epochs=3, callbacks=BackboneFinetuning(epochs, ["backbone.0", "head"])).fit(Parts(), loader(8))
+    until = "in all 3 epochs" if epochs == 9 else "before epoch 3"
+    assert f"Finetuning: backbone.0, head not trained {until}." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "bakbone",
+            r"'bakbone', which is no module of Parts\. Did you mean 'backbone'\?.* In Parts there are .*backbone, head",
+        ),
+        (
+            "backbone.3",
+            r"'backbone\.3', which is no module.* In Parts\.backbone there are backbone\.0, backbone\.1, backbone\.2",
+        ),
+        ("", "'', which is no module"),
+    ],
+)
+def test_an_unknown_module_is_named(tmp_path: Path, name: str, words: str) -> None:
+    """A module that the task does not have is refused, with those that there are."""
+    with pytest.raises(ConfigError, match=words):
+        quiet(tmp_path, callbacks=BackboneFinetuning(1, ["head", name])).fit(Parts(), loader(8))
+
+
+class Filters(Parts):
+    """Gives the optimizer only what is trained at first."""
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD without what is frozen."""
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
+@pytest.mark.parametrize("callback", [BackboneFinetuning(1), Stages()])
+def test_a_thaw_that_no_optimizer_would_see_is_refused(tmp_path: Path, callback: Any) -> None:
+    """A parameter that would be thawed and never trained is an error that names it."""
+    with pytest.raises(TaskError, match=r"backbone\.0\.weight( and 2 more)? would be trained after a thaw, but no optimizer"):
+        quiet(tmp_path, max_epochs=2, callbacks=callback).fit(Filters(), loader(8))
+
+
+def test_a_rate_of_its_own_needs_groups_of_its_own(tmp_path: Path) -> None:
+    """A share of the rate is refused where a group holds more than the backbone."""
+
+    class Together(Parts):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(TaskError, match=r"a group holds 3 of its parameters beside 2 others"):
+        quiet(tmp_path, callbacks=BackboneFinetuning(0, backbone_initial_ratio_lr=0.1)).fit(Together(), loader(8))
+
+
+@pytest.mark.parametrize("settings", [{"unfreeze_backbone_at_epoch": -1}, {"backbone_initial_ratio_lr": 1.5}, {"lr_growth": 0}])
+def test_bad_settings_are_refused(settings: Any) -> None:
+    """A wrong setting is refused by its name."""
+    with pytest.raises(ConfigError, match=f"BackboneFinetuning.{next(iter(settings))} is"):
+        BackboneFinetuning(**settings)

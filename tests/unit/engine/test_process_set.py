@@ -1,0 +1,34 @@
+"""The place of a rank among those that train."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("rank", "takes_part", "place", "local"),
+    [(0, False, 0, (0, 1)), (1, True, 0, (0, 1)), (2, True, 1, (0, 2)), (3, True, 2, (1, 2))],
+)
+def test_ranks_are_counted_anew(rank: int, takes_part: bool, place: int, local: tuple[int, int]) -> None:
+    """Of two hosts with two ranks each, ranks 1, 2, 3 train: each host's first of them has local rank 0."""
+    found = find_place((1, 2, 3), rank, hosts=[0, 0, 2, 2])
+    assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (takes_part, place, local)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([], r"engine\.process_set is \[\]; it must list ranks from 0 to 2, each once, one at least \(3 were started\)"),
+        ([0, 0], r"engine\.process_set is \[0, 0\]; it must list ranks from 0 to 2, each once"),
+        ([1, 3], r"engine\.process_set is \[1, 3\]; it must list ranks from 0 to 2"),
+        ([-1], r"engine\.process_set is \[-1\]; it must list ranks from 0 to 2"),
+    ],
+)
+def test_a_set_that_cannot_be_is_refused(ranks: list[int], words: str) -> None:
+    """Empty sets, repeated ranks and ranks that were not started are told."""
+    assert check_ranks([2, 0], 3) == (0, 2)
+    with pytest.raises(ConfigError, match=words):
+        check_ranks(ranks, 3)

@@ -1,0 +1,116 @@
+"""BatchNorm over ranks in one process: the arithmetic, what is converted, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainkit.data.plan import StepPlan
+from trainkit.engine.single import SingleEngine
+from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert
+from trainkit.errors import ConfigError
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The sum over one rank."""
+    return tensor.clone()
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.BatchNorm1d(4), (5, 4)),
+        (lambda: nn.BatchNorm1d(4, momentum=None), (5, 4, 3)),
+        (lambda: nn.BatchNorm2d(4, affine=False), (2, 4, 3, 3)),
+        (lambda: nn.BatchNorm3d(4, eps=0.1, track_running_stats=False), (2, 4, 2, 2, 2)),
+    ],
+)
+def test_at_one_rank_it_is_batchnorm(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    """Outputs, gradients and statistics of two batches, of every form of the layer, in float64."""
+    plain, layer = make().double(), make().double()
+    convert(layer, alone)
+    for seed in range(2):
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        ours, theirs = (drawn.clone().requires_grad_() for _ in range(2))
+        for module, inputs in ((layer, ours), (plain, theirs)):
+            module(inputs).sin().sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    for found, expected in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=1e-12)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name], value, rtol=0, atol=1e-12)
+
+
+def test_nothing_cancels_where_the_mean_is_large() -> None:
+    """float32 around 10,000 with a spread of 1: the variance has all the digits that the input has."""
+    drawn = 10_000 + torch.randn(4096, 1, generator=torch.Generator().manual_seed(1))
+    layer = nn.BatchNorm1d(1, momentum=1.0)
+    convert(layer, alone)
+    layer(drawn)
+    assert float(layer.running_var) == pytest.approx(float(drawn.double().var()), rel=1e-4)  # type: ignore[arg-type]
+
+
+def test_layers_change_in_place_and_know_each_other_no_more() -> None:
+    """Whoever refers to a layer has the changed one; a copy goes on with the ranks, a pickled one without them."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    kept, weight = model[1], model[1].weight
+    convert(model, alone)
+    assert model[1] is kept
+    assert isinstance(kept, SyncBatchNorm)
+    assert kept.weight is weight
+    assert copy.deepcopy(kept).link.all_reduce is alone
+    stream = io.BytesIO()
+    torch.save(kept, stream)
+    stream.seek(0)
+    read = torch.load(stream, weights_only=False)
+    assert read.link.all_reduce is None
+    assert read(torch.randn(3, 2)).shape == (3, 2)
+    convert(model, other := lambda tensor: tensor)
+    assert kept.link.all_reduce is other
+
+
+def test_a_layer_with_ways_of_its_own_is_refused() -> None:
+    """What a subclass of BatchNorm does beside it would be lost; nothing is changed then."""
+
+    class Activated(nn.BatchNorm2d):
+        pass
+
+    model = nn.Sequential(nn.BatchNorm2d(2), Activated(2))
+    with pytest.raises(ConfigError, match=r"sync_batchnorm is true, but '1' is a Activated.*trainer\.sync_batchnorm=false"):
+        convert(model, alone)
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_one_process_keeps_its_batchnorm() -> None:
+    """There is nobody to share with."""
+    with SingleEngine("cpu") as engine:
+        model = nn.Sequential(nn.BatchNorm1d(2))
+        assert engine.convert_sync_batchnorm(model) is model
+        assert type(model[0]) is nn.BatchNorm1d
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(16, 4), (16 + 2, 4), (16 + 9, 4), (7, 1)])
+def test_short_steps_are_fine_where_each_rank_has_a_part(samples: int, batch_size: int) -> None:
+    """Parts of different sizes are exact: only a rank without a microbatch that others have is refused."""
+    plan = StepPlan(samples, batch_size, world_size=2, accumulate=2)
+    if samples == 7:
+        with pytest.raises(ConfigError, match=r"the last step of an epoch has 3 samples for 2 ranks"):
+            check_even(plan)
+    else:
+        check_even(plan)
+
+
+def test_data_that_leaves_a_rank_without_a_part_is_refused() -> None:
+    """The others would wait for it in their BatchNorm; a stream cannot be known."""
+    plan = StepPlan(17, 4, world_size=2, accumulate=2)
+    with pytest.raises(ConfigError, match=r"last step of an epoch has 1 samples for 2 ranks.*drop_last=True"):
+        check_even(plan)
+    check_even(StepPlan(17, 4, world_size=2, accumulate=2, drop_last=True))
+    with pytest.raises(ConfigError, match=r"the training data is a stream.*trainer\.sync_batchnorm=false"):
+        check_even(None)

@@ -1,0 +1,194 @@
+"""Freezing parts of a model at first: BaseFinetuning to write one's own, BackboneFinetuning for the usual case.
+
+All parameters are the optimizer's from the start, frozen ones too: they have no gradient, and optimizers leave them alone.
+Thawing is `requires_grad` and nothing else, so that parameter groups, schedules and checkpoints never change their shape,
+and what is frozen in an epoch follows from the epoch alone. (Lightning adds parameter groups as it goes.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
+from trainkit.callback import Callback
+from trainkit.errors import ConfigError, TaskError, did_you_mean
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+class BaseFinetuning(Callback):
+    """Override `freeze_before_training` and `finetune_function`, and call `freeze` and `make_trainable` there."""
+
+    def __init__(self) -> None:
+        self._next = 0  # the first epoch that finetune_function has not been called for
+
+    def freeze_before_training(self, task: Task) -> None:
+        """Freeze what is not trained in the first epoch."""
+
+    def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
+        """Freeze or thaw at the start of `epoch`. A run that goes on calls it for the epochs before, too."""
+
+    @staticmethod
+    def freeze(modules: nn.Module | Iterable[nn.Module], train_bn: bool = True) -> None:
+        """Let the parameters of modules and their parts be as they are.
+
+        Args:
+            modules: one or several.
+            train_bn: go on training batch norms; false freezes their statistics, too (they are put in eval mode).
+        """
+        for part in _parts(modules):
+            trains = isinstance(part, _BatchNorm) and train_bn
+            for parameter in part.parameters(recurse=False):
+                parameter.requires_grad_(trains)
+            if isinstance(part, _BatchNorm):
+                part.train(trains)
+
+    @staticmethod
+    def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
+        """Train the parameters of modules and their parts, and let batch norms follow their batches."""
+        for part in _parts(modules):
+            for parameter in part.parameters(recurse=False):
+                parameter.requires_grad_(True)
+            if isinstance(part, _BatchNorm):
+                part.train()
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Freeze before the engine looks at what is trained: frozen gradients are not sent."""
+        if stage == "fit":
+            self._next = 0
+            self.freeze_before_training(task)
+
+    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+        """Call `finetune_function` for this epoch, and for those before it where the run goes on from a checkpoint.
+
+        Raises:
+            TaskError: a parameter is thawed that no optimizer has.
+        """
+        run = trainer.session.run
+        frozen = [parameter for parameter in task.parameters() if not parameter.requires_grad]
+        for epoch in range(self._next, trainer.current_epoch + 1):
+            for optimizer in run.optimizers:
+                self.finetune_function(task, epoch, optimizer)
+        self._next = trainer.current_epoch + 1
+        _check_optimized(task, run.not_optimized, [parameter for parameter in frozen if parameter.requires_grad])
+
+
+@checked
+class BackboneFinetuning(BaseFinetuning):
+    """Trains a backbone only from some epoch on (and the rest from the start).
+
+    Args:
+        unfreeze_backbone_at_epoch: epochs in which it is frozen.
+        backbone: the name of a module of the task, as "backbone" or "model.layer1", or a list of names.
+        train_bn: train its batch norms from the start; false leaves them and their statistics as they are until then.
+        backbone_initial_ratio_lr: its rate in its first epoch, as a share of its parameter groups' rate. Below 1, the
+            backbone needs groups of its own: decay_groups(self.backbone) + decay_groups(self.head), say.
+        lr_growth: what that share is multiplied by in each later epoch, up to 1.
+    """
+
+    def __init__(
+        self,
+        unfreeze_backbone_at_epoch: NonNegativeInt = 10,
+        backbone: str | list[str] = "backbone",
+        train_bn: bool = True,
+        backbone_initial_ratio_lr: Fraction = 1.0,
+        lr_growth: PositiveFloat = 2.0,
+    ) -> None:
+        super().__init__()
+        self.unfreeze_backbone_at_epoch, self.train_bn = unfreeze_backbone_at_epoch, train_bn
+        self.backbone = [backbone] if isinstance(backbone, str) else list(backbone)
+        self.backbone_initial_ratio_lr, self.lr_growth = backbone_initial_ratio_lr, lr_growth
+
+    def freeze_before_training(self, task: Task) -> None:
+        """Freeze the backbone."""
+        self.freeze(self._modules(task), self.train_bn)
+
+    def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
+        """Thaw it in its epoch; keep its norms frozen until then."""
+        if epoch == self.unfreeze_backbone_at_epoch:
+            self.make_trainable(self._modules(task))
+        elif epoch < self.unfreeze_backbone_at_epoch:
+            self.freeze(self._modules(task), self.train_bn)
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Say what is frozen; refuse at once what would fail at the thaw.
+
+        Raises:
+            TaskError: no optimizer has the backbone, or a group that is to have a rate of its own holds other parameters.
+        """
+        parameters = [parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)]
+        run = trainer.session.run
+        _check_optimized(task, run.not_optimized, parameters)
+        if self.backbone_initial_ratio_lr < 1:
+            _check_groups(run.optimizers, parameters)
+        if trainer.is_global_zero and trainer.current_epoch < self.unfreeze_backbone_at_epoch:
+            never = trainer.max_epochs is not None and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
+            until = f"in all {trainer.max_epochs} epochs" if never else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
+            print(f"Finetuning: {', '.join(self.backbone)} not trained {until}.", flush=True)
+
+    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+        """Thaw, and set the share of the rate."""
+        super().on_train_epoch_start(trainer, task)
+        epochs = trainer.current_epoch - self.unfreeze_backbone_at_epoch
+        if self.backbone_initial_ratio_lr < 1 and epochs >= 0:
+            own = {parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)}
+            share = min(1.0, self.backbone_initial_ratio_lr * self.lr_growth**epochs)
+            rates = trainer.session.run.rates
+            rates.set_shares(
+                {i: share for i, group in enumerate(rates.groups) if group["params"] and group["params"][0] in own},
+                trainer.global_step - trainer.state.skipped_steps,
+            )
+
+    def _modules(self, task: Task) -> list[nn.Module]:
+        known = dict(task.named_modules())
+        for name in self.backbone:
+            if name not in known or not name:
+                raise ConfigError(_no_module(task, name, [n for n in known if n]))
+        return [known[name] for name in self.backbone]
+
+
+def _parts(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
+    several = [modules] if isinstance(modules, nn.Module) else modules
+    return [part for module in several for part in module.modules()]
+
+
+def _no_module(task: Task, name: str, known: list[str]) -> str:
+    owner = name.rpartition(".")[0]
+    while owner and owner not in known:
+        owner = owner.rpartition(".")[0]
+    there = [n for n in known if n.rpartition(".")[0] == owner]
+    inside = f"{type(task).__name__}{'.' * bool(owner)}{owner}"
+    return (
+        f"BackboneFinetuning.backbone is '{name}', which is no module of {type(task).__name__}."
+        f"{did_you_mean(name, known)} In {inside} there are {', '.join(there) or 'none'}."
+    )
+
+
+def _check_optimized(task: Task, not_optimized: Iterable[Any], thawed: Iterable[nn.Parameter]) -> None:
+    lacking = set(not_optimized).intersection(thawed)
+    names = [name for name, parameter in task.named_parameters() if parameter in lacking]
+    if names:
+        raise TaskError(
+            f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)} would be trained after a thaw, but no optimizer has "
+            "it. Give configure_optimizers' optimizer all parameters, frozen ones too (decay_groups(self) does); do not filter "
+            "by requires_grad."
+        )
+
+
+def _check_groups(optimizers: Iterable[Optimizer], backbone: Iterable[nn.Parameter]) -> None:
+    own = set(backbone)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        inside = sum(parameter in own for parameter in group["params"])
+        if 0 < inside < len(group["params"]):
+            raise TaskError(
+                f"BackboneFinetuning.backbone_initial_ratio_lr gives the backbone a rate of its own, but a group holds "
+                f"{inside} of its parameters beside {len(group['params']) - inside} others. Give it groups of its own in "
+                "configure_optimizers: decay_groups(self.backbone) + decay_groups(self.head), say."
+            )

@@ -1,0 +1,50 @@
+"""plan: what a fit would do at so many ranks, without training: batches, steps, rates, order, traffic, memory, advice."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli import run
+from trainkit.engine.launcher import pretend, read_launcher
+from trainkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainkit.config import Job
+
+_OWN = ("ranks", "ranks_per_host")
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8]`; return the exit code."""
+    started = read_launcher()
+    if not started.is_main:
+        return 0
+    own = dict(argument.split("=", 1) for argument in arguments if argument.split("=", 1)[0] in _OWN and "=" in argument)
+    rest = [argument for argument in arguments if argument.split("=", 1)[0] not in own]
+    try:
+        ranks = _count("ranks", own.get("ranks"), started.world_size)
+        local = _count("ranks_per_host", own.get("ranks_per_host"), min(ranks, 8))
+    except ConfigError as error:
+        return run.fail(error, started, str(error), error.exit_code)
+    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
+    pretend(ranks, min(local, ranks), "torchrun" if engine == "ddp" or started.name == "torchrun" else "horovodrun")
+    return run.main(command, rest, _work, started)
+
+
+def _count(key: str, text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{key} is '{text}'; it must be a whole number, 1 or more.")
+    return int(text)
+
+
+def _work(job: Job) -> None:
+    """Work out and print. torch is imported here, after all checks."""
+    show: Any = importlib.import_module("trainkit.report.show")
+    with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
+        show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)))

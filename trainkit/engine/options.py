@@ -1,0 +1,115 @@
+"""Engine options: why an engine lacks one that another has, and which of Horovod's cannot stand together. Imports no torch.
+
+Which options an engine has is stated by its constructor alone. The table below only holds the reasons that a user is
+told in the other engines; a test holds it against the constructors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainkit.arguments import show
+from trainkit.errors import ConfigError
+
+_ALONE = "one process has no gradients to sum with anybody"
+_NO_THREAD = "torch.distributed has no background thread that fuses tensors; its buckets are set by engine.bucket_cap_mb"
+_BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
+
+# option -> engine that lacks it -> why, and what to do.
+_LACKING: dict[str, dict[str, str]] = {
+    "optimizer_wrapper": {"single": _ALONE, "ddp": "it chooses between two ways of summing with Horovod"},
+    "compression": {"single": _ALONE},
+    "op": {"single": _ALONE},
+    "gradient_predivide_factor": {"single": _ALONE},
+    "num_groups": {"single": _ALONE, "ddp": _BUCKETS},
+    "groups": {"single": _ALONE, "ddp": _BUCKETS},
+    "sparse_as_dense": {"single": _ALONE},
+    "process_set": {"single": "one process has no others to choose from"},
+    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD},
+    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD},
+    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD},
+    "autotune": {"single": _ALONE, "ddp": _NO_THREAD},
+    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD},
+    "bucket_cap_mb": {
+        "single": _ALONE,
+        "horovod": "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes fixed groups",
+    },
+}
+
+
+def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
+    """Return what a user is told of each option that an engine lacks.
+
+    Args:
+        engine: "single", "horovod" or "ddp".
+        by_launcher: whether the launcher chose it (engine=auto).
+    """
+    which = f"this launcher's engine is '{engine}'" if by_launcher else f"the engine is '{engine}'"
+    return {
+        option: f"{which}, where it has no effect: {reasons[engine]}. Leave it out here."
+        for option, reasons in _LACKING.items()
+        if engine in reasons
+    }
+
+
+@dataclass(frozen=True)
+class HorovodSums:
+    """How Horovod sums gradients; see HorovodEngine for what each means.
+
+    Attributes:
+        wrapper: engine.optimizer_wrapper.
+        compression: engine.compression.
+        op: engine.op.
+        predivide: engine.gradient_predivide_factor.
+        num_groups: engine.num_groups.
+        groups: engine.groups.
+        process_set: engine.process_set.
+    """
+
+    wrapper: str
+    compression: str
+    op: str
+    predivide: float
+    num_groups: int | None
+    groups: list[list[str]] | None
+    process_set: list[int] | None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, or cannot be together."""
+        if self.wrapper == "horovod":
+            self._refuse_beside_the_stock_wrapper()
+        if self.compression == "bf16":
+            raise ConfigError(
+                "engine.compression is 'bf16', but Horovod 0.28 cannot sum bfloat16: it would travel as float32 and save "
+                "nothing. Use engine.compression=fp16, or engine=ddp under torchrun."
+            )
+        if self.num_groups is not None and self.groups is not None:
+            raise ConfigError(
+                f"engine.num_groups is {self.num_groups}, and engine.groups is given too. Set only one of the two."
+            )
+        if self.op == "adasum" and self.predivide != 1.0:
+            raise ConfigError(
+                f"engine.gradient_predivide_factor is {self.predivide}, but engine.op is 'adasum', which takes every scale out "
+                "of its result: it has no effect there. Leave it out."
+            )
+        if self.op == "adasum" and self.process_set is not None:
+            raise ConfigError(
+                f"engine.process_set is {self.process_set}, but engine.op is 'adasum', which Horovod computes over all ranks "
+                "only. Leave one of the two out."
+            )
+
+    def _refuse_beside_the_stock_wrapper(self) -> None:
+        ours = {
+            "compression": (self.compression, "none"),
+            "op": (self.op, "average"),
+            "gradient_predivide_factor": (self.predivide, 1.0),
+            "num_groups": (self.num_groups, None),
+            "groups": (self.groups, None),
+            "process_set": (self.process_set, None),
+        }
+        for option, (value, default) in ours.items():
+            if value != default:
+                raise ConfigError(
+                    f"engine.{option} is {show(value)}, and engine.optimizer_wrapper is 'horovod', which is there to compare "
+                    f"plain sums with. Use engine.optimizer_wrapper=trainkit, or leave engine.{option} out."
+                )

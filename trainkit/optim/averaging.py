@@ -1,0 +1,111 @@
+"""WeightAverage: a running average of a model's weights, and the exchange of the two.
+
+    update(decay)  exponential: average <- decay x average + (1 - decay) x weights
+    update(None)   equal:       average <- average + (weights - average) / (updates so far + 1)
+    show / hide    put the average into the model, and the weights that are trained back
+
+The arithmetic is torch.optim.swa_utils'. Its AveragedModel is not used: it copies the whole Task (with the Trainer that
+the Task knows), averages counters of batches as if they were weights, turns a mask's infinities into NaN, and waits for
+the device in each update.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from trainkit.errors import CheckpointError
+
+
+class WeightAverage:
+    """See the module. The first update copies the weights.
+
+    Args:
+        model: whose parameters are averaged. Their average is kept in float32 at least: in bfloat16 a small change is lost.
+        buffers: average floating-point buffers too (batch norm's statistics). Counters, and buffers that hold infinities
+            now (masks), stay the model's own. Waits for the device once, here.
+    """
+
+    def __init__(self, model: nn.Module, buffers: bool) -> None:
+        self._live = dict(model.named_parameters()) | dict(model.named_buffers())
+        names = [name for name, _ in model.named_parameters()]
+        if buffers:
+            names += [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+        self._average = {name: _precise(self._live[name].detach().clone()) for name in names}
+        self._aside: dict[str, Tensor] | None = None
+        self.num_updates = 0
+
+    @property
+    def shown(self) -> bool:
+        """Whether the model holds the average now."""
+        return self._aside is not None
+
+    @torch.no_grad()
+    def update(self, decay: float | None) -> None:
+        """Take the model's weights into the average; never waits for the device.
+
+        Args:
+            decay: what is kept of the average, from 0 to 1; None for an average of equal parts.
+        """
+        assert not self.shown, "the model holds the average, not the weights that are trained"
+        averages = list(self._average.values())
+        weights = [self._live[name].detach().to(average.dtype) for name, average in self._average.items()]
+        if self.num_updates == 0:
+            torch._foreach_copy_(averages, weights)
+        elif decay is None:
+            get_swa_multi_avg_fn()(averages, weights, self.num_updates)  # type: ignore[no-untyped-call]
+        else:
+            get_ema_multi_avg_fn(decay)(averages, weights, self.num_updates)  # type: ignore[no-untyped-call]
+        self.num_updates += 1
+
+    def buffers(self) -> list[Tensor]:
+        """Return the averages of buffers: what may differ between ranks, as the buffers themselves do."""
+        return [average for name, average in self._average.items() if not isinstance(self._live[name], nn.Parameter)]
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Put the average into the model; parameters and buffers are set aside as they are."""
+        if self._aside is None:
+            self._aside = {name: tensor.detach().clone() for name, tensor in self._live.items()}
+            for name, average in self._average.items():
+                self._live[name].copy_(average)
+
+    @torch.no_grad()
+    def hide(self) -> None:
+        """Put back what was set aside."""
+        if self._aside is not None:
+            for name, tensor in self._aside.items():
+                self._live[name].copy_(tensor)
+            self._aside = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is not in the model: the weights set aside, or the average; and what a cast to the model's dtype lost."""
+        kept = {n: a for n, a in self._average.items() if not self.shown or a.dtype != self._live[n].dtype}
+        return {"num_updates": self.num_updates, "average": kept, "aside": dict(self._aside) if self._aside else None}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back, where the model holds what it held when the state was taken; it ends with its average hidden.
+
+        Raises:
+            CheckpointError: it is the state of another model.
+        """
+        aside = state["aside"]
+        names = set(self._average if aside is None else self._live)
+        if names != set(state["average"] if aside is None else aside):
+            raise CheckpointError(
+                "The checkpoint's averaged weights are of another model, or of other buffers: they do not fit."
+            )
+        for name, average in self._average.items():
+            average.copy_(state["average"].get(name, self._live[name]))
+        self.num_updates = state["num_updates"]
+        if aside is not None:
+            for name, tensor in aside.items():
+                self._live[name].copy_(tensor)
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,0 +1,98 @@
+"""What `configure_optimizers` may return: Lightning's forms, read into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from trainkit.errors import TaskError
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """A scheduler and when it steps, as Lightning's `lr_scheduler` dict says."""
+
+    scheduler: LRScheduler
+    interval: Literal["epoch", "step"] = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+    name: str | None = None
+
+
+def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+    """Read what `configure_optimizers` returned.
+
+    Raises:
+        TaskError: it is none of the known forms, or an optimizer that wants a closure.
+    """
+    optimizers, schedules = _read_forms(returned)
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise TaskError(
+                "configure_optimizers returned LBFGS, which evaluates the loss several times a step: not supported."
+            )
+    return optimizers, schedules
+
+
+def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+    if isinstance(returned, Optimizer):
+        return [returned], []
+    if isinstance(returned, Mapping):
+        return _read_dicts([returned])
+    if isinstance(returned, (list, tuple)) and returned:
+        if all(isinstance(item, Optimizer) for item in returned):
+            return list(returned), []
+        if all(isinstance(item, Mapping) for item in returned):
+            return _read_dicts(returned)
+        if len(returned) == 2 and all(isinstance(item, (list, tuple)) for item in returned):
+            optimizers, schedulers = returned
+            if all(isinstance(opt, Optimizer) for opt in optimizers):
+                return list(optimizers), [_read_schedule(item) for item in schedulers]
+    raise TaskError(
+        f"configure_optimizers returned {type(returned).__name__}; it must return a torch optimizer, a list of them, "
+        "([optimizers], [schedulers]), or {'optimizer': ..., 'lr_scheduler': ...}."
+    )
+
+
+def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+    optimizers, schedules = [], []
+    for item in dicts:
+        unknown = set(item) - {"optimizer", "lr_scheduler"}
+        if unknown or not isinstance(item.get("optimizer"), Optimizer):
+            raise TaskError(
+                f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have 'optimizer' (a torch "
+                "optimizer) and may have 'lr_scheduler'."
+            )
+        optimizers.append(item["optimizer"])
+        if item.get("lr_scheduler") is not None:
+            schedules.append(_read_schedule(item["lr_scheduler"]))
+    return optimizers, schedules
+
+
+def _read_schedule(item: Any) -> ScheduleConfig:
+    if isinstance(item, Mapping):
+        known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+        if set(item) - known or "scheduler" not in item:
+            raise TaskError(
+                f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}."
+            )
+        config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
+    else:
+        config = ScheduleConfig(item)
+    if not isinstance(config.scheduler, LRScheduler):
+        raise TaskError(f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch scheduler.")
+    if config.interval not in ("epoch", "step"):
+        raise TaskError(f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'.")
+    if not isinstance(config.frequency, int) or config.frequency < 1:
+        raise TaskError(f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more.")
+    if isinstance(config.scheduler, ReduceLROnPlateau):
+        if config.monitor is None:
+            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
+        if config.interval != "epoch":
+            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': what it watches is an epoch's value.")
+    return config

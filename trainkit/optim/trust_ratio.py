@@ -1,0 +1,70 @@
+"""What LARS and LAMB share: which parameters get a rate of their own, and the ratio of two norms without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import ConfigError
+
+ADAPT = ("matrices", "all", "none")
+
+
+def check_group(owner: str, group: dict[str, Any], ranges: dict[str, tuple[float, float]]) -> None:
+    """Check the options of a parameter group.
+
+    Args:
+        owner: "LARS" or "LAMB".
+        group: the options.
+        ranges: name -> (least, what it must stay below).
+
+    Raises:
+        ConfigError: one is out of its range.
+    """
+    if group["adapt"] not in ADAPT:
+        listed = ", ".join(f"'{name}'" for name in ADAPT)
+        raise ConfigError(f"{owner}: adapt is '{group['adapt']}'; it must be one of {listed}.")
+    for name, (least, below) in ranges.items():
+        values = group[name] if isinstance(group[name], (list, tuple)) else [group[name]]
+        for value in values:
+            if not least <= value < below:
+                bound = "" if below == float("inf") else f" and below {below:g}"
+                raise ConfigError(f"{owner}: {name} is {group[name]}; it must be {least:g} or more{bound}.")
+
+
+def adapts(parameter: Tensor, adapt: str) -> bool:
+    """Return whether a parameter gets a rate of its own; "matrices" are of two dimensions or more (not biases and norms)."""
+    return adapt == "all" or (adapt == "matrices" and parameter.dim() > 1)
+
+
+def scale_by_ratio(updates: Sequence[Tensor], above: Tensor, below: Tensor) -> None:
+    """Multiply each update by above / below, in place; by 1 where either is 0, so that a layer of zeros can leave zero.
+
+    Args:
+        updates: one tensor for each layer.
+        above: [layers].
+        below: [layers].
+    """
+    ratios = torch.where((above > 0) & (below > 0), above / below, 1.0)
+    torch._foreach_mul_(list(updates), list(ratios.unbind()))
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of each tensor, in one tensor."""
+    return torch.stack(list(torch._foreach_norm(list(tensors))))
+
+
+def with_gradient(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the group's parameters that have a gradient, and their gradients.
+
+    Raises:
+        ConfigError: a gradient is sparse.
+    """
+    parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    if any(gradient.is_sparse for gradient in gradients):
+        raise ConfigError("LARS and LAMB take no sparse gradients. Use torch.optim.SparseAdam, or Embedding(sparse=False).")
+    return parameters, gradients
