@@ -61,15 +61,21 @@ def train_feed(
     seed: int,
     engine: Engine,
     move: Callable[[Any], Any],
+    pad: bool = False,
 ) -> Feed:
     """Return the feed of training data.
 
     Raises:
-        ConfigError: a limit leaves nothing.
+        ConfigError: a limit leaves nothing, or a short last step is to be filled that is dropped or unknown.
         DataError: there are fewer samples than ranks.
     """
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
+    if pad and (source is None or source.drop_last):
+        why = (
+            "the training data is a stream, whose last step nobody knows" if source is None else "drop_last=True leaves it out"
+        )
+        raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     accumulate_at = functools.partial(accumulation_at, changes)
     if source is None:
         _refuse_own_batches(data, engine)
@@ -81,7 +87,7 @@ def train_feed(
         )
     samples = _limited(source, limit, engine.world_size)
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
-    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last)
+    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "

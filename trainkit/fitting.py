@@ -63,7 +63,7 @@ class FitSession(Session):
         changes = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
         if settings.overfit and source is not None:
             source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
-        feed = assembly.train_feed(data, source, changes, settings.train_limit, settings.seed, engine, self._move)
+        feed = assembly.train_feed(data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad)
         self._feed = feed
         self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)

@@ -18,6 +18,7 @@ class Settings:
 
     engine: Engine | str
     limits: Limits
+    pad: bool
     train_limit: float | None
     val_limit: float | None
     test_limit: float | None

@@ -54,6 +54,8 @@ class Trainer(Running):
         halve_batch_on_oom: where a GPU's memory does not hold a microbatch, all ranks split theirs and take the step anew.
         gradient_clip_val: clip the gradients of the whole step at this.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
+        pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then count twice. Default:
+            it is short, and weighted as such.
         limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data (a float).
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
@@ -101,6 +103,7 @@ class Trainer(Running):
         halve_batch_on_oom: bool = False,
         gradient_clip_val: PositiveFloat | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        pad_last_step: bool = False,
         limit_train_batches: IntOrFraction | None = None,
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
@@ -135,6 +138,7 @@ class Trainer(Running):
         self.settings = Settings(
             engine=engine,
             limits=Limits(max_epochs, max_steps, log_every_n_steps, val_check_interval, check_val_every_n_epoch, *clip),
+            pad=pad_last_step,
             train_limit=limit_train_batches,
             val_limit=limit_val_batches,
             test_limit=limit_test_batches,

@@ -27,7 +27,8 @@ class Banner(Callback):
             return
         engine, session, console = trainer.engine, trainer.session, console_of()
         ranks = f"{engine.world_size} rank{'s' * (engine.world_size > 1)}"
-        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}")]
+        told = "".join(f", {option} {value}" for option, value in engine.told.items())
+        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{told}")]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))

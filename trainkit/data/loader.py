@@ -130,7 +130,7 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         order = self.draw(epoch)
         for step in range(self.step, self.last):
             for places in self.plan.microbatches(step, self.rank):
-                yield [(epoch, int(order[place])) for place in places]
+                yield [(epoch, int(order[place % self.plan.num_samples])) for place in places]
 
     def __len__(self) -> int:
         return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))
@@ -202,7 +202,7 @@ class ShardedLoader:
     def indices(self, epoch: int, places: range) -> list[int]:
         """Return the data set's indices of the samples at these places of the epoch's order."""
         order = self._order(epoch)
-        return [int(order[place]) for place in places]
+        return [int(order[place % self.plan.num_samples]) for place in places]
 
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

@@ -26,6 +26,7 @@ class StepPlan:
         world_size: number of ranks.
         accumulate: microbatches of one rank in a step.
         drop_last: leave out a last step that is short.
+        pad: fill a last step that is short with the epoch's first samples, again: places beyond the last one.
     """
 
     num_samples: int
@@ -33,6 +34,7 @@ class StepPlan:
     world_size: int = 1
     accumulate: int = 1
     drop_last: bool = False
+    pad: bool = False
 
     @property
     def global_batch_size(self) -> int:
@@ -47,10 +49,14 @@ class StepPlan:
 
     def samples_in(self, step: int) -> int:
         """Return the number of samples of step `step` (from 0) on all ranks."""
+        if self.pad:
+            return self.global_batch_size
         return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
 
     def microbatches(self, step: int, rank: int) -> list[range]:
         """Return the places in the epoch's order that `rank` takes in `step`, a range for each microbatch.
+
+        With `pad` a place may lie beyond the last sample; it is that of `place % num_samples`.
 
         Ranges are never empty: a rank without samples in a short last step gets an empty list.
         """

@@ -48,12 +48,14 @@ class Engine(ABC):
         local_rank: this process among those of its host, from 0.
         local_size: number of processes on this host.
         device: where this rank computes.
+        told: options that change what is computed or sent, where they are not the defaults; the banner shows them.
         takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
             its exit until the others have done their work.
     """
 
     name: str
     takes_part = True
+    told: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
 
     def __init__(self, device: Device = "auto") -> None:
         """Remember the wish for a device; nothing starts before the context is entered."""

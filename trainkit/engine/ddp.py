@@ -18,7 +18,7 @@ from trainkit.arguments import PositiveFloat, checked
 from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_optimizer_state, tensors_of
 from trainkit.engine.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.ddp_reduce import BucketReducer
-from trainkit.engine.options import refusals
+from trainkit.engine.options import changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
 from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, EngineError
@@ -63,6 +63,7 @@ class DDPEngine(Engine):
                 "use engine.op=average."
             )
         self._compression, self._op, self._predivide = compression, op, gradient_predivide_factor
+        self.told = changed(compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor)
         self._bucket_bytes = int(bucket_cap_mb * 2**20)
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set

@@ -18,6 +18,7 @@ from trainkit.engine.base import dense_view
 from trainkit.engine.buckets import NamedParameter
 from trainkit.engine.reducer import Bucket, GradientReducer
 from trainkit.engine.wire import Wire, laid_out
+from trainkit.sync_guard import allowed_read
 
 
 class BucketReducer(GradientReducer):
@@ -74,7 +75,8 @@ class BucketReducer(GradientReducer):
     def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
         work, counts, rows, values = handle
         work.wait()
-        numbers = counts.tolist()
+        with allowed_read():
+            numbers = counts.tolist()
         return self._gather(rows, numbers), self._gather(values, numbers)
 
     def _gather(self, own: Tensor, numbers: list[int]) -> Tensor:

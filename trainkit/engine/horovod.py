@@ -27,7 +27,7 @@ from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_opt
 from trainkit.engine.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
 from trainkit.engine.horovod_reduce import ALLREDUCE_TYPES, HookReducer, StockReducer
 from trainkit.engine.knobs import Knobs
-from trainkit.engine.options import HorovodSums, refusals
+from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
 from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, EngineError
@@ -88,6 +88,7 @@ class HorovodEngine(Engine):
     ) -> None:
         super().__init__(device)
         self._sums = HorovodSums(optimizer_wrapper, compression, op, gradient_predivide_factor, num_groups, groups, process_set)
+        self.told = changed(compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor)
         self._sparse_as_dense = sparse_as_dense
         self._ranks = hvd.global_process_set
         self._knobs = Knobs(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)

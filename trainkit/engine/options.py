@@ -7,6 +7,7 @@ told in the other engines; a test holds it against the constructors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
@@ -50,6 +51,12 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
         for option, reasons in _LACKING.items()
         if engine in reasons
     }
+
+
+def changed(**given: Any) -> dict[str, Any]:
+    """Return those options of a gradient's way over the wire that are not the defaults."""
+    defaults = {"compression": "none", "op": "average", "gradient_predivide_factor": 1.0}
+    return {option: value for option, value in given.items() if value != defaults[option]}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from trainkit.engine.buckets import NamedParameter
 from trainkit.engine.wire import Wire, from_rows, no_rows, rows_of
 from trainkit.errors import TaskError
+from trainkit.sync_guard import allowed_read
 
 
 class Bucket:
@@ -111,7 +112,8 @@ class GradientReducer(ABC):
         finally:
             self.reset()
         if any(p.requires_grad for p in unused):
-            counts = self._used.tolist()  # waits for the device: only where a parameter took no part on this rank
+            with allowed_read():
+                counts = self._used.tolist()  # waits for the device: only where a parameter took no part on this rank
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None

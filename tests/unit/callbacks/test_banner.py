@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.toy import Line, loader, quiet
+from trainkit.engine.options import changed
+from trainkit.engine.pretended import PretendedEngine
 
 
 def banner(
@@ -59,3 +61,11 @@ def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.Capt
 
     rows = banner(tmp_path, capsys, Warm(), lr_reference_batch_size=2)
     assert rows["learning rate"] == "0.1 x 4 / 2 = 0.2 (lr_scaling=linear)"
+
+
+def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of the engine that change what is computed or sent stand in the first line."""
+    engine = PretendedEngine("ddp", 1, 1)
+    engine.told = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
+    assert banner(tmp_path, capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
+    assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")

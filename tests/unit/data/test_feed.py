@@ -108,6 +108,36 @@ def test_drop_last_is_of_the_whole_data() -> None:
     assert pull(feed) == [(4, [(4, True)])]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("samples", [13, 24, 5])
+def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> None:
+    """Every step is full on every rank; what fills the last one are the epoch's first samples, in order."""
+    data = DataLoader(TensorDataset(torch.arange(samples)), 4, shuffle=True)
+    source = read_source(data, "data", training=True)
+    shares: list[list[list[int]]] = []
+    for rank in range(ranks):
+        engine = SingleEngine("cpu")
+        engine.rank, engine.world_size = rank, ranks
+        feed = train_feed(data, source, [(0, 2)], None, 0, engine, keep, pad=True)
+        assert all(step.num_samples == 8 * ranks for step in feed.steps(0))
+        micros = [m for step in feed.steps(0) for m in step.microbatches]
+        assert [feed.indices(0, m) for m in micros] == [m.batch[0].tolist() for m in micros]
+        shares.append([m.batch[0].tolist() for m in micros])
+    taken = sum((share for cells in zip(*shares, strict=True) for share in cells), [])
+    order = taken[:samples]
+    assert sorted(order) == list(range(samples))
+    assert taken == (order * (len(taken) // samples + 1))[: len(taken)]
+
+
+def test_what_cannot_be_filled_is_refused() -> None:
+    """Streams and drop_last know no short last step."""
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the training data is a stream"):
+        train_feed([torch.zeros(2)], None, [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
+    data = DataLoader(TensorDataset(torch.arange(9)), 4, drop_last=True)
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves it out"):
+        train_feed(data, read_source(data, "data", True), [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
+
+
 def test_drop_last_must_leave_something() -> None:
     """A data set smaller than a step has no step with drop_last."""
     with pytest.raises(DataError, match=r"drop_last=True leaves nothing: .* 7 samples, a step takes 8"):
