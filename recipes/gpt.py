@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainkit
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt
+from trainkit.errors import ConfigError, DataError
 from trainkit.optim import decay_groups
 
 _BYTES = 256
@@ -61,28 +62,34 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise trainkit.TrainkitError(f"task.model.heads is {heads}, which does not divide task.model.width={width}.")
+            raise ConfigError(f"task.model.heads is {heads}; it must divide task.model.width={width}. Change one.")
+        self.context = context
         self.tokens, self.places = nn.Embedding(_BYTES, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _BYTES, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         for block in self.blocks:  # what each block adds shrinks with their number (Radford et al. 2019, section 2.3)
             for layer in (block.out, block.wide[2]):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.tokens.weight  # tied (Press & Wolf 2017)
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
-        places_T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)
-        return self.head(self.norm(self.blocks(self.tokens(bytes_BT) + self.places(places_T))))
+        T = bytes_BT.shape[1]
+        if self.context < T:
+            raise ConfigError(f"task.model.context is {self.context}; it must be {T} or more, for a text of {T} bytes.")
+        x_BTD = self.tokens(bytes_BT) + self.places.weight[:T]
+        return self.head(self.norm(self.blocks(x_BTD)))
 
 
 class LanguageModel(trainkit.Task):
-    """Predicts each next byte, under the cross-entropy; a batch weighs as many as it has bytes to predict.
+    """Predicts each next byte, under the cross-entropy. All windows are of one length, so that each byte weighs the same.
 
     Args:
-        model: bytes [B, T] to logits [B, T, 256].
+        model: bytes [B, T] to logits [B, T, 256], T up to `model.context`.
         optimizer: makes an optimizer from parameter groups.
         lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
     """
@@ -100,10 +107,10 @@ class LanguageModel(trainkit.Task):
         logits_BTV = self(text_BT[:, :-1])
         return functional.cross_entropy(logits_BTV.flatten(0, 1), text_BT[:, 1:].flatten())
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss = self._loss(batch)
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        return {"loss": loss, "num_samples": batch[:, 1:].numel()}
+        return loss
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         loss = self._loss(batch)
@@ -115,7 +122,7 @@ class LanguageModel(trainkit.Task):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Return the likeliest next byte after each window, [B]."""
-        return self(batch[:, -self.model.places.num_embeddings :])[:, -1].argmax(-1)
+        return self(batch[:, -self.model.context :])[:, -1].argmax(-1)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(decay_groups(self.model))
@@ -126,13 +133,13 @@ class LanguageModel(trainkit.Task):
 
 
 class Windows(Dataset):
-    """Windows of `length` bytes of a text, one after the other."""
+    """Windows of `length` bytes, int64; each begins with the last byte of the one before, the last one ends with the text."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         self.text, self.length = text, length
 
     def __len__(self) -> int:
-        return (len(self.text) - 1) // (self.length - 1)
+        return math.ceil((len(self.text) - 1) / (self.length - 1))  # the first byte of a window is not predicted
 
     def __getitem__(self, index: int) -> Tensor:
         start = min(index * (self.length - 1), len(self.text) - self.length)
@@ -165,7 +172,7 @@ class TextBytes(trainkit.DataModule):
         files = sorted(path for path in self.root.glob(self.pattern) if path.is_file())
         text = bytearray(b"\n".join(path.read_bytes() for path in files))
         if len(text) < 20 * (self.context + 1):
-            raise trainkit.TrainkitError(
+            raise DataError(
                 f"data.root is {self.root}: the {len(files)} files that match data.pattern={self.pattern} have {len(text)} "
                 f"bytes, too few for windows of {self.context}. Give a folder with more text, or another pattern."
             )

@@ -67,5 +67,5 @@ def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     """Options of the engine that change what is computed or sent stand in the first line."""
     engine = PretendedEngine("ddp", 1, 1)
     engine.told = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
-    assert banner(tmp_path, capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
+    assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")
