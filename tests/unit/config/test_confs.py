@@ -15,7 +15,8 @@ from trainkit.shipped import shipped_root
 CONF = shipped_root() / "conf"
 TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
-NEEDED = {"data=imagefolder": ["data.root=."], "logger=none": [], "engine=ddp": []}
+NEEDED = {"data=imagefolder": ["data.root=."]}
+HOMES = {"data=ratings": "recommender", "task=recommender": "recommender", "data=text": "gpt", "task=gpt": "gpt"}
 
 
 def jobs_of(*arguments: str) -> list[Job]:
@@ -27,7 +28,7 @@ def jobs_of(*arguments: str) -> list[Job]:
 
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
-    assert len(TOPS) == 3
+    assert TOPS == ["gpt", "mlp", "recommender", "resnet18", "resnet50"]
     assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))
 
 
@@ -42,9 +43,18 @@ def test_a_top_level_config_builds(conf: str) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_a_group_composes(option: str) -> None:
-    """Each choice of each group passes the schema in a config that has all groups."""
-    (job,) = jobs_of("conf=mlp", option, *NEEDED.get(option, []))
+    """Each choice of each group passes the schema in conf=mlp, which has all groups, or where its data and task are at home."""
+    (job,) = jobs_of(f"conf={HOMES.get(option, 'mlp')}", option, *NEEDED.get(option, []))
     assert option.split("=")[0] in job.config
+
+
+@pytest.mark.parametrize("conf", ["mlp", "resnet18", "resnet50"])
+def test_another_optimizer_brings_its_own_rate(conf: str) -> None:
+    """A conf's rate is for its own SGD: AdamW with it would diverge; a rate on the command line is for whatever is chosen."""
+    rates = {"sgd": 0.05 if conf == "mlp" else 0.24, "adamw": 1e-3, "lamb": 2e-3, "lars": 2.0}
+    for optimizer, rate in rates.items():
+        assert jobs_of(f"conf={conf}", f"optimizer={optimizer}")[0].config["optimizer"]["lr"] == rate
+    assert jobs_of(f"conf={conf}", "optimizer=adamw", "optimizer.lr=0.5")[0].config["optimizer"]["lr"] == 0.5
 
 
 def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
