@@ -165,7 +165,7 @@ def _stream(data: Any, accumulate_at: AccumulateAt, limit: Limit, engine: Engine
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(data, length, accumulate_at, limit, functools.partial(_sum_over_ranks, engine), move)
+    return StreamFeed(data, length, accumulate_at, limit, engine.sum_number, move)
 
 
 def _length_of(stream: Any) -> int | None:
@@ -173,12 +173,6 @@ def _length_of(stream: Any) -> int | None:
         return len(stream)
     except TypeError:  # a DataLoader has __len__, and its iterable data set may have none
         return None
-
-
-def _sum_over_ranks(engine: Engine, number: int) -> int:
-    if engine.world_size == 1:
-        return number
-    return int(engine.all_reduce(torch.tensor(number, dtype=torch.int64)))
 
 
 def _limited(source: Source, limit: Limit, world_size: int) -> int:

@@ -240,15 +240,19 @@ def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float 
         raise TaskError(_some_weights(run.task))
     if own is None:
         return microbatch.num_samples / step.num_samples
-    weight = torch.as_tensor(own, dtype=torch.float64, device=run.engine.device)
+    device = run.engine.device
+    if isinstance(own, Tensor):
+        weight = own.to(device, torch.float64)
+    else:  # a number is filled in on the device: copied to it, it would be waited for
+        weight = torch.full((), own, dtype=torch.float64, device=device)
     run.weight = weight if run.weight is None else run.weight + weight
     return weight / step.num_samples
 
 
 def _agree_on_weights(run: Run) -> None:
     """Tell all ranks, once a run, whether the task weighs its batches itself: one without a sample in a step cannot know."""
-    own = torch.tensor(float(run.task_weighs or False), device=run.engine.device)
     with allowed_read():
+        own = torch.tensor(float(run.task_weighs or False), device=run.engine.device)
         anybody = bool(run.engine.all_reduce(own) > 0)
     if run.task_weighs is not None and run.task_weighs != anybody:
         raise TaskError(_some_weights(run.task))

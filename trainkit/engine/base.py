@@ -135,6 +135,12 @@ class Engine(ABC):
             raise error
         return value
 
+    def sum_number(self, number: int) -> int:
+        """Return the sum over ranks of a whole number that the host knows; by way of the host, so that no device is waited for."""
+        if self.world_size == 1:
+            return number
+        return int(self.all_reduce(torch.tensor(number, dtype=torch.int64)))
+
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
         """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.
 

@@ -51,7 +51,7 @@ class FiniteLosses:
         ]
         self._seen.clear()
         with allowed_read():
-            total = int(self._engine.all_reduce(torch.tensor(len(bad), dtype=torch.int64)))
+            total = self._engine.sum_number(len(bad))
         if total == 0:
             return
         told = [

@@ -45,7 +45,7 @@ class Halving:
         while True:
             failure = self._attempt(replace(step, microbatches=iter(self._split(held))), compute)
             self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
-            if int(self._engine.all_reduce(torch.tensor(failure is not None, dtype=torch.int64))) == 0:
+            if self._engine.sum_number(failure is not None) == 0:
                 return
             undo()
             largest = max((microbatch.num_samples for microbatch in held), default=0)
