@@ -136,7 +136,7 @@ class Engine(ABC):
         return value
 
     def sum_number(self, number: int) -> int:
-        """Return the sum over ranks of a whole number that the host knows; by way of the host, so that no device is waited for."""
+        """Return the sum over ranks of a whole number of the host, by way of the host: no device is waited for."""
         if self.world_size == 1:
             return number
         return int(self.all_reduce(torch.tensor(number, dtype=torch.int64)))

@@ -159,7 +159,7 @@ def check_even(plan: StepPlan | None) -> None:
         raise ConfigError(
             f"trainer.sync_batchnorm is true, but the last step of an epoch has {plan.samples_in(last)} samples for "
             f"{plan.world_size} ranks, and a rank without a sample takes no forward: the others would wait for it. Set "
-            "drop_last=True in the DataLoader or trainer.pad_last_step=true, or use a batch size that leaves each rank a sample."
+            "trainer.pad_last_step=true, or drop_last=True in the DataLoader, or a batch size that leaves each one a sample."
         )
 
 
