@@ -136,13 +136,14 @@ class Windows(Dataset):
     """Windows of `length` bytes, int64; each begins with the last byte of the one before, the last one ends with the text."""
 
     def __init__(self, text: Tensor, length: int) -> None:
-        self.text, self.length = text, length
+        last = len(text) - length
+        self.text, self.length, self.starts = text, length, [*range(0, last, length - 1), last]
 
     def __len__(self) -> int:
-        return math.ceil((len(self.text) - 1) / (self.length - 1))  # the first byte of a window is not predicted
+        return len(self.starts)
 
     def __getitem__(self, index: int) -> Tensor:
-        start = min(index * (self.length - 1), len(self.text) - self.length)
+        start = self.starts[index]
         return self.text[start : start + self.length].long()
 
 

@@ -59,7 +59,7 @@ def claims() -> list[tuple[str, Any, str, str]]:
             name, _, value = option.partition("=")
             if name.startswith("trainer."):
                 continue
-            legal = VALUES[name] if name in VALUES else value
+            legal = VALUES.get(name, value)
             found += [(name, legal, engine, cell) for engine, cell in zip(("single", "horovod", "ddp"), cells, strict=True)]
     return found
 
