@@ -104,8 +104,8 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     """--help says what there is."""
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
-    assert "mlp, resnet18, resnet50" in text
-    assert "digits, imagefolder, synthetic" in text
+    assert "gpt, mlp, recommender, resnet18, resnet50" in text
+    assert "digits, imagefolder, ratings, synthetic, text" in text
 
 
 def test_weights_and_biases_works_offline(command: Command, tmp_path: Path) -> None:
