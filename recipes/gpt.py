@@ -67,11 +67,12 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(_BYTES, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _BYTES, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        for table in (self.tokens, self.places):  # at 0.02, as in GPT-2, it learns slower: 2.36 after 220 steps, 2.26 so
+            nn.init.normal_(table.weight, std=0.05)
+        for layer in self.blocks.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
         for block in self.blocks:  # what each block adds shrinks with their number (Radford et al. 2019, section 2.3)
             for layer in (block.out, block.wide[2]):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))

@@ -44,13 +44,16 @@ def mover(engine: Engine, precision: Precision, channels_last: bool) -> Callable
     return functools.partial(to_device, device=engine.device, dtype=precision.input_dtype, channels_last=channels_last)
 
 
-def batch_size_of(data: Any, source: Source | None) -> int | None:
-    """Return the microbatch of one rank, or None for a stream that does not tell."""
+def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:
+    """Return the microbatch of one rank, or None for a stream that does not tell, or whose ranks' batches differ."""
     if source is not None:
         return source.batch_size
     if isinstance(data, DataLoader):
-        return data.batch_size
-    return count_samples(data[0]) if isinstance(data, Sequence) and data else None
+        own = data.batch_size
+    else:
+        own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
+    everyone = engine.all_gather_object(own)  # each rank reads a stream of its own
+    return own if all(size == own for size in everyone) else None
 
 
 def train_feed(

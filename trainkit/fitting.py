@@ -59,7 +59,7 @@ class FitSession(Session):
                 "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
             )
         source = read_source(data, "train_dataloaders", training=True)
-        batch_size = assembly.batch_size_of(data, source)
+        batch_size = assembly.batch_size_of(data, source, engine)
         changes = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
         if settings.overfit and source is not None:
             source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again

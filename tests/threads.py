@@ -1,0 +1,123 @@
+"""Ranks as threads of one process: the real Trainer, loop and feeds run on each, and an engine in memory joins them.
+
+    world = World(3)
+    results = world.run(lambda engine: fit_something(engine))     # one call in each thread, results in the order of ranks
+
+Random numbers are the process's, and so shared: use tasks without dropout, and data sets that draw nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.engine.base import send_optimizer_state, tensors_of
+from trainkit.engine.single import SingleEngine
+
+_Result = TypeVar("_Result")
+_PATIENCE_S = 60
+
+
+class World:
+    """The place where so many threads meet.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._box: list[Any] = [None] * size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """Return the values of all ranks. They are shared: copy before you write."""
+        self._barrier.wait(_PATIENCE_S)  # all have read what was exchanged before
+        self._box[rank] = value
+        self._barrier.wait(_PATIENCE_S)
+        return list(self._box)
+
+    def run(self, work: Callable[[ThreadEngine], _Result]) -> list[_Result]:
+        """Call `work` on each rank and return the results in order; the first error of a rank is raised here."""
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def call(rank: int) -> None:
+            try:
+                results[rank] = work(ThreadEngine(self, rank))
+            except threading.BrokenBarrierError:
+                errors.append(AssertionError(f"rank {rank} waited for a rank that did not come"))
+            except BaseException as error:  # it is raised again below
+                errors.insert(0, error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+class ThreadEngine(SingleEngine):
+    """One rank of a World, on the CPU; gradients are summed when backward is over."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        super().__init__("cpu")
+        self._world, self.place = world, rank
+        self._parameters: list[nn.Parameter] = []
+
+    def _start(self) -> None:
+        self.rank = self.local_rank = self.place
+        self.world_size = self.local_size = self._world.size
+        self.device = torch.device("cpu")
+
+    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """See Engine."""
+        self.broadcast_tensors(tensors_of(model))
+        send_optimizer_state(self, optimizers)
+        self._parameters = list(model.parameters())
+
+    def release(self) -> None:
+        """See Engine."""
+        self._parameters = []
+
+    def reduce_gradients(self) -> None:
+        """See Engine. A parameter without gradient on any rank keeps none."""
+        own = [None if p.grad is None else p.grad.clone() for p in self._parameters]
+        for parameter, held in zip(self._parameters, zip(*self._exchange(own), strict=True), strict=True):
+            there = [grad for grad in held if grad is not None]
+            parameter.grad = sum(there[1:], there[0].clone()) if there else None
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Engine."""
+        first, *others = self._exchange(tensor.clone())
+        return sum(others, first.clone())  # type: ignore[no-any-return]
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """See Engine."""
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(self._exchange(tensor.detach().clone())[0])
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See Engine."""
+        return pickle.loads(self._exchange(pickle.dumps(value))[0])
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """See Engine."""
+        return [pickle.loads(held) for held in self._exchange(pickle.dumps(value))]
+
+    def barrier(self) -> None:
+        """See Engine."""
+        self._exchange(None)
+
+    def _exchange(self, value: Any) -> list[Any]:
+        return self._world.exchange(self.place, value)

@@ -1,0 +1,100 @@
+"""The GPT: causal, within its context, and fed with the whole text."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from recipes.gpt import GPT, LanguageModel, TextBytes, Windows
+from tests.toy import quiet
+from trainkit.errors import ConfigError, DataError
+
+
+def small(context: int = 16) -> GPT:
+    """Return a model of a few thousand weights."""
+    torch.manual_seed(0)
+    return GPT(context=context, width=32, depth=2, heads=4)
+
+
+def text(length: int) -> torch.Tensor:
+    """Return bytes, always the same; [length], int64."""
+    return torch.randint(256, (length,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("place", [1, 7, 15])
+def test_a_later_byte_changes_no_earlier_answer(place: int) -> None:
+    """Logits before a byte that is changed stay as they were, bit for bit; those from it on do not."""
+    model, bytes_BT = small(), text(16)[None]
+    changed_BT = bytes_BT.clone()
+    changed_BT[0, place] = (bytes_BT[0, place] + 1) % 256
+    before_TV, after_TV = model(bytes_BT)[0], model(changed_BT)[0]
+    assert torch.equal(before_TV[:place], after_TV[:place])
+    assert (before_TV[place:] != after_TV[place:]).any(1).all()
+
+
+def test_an_untrained_model_knows_nothing() -> None:
+    """Its first loss is near that of all bytes alike, ln 256, so that training starts without a jump."""
+    bytes_BT = text(17 * 8).view(8, 17)
+    loss = functional.cross_entropy(small()(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.3)
+
+
+def test_a_text_beyond_the_context_is_refused() -> None:
+    """The model has places for `context` bytes; a longer text is told so."""
+    assert small()(text(16)[None]).shape == (1, 16, 256)
+    with pytest.raises(ConfigError, match=r"^task\.model\.context is 16; it must be 17 or more, for a text of 17 bytes\.$"):
+        small()(text(17)[None])
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    """The heads share the width evenly."""
+    with pytest.raises(ConfigError, match=r"^task\.model\.heads is 3; it must divide task\.model\.width=32\. Change one\.$"):
+        GPT(width=32, heads=3)
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_too_little_text_is_refused(files: int, tmp_path: Path) -> None:
+    """A folder without enough text is told with the files and bytes that were found."""
+    for i in range(files):
+        (tmp_path / f"{i}.py").write_text("x" * 100)
+    data = TextBytes(str(tmp_path), context=16)
+    with pytest.raises(
+        DataError, match=rf"data\.root is {tmp_path}: the {files} files that .* have {100 * files} bytes, too few"
+    ):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("length", [17, 18, 32, 33, 34, 100])
+def test_windows_cover_the_text(length: int) -> None:
+    """Each byte but the first is predicted in some window, none of them more often than the last window needs."""
+    places = torch.arange(length)
+    windows = [window.tolist() for window in Windows(places, 17)]
+    assert all(len(window) == 17 for window in windows)
+    predicted = [place for window in windows for place in window[1:]]
+    assert sorted(set(predicted)) == list(range(1, length))
+    assert len(windows) == math.ceil((length - 1) / 16)
+
+
+def test_validation_text_is_held_out(tmp_path: Path) -> None:
+    """The last tenth of the bytes is for validation, and no window of training reaches into it."""
+    (tmp_path / "a.txt").write_bytes(bytes(range(200)))
+    (tmp_path / "b.txt").write_bytes(bytes(range(200, 255)))
+    data = TextBytes(str(tmp_path), "*.txt", context=4)
+    data.setup("fit")
+    train, val = (torch.cat(list(windows)) for windows in (data.train, data.val))
+    assert train.max() < val.min()
+    assert (train.min(), val.max(), len(data.val.text)) == (0, 254, 26)
+
+
+def test_predictions_follow_each_window(tmp_path: Path) -> None:
+    """predict returns the likeliest byte after each window of the validation text."""
+    (tmp_path / "a.txt").write_bytes(bytes(range(200)))
+    task, data = LanguageModel(small(4), partial(torch.optim.AdamW, lr=1e-3)), TextBytes(str(tmp_path), "*.txt", context=4)
+    predicted = torch.cat(quiet(tmp_path).predict(task, datamodule=data) or [])
+    expected = [task.model(window[None, -4:])[0, -1].argmax().item() for window in data.val]
+    assert predicted.tolist() == expected
