@@ -137,6 +137,10 @@ class Callback:
     def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
         """Read them back."""
 
+    def shared_tensors(self) -> dict[str, Any]:
+        """Return the tensors of this callback that are equal on all ranks; DivergenceGuard compares them."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this callback must remember over a restart: plain values and tensors."""
         return {}

@@ -30,7 +30,7 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
     if wish is False:
         yield
         return
-    modules = [m for m in task.children() if any(True for _ in m.parameters()) and not isinstance(m, _CONTAINERS)]
+    modules = list(_called(task))
     if not modules:
         raise ConfigError(
             f"trainer.compile is {wish}, but {type(task).__name__} has no module with weights as an attribute. Put the "
@@ -46,4 +46,10 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
             module._compiled_call_impl = None
 
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # never called themselves
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children that have weights; lists and dicts of modules are never called themselves, so theirs."""
+    for child in module.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _called(child)
+        elif any(True for _ in child.parameters()):
+            yield child

@@ -6,6 +6,7 @@ for anybody before the end, where one gather combines the logged values exactly.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -35,8 +36,25 @@ def evaluate(
     Returns:
         The logged values over all samples of all ranks, on all ranks; and the names meant for the progress bar.
     """
+    with _eval_mode(task):
+        return _evaluate(kind, task, feeds, engine, precision, hooks)
+
+
+@contextlib.contextmanager
+def _eval_mode(task: Task) -> Iterator[None]:
+    """Put all modules into eval mode, and back into the mode that each was in: a part that the user set to eval() stays so."""
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _evaluate(
+    kind: str, task: Task, feeds: Sequence[Feed], engine: Engine, precision: Precision, hooks: Hooks
+) -> tuple[dict[str, float], set[str]]:
     hooks(f"on_{kind}_start")
     step = getattr(task, _STEPS[kind])
     takes_index = "dataloader_idx" in inspect.signature(step).parameters
@@ -56,16 +74,13 @@ def evaluate(
         task._log_target = None
         metrics |= table.epoch_values(engine.all_gather_object)
         prog_bar |= table.prog_bar
-    for module, training in modes:
-        module.training = training  # as it was: a part that the user set to eval() stays so
     return metrics, prog_bar
 
 
 def predict(task: Task, feed: Feed, precision: Precision, hooks: Hooks) -> Iterator[tuple[range | None, Any]]:
     """Yield (places in the data set, what `predict_step` returned) for each batch of this rank."""
-    task.eval()
     hooks("on_predict_start")
-    with torch.no_grad(), precision.autocast():
+    with _eval_mode(task), torch.no_grad(), precision.autocast():
         for batch_idx, (batch, _, places) in enumerate(_batches(feed)):
             hooks("on_predict_batch_start", batch, batch_idx, 0)
             outputs = task.predict_step(batch, batch_idx)

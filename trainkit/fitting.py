@@ -19,7 +19,7 @@ from trainkit.checkpoint.format import write as write_checkpoint
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
-from trainkit.engine.sync_batchnorm import check_even
+from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import ConfigError
 from trainkit.guards.finite import FiniteLosses
 from trainkit.guards.memory import Halving
@@ -68,12 +68,13 @@ class FitSession(Session):
         self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)
         interval = settings.limits.val_check_interval
-        steps = feed.num_steps_in(0)
-        if val_feeds and interval and steps is not None and interval > steps:
-            raise ConfigError(
-                f"trainer.val_check_interval is {interval}, but an epoch has {steps} steps: there would never be a "
-                "validation. Use a smaller one, or null for the epoch's end."
-            )
+        for epoch, _ in changes:
+            steps = feed.num_steps_in(epoch)
+            if val_feeds and interval and steps is not None and interval > steps:
+                raise ConfigError(
+                    f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
+                    "validation in it. Use a smaller one, or null for the epoch's end."
+                )
         self.contract = Contract(
             batch_size,
             engine.world_size,
@@ -84,6 +85,11 @@ class FitSession(Session):
             tuple(changes[1:]),
         )
         assembly.place(task, engine, self.precision, settings.channels_last)
+        if settings.assert_no_sync and settings.compile and engine.device.type == "cpu":
+            raise ConfigError(
+                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the calls are watched in a way that keeps "
+                "torch.compile from compiling. Check without compile."
+            )
         if settings.sync_batchnorm:
             self._synchronise_norms(feed)
         optimizers, schedules = read_optimizers(task.configure_optimizers())
@@ -126,6 +132,7 @@ class FitSession(Session):
             for epoch in (0, *(first for first, _ in self.contract.later)):
                 check_even(feed.plan_of(epoch) if isinstance(feed, MapFeed) else None)
         self.engine.convert_sync_batchnorm(self.task)
+        self._stack.callback(release, self.task)
 
     def _resume(self, ckpt_path: str) -> None:
         def read() -> tuple[Path, dict[str, Any]]:
@@ -142,11 +149,14 @@ class FitSession(Session):
     def _compare_contracts(self, saved: Contract) -> None:
         """Say what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
         state, changes = self.state, saved.differences(self.contract)
-        before, now = (c.at(state.current_epoch).global_batch_size for c in (saved, self.contract))
-        if state.step_in_epoch and before and now and before != now:
-            seen = state.step_in_epoch * before
-            state.step_in_epoch = seen // now
-            changes.append(f"step {seen // now} of the epoch comes next, {seen % now} samples of it for the second time")
+        before, now = saved.at(state.current_epoch), self.contract.at(state.current_epoch)
+        known = before.global_batch_size is not None and now.global_batch_size is not None
+        sizes = (before.global_batch_size, now.global_batch_size) if known else (before.accumulate, now.accumulate)
+        if state.step_in_epoch and sizes[0] != sizes[1]:
+            step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
+            state.step_in_epoch, state.batch_idx = step, step * now.accumulate
+            what = "samples" if known else "microbatches of each rank"
+            changes.append(f"step {step} of the epoch comes next, {again} {what} of it for the second time")
         if changes:
             self.tell(f"Other than in the checkpoint: {'; '.join(changes)}.")
 

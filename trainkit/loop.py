@@ -27,7 +27,7 @@ from trainkit.data.feed import Feed, Microbatch, Step
 from trainkit.engine.base import Engine
 from trainkit.errors import DataError, TaskError
 from trainkit.guards.finite import FiniteLosses
-from trainkit.guards.memory import Halving
+from trainkit.guards.memory import NO_OBJECTS, Halving
 from trainkit.hooks import Hooks
 from trainkit.metrics import MetricLog
 from trainkit.optim.clipping import clip
@@ -139,6 +139,8 @@ def train_step(run: Run, step: Step) -> None:
         compute_gradients(run, step)
     else:
         run.halving(step, partial(compute_gradients, run), partial(forget_gradients, run, run.log.copy(), state.batch_idx))
+        if run.log.objects:
+            raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(run.log.objects)))
     with run.sync_guard:
         updated = update(run, step)
     state.global_step += 1
@@ -203,16 +205,7 @@ def update(run: Run, step: Step) -> bool:
 
 
 def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
-    """Put a run where it stood before the gradients of this step were computed.
-
-    Raises:
-        TaskError: the task logs metric objects in training, which have counted the samples and cannot forget them.
-    """
-    if run.log.objects:
-        raise TaskError(
-            f"A rank is out of memory, and {type(run.task).__name__} logs {', '.join(run.log.objects)} as metric objects in "
-            "training_step, which would count samples twice. Log plain values there, or use a smaller data.batch_size."
-        )
+    """Put a run where it stood before the gradients of this step were computed."""
     run.task.zero_grad(set_to_none=True)
     run.log, run.weight, run.state.batch_idx = log.copy(), None, batch_idx
     if run.finite is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainkit.data.transfer import to_device
 from trainkit.errors import TaskError
@@ -24,6 +24,13 @@ def is_metric(value: Any) -> bool:
     """Tell whether a value is a torchmetrics.Metric."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
+
+
+def reset_metrics(model: nn.Module) -> None:
+    """Let all metrics that a model holds begin anew."""
+    for module in model.modules():
+        if is_metric(module):
+            module.reset()  # type: ignore[operator]
 
 
 def step_value(name: str, metric: Any) -> Tensor:

@@ -46,6 +46,8 @@ class Running:
     @property
     def run_dir(self) -> Path:
         """The run's folder, the same on all ranks."""
+        if not self.engine.takes_part:
+            raise ConfigError("trainer.run_dir: this rank is none of engine.process_set, and has no part in the run's files.")
         return self._running.run_dir
 
     @property

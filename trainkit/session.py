@@ -28,6 +28,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
 from trainkit.hooks import Hooks
+from trainkit.metric_objects import reset_metrics
 from trainkit.precision import Precision
 from trainkit.predictions import clear_predictions, write_prediction
 from trainkit.run_dir import make_run_dir
@@ -92,15 +93,20 @@ class Session:
         if self._datamodule is not None:
             self._datamodule.setup(self.stage)
         self.hooks("setup", self.stage)
+        reset_metrics(self.task)  # what a run that was broken off has counted is not this one's
         self._stack.enter_context(compiled(self.task, settings.compile))
         self.precision = Precision(settings.precision, self.engine.device)
         self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.engine.takes_part:
-            self._tear_down(error)
-        self._stack.close()
-        self.engine.__exit__(kind, error, trace)
+        try:
+            if self.engine.takes_part:
+                self._tear_down(error)
+        finally:
+            for feed in self._feeds:
+                feed.close()
+            self._stack.close()
+            self.engine.__exit__(kind, error, trace)
 
     def _tear_down(self, error: BaseException | None) -> None:
         if error is not None:
@@ -109,8 +115,6 @@ class Session:
         if self._datamodule is not None:
             self._datamodule.teardown(self.stage)
         self.task._log_target = None
-        for feed in self._feeds:
-            feed.close()
 
     @property
     def hyperparams(self) -> dict[str, Any]:

@@ -128,6 +128,9 @@ class Trainer(Running):
         seed: int = 0,
     ) -> None:
         if overfit_batches is not None:
+            if not overfit_batches or (limit_train_batches, limit_val_batches) != (None, None):
+                why = "nothing would be left" if not overfit_batches else "limit_train_batches or limit_val_batches is set too"
+                raise ConfigError(f"trainer.overfit_batches is {overfit_batches}, but {why}. Leave one out (null is for all).")
             limit_train_batches = limit_val_batches = overfit_batches
         quick = int(fast_dev_run)
         if quick:
@@ -269,7 +272,8 @@ class Trainer(Running):
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder. Call it on all ranks, during or after `fit`; rank 0 writes."""
-        self._trained.save_checkpoint(Path(filepath), weights_only)
+        if self.engine.takes_part:
+            self._trained.save_checkpoint(Path(filepath), weights_only)
 
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""

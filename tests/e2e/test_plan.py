@@ -40,3 +40,12 @@ def test_a_plan_of_one_rank(command: Command) -> None:
     done = command("python -m trainkit plan conf=mlp")
     assert "plan of conf=mlp at 1 rank" in done.out, done.text
     assert "nothing: one rank" in done.out
+
+
+def test_a_plan_of_some_ranks(command: Command) -> None:
+    """engine.process_set is planned with the ranks that train."""
+    done = command("python -m trainkit plan conf=mlp ranks=4 'engine.process_set=[0,1]'")
+    assert "32 per rank x 2 ranks" in done.out, done.text
+    wrong = command("python -m trainkit plan conf=mlp ranks=4 'engine.process_set=[0,7]'")
+    assert wrong.code == 2
+    assert "it must list ranks from 0 to 3" in wrong.err

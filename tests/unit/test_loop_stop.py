@@ -128,7 +128,7 @@ def test_a_run_ends_with_a_validation(tmp_path: Path, settings: dict[str, Any], 
 
 def test_a_validation_that_would_never_come_is_refused(tmp_path: Path) -> None:
     """An interval longer than the epoch has no effect, so it is refused."""
-    with pytest.raises(ConfigError, match=r"trainer\.val_check_interval is 7, but an epoch has 6 steps"):
+    with pytest.raises(ConfigError, match=r"trainer\.val_check_interval is 7, but epoch 0 has 6 steps"):
         quiet(tmp_path, val_check_interval=7).fit(Line(), loader(23), loader(4))
 
 

@@ -38,7 +38,8 @@ class Banner(Callback):
         rows.append(("run", _plan(trainer)))
         if session.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            rows.append(("resumed", f"{short(session.resumed_from)} at {place}"))
+            rest = "; training means of this epoch are of its rest" if trainer.state.step_in_epoch else ""
+            rows.append(("resumed", f"{short(session.resumed_from)} at {place}{rest}"))
         rows.append(("files", short(trainer.run_dir)))
         table = Table.grid(padding=(0, 2))
         for name, text in rows:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.callback import Callback
+from trainkit.engine.base import Engine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import DivergenceError
 
@@ -58,6 +59,8 @@ class DivergenceGuard(Callback):
         if engine.world_size == 1:
             return
         tensors = dict(_tensors(task, trainer.session.run.optimizers))
+        for callback in trainer.callbacks:
+            tensors |= callback.shared_tensors()
         hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
         ranks = engine.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
@@ -71,13 +74,26 @@ class DivergenceGuard(Callback):
                 f"{what} Look for what a rank does alone: weights drawn or changed by rank, an operation that is not "
                 "deterministic. The last checkpoint holds rank 0's weights; action=repair would go on with them."
             )
-        engine.broadcast_tensors(tensor for name, tensor in tensors.items() if all(name in rank for rank in ranks))
+        for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
+            _send(engine, tensors[name])
         self.repairs += 1
         trainer.session.tell(f"{what} Rank 0's tensors were sent to all ranks, and training goes on.")
 
 
+def _send(engine: Engine, tensor: Tensor) -> None:
+    if not tensor.is_sparse:
+        engine.broadcast_tensors([tensor])
+        return
+    dense = tensor.to_dense()
+    engine.broadcast_tensors([dense])
+    tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
+
+
 def hash_of(tensor: Tensor) -> Tensor:
     """Return a hash of a tensor's bits: two sums of its 8-byte words, int64 of shape [2], on its device."""
+    if tensor.is_sparse:  # momentum of sparse gradients
+        merged = tensor.detach().coalesce()
+        return hash_of(merged.values()) + hash_of(merged.indices()) * 31
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if len(flat) % 8 or flat.storage_offset() % 8:
         flat = nn.functional.pad(flat, (0, -len(flat) % 8))  # whole words, that begin where words may

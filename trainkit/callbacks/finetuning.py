@@ -147,7 +147,7 @@ class BackboneFinetuning(BaseFinetuning):
             )
 
     def _modules(self, task: Task) -> list[nn.Module]:
-        known = dict(task.named_modules())
+        known = dict(task.named_modules(remove_duplicate=False))
         for name in self.backbone:
             if name not in known or not name:
                 raise ConfigError(_no_module(task, name, [n for n in known if n]))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainkit.checkpoint.contents import random_state, set_random_state
+from trainkit.metric_objects import reset_metrics
 from trainkit.metrics import MetricLog
 from trainkit.task import LogTarget
 
@@ -79,6 +80,7 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
         for module, training in modes:
             module.training = training
         task._log_target = None
+        reset_metrics(task)  # they have counted this pass
         set_random_state(random)
     total = trainer.engine.all_reduce(torch.cat([entry.total for entry in sums]))
     for entry, own in zip(sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True):

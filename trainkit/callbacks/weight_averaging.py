@@ -53,6 +53,11 @@ class WeightAveraging(Callback):
         """Leave the weights that were trained."""
         self._hide()
 
+    def shared_tensors(self) -> dict[str, Any]:
+        """Return the averages of parameters."""
+        held = {} if self._average is None else self._average.parameters()
+        return {f"{type(self).__name__}'s {name}": average for name, average in held.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the average, or the weights where the checkpoint's own are the average."""
         return {"average": None if self._average is None else self._average.state_dict()}

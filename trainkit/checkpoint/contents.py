@@ -76,7 +76,12 @@ def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -
     states = saved["random"]
     if len(states) == run.engine.world_size:  # at another number of ranks there is nothing to give each
         set_random_state(states[run.engine.rank])
-    return [key.partition(".")[0] for key, state in kept.items() if state]
+    return [_left(key.partition(".")[0], state) for key, state in kept.items() if state]
+
+
+def _left(name: str, state: Mapping[str, Any]) -> str:
+    averages = isinstance(state.get("average"), Mapping) and state["average"].get("aside") is not None
+    return f"{name} (the saved weights are its averages: add it to go on from the trained ones)" if averages else name
 
 
 def versions() -> dict[str, str]:

@@ -212,7 +212,8 @@ class HorovodEngine(Engine):
                 hvd.barrier()
 
     def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
-        return lambda tensor: self._sum(tensor, "trainkit.statistics")
+        # A name for each size: Horovod remembers what it has agreed on by name, and forgets it where the shape changes.
+        return lambda tensor: self._sum(tensor, f"trainkit.statistics.{tensor.numel()}")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Engine."""

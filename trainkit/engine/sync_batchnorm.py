@@ -142,6 +142,13 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
         layer.link = Link(all_reduce)
 
 
+def release(model: nn.Module) -> None:
+    """Let the layers be plain BatchNorm again: after a run, the other ranks do not answer any more."""
+    for layer in model.modules():
+        if isinstance(layer, SyncBatchNorm):
+            layer.link = Link()
+
+
 def check_even(plan: StepPlan | None) -> None:
     """Raise ConfigError where a rank would take no part in a microbatch: the others would wait for it in their BatchNorm.
 

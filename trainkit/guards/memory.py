@@ -7,7 +7,8 @@ with a step that another one could not finish. Batch norm sees smaller batches a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,11 @@ from torch import Tensor
 
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import Engine
+
+NO_OBJECTS = (
+    "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which would count the samples of a "
+    "step that is taken anew twice. Log plain values there, or set trainer.halve_batch_on_oom=false."
+)
 
 
 class Halving:
@@ -70,16 +76,28 @@ class Halving:
         return None
 
     def _split(self, held: Sequence[Microbatch]) -> Iterator[Microbatch]:
+        if self.pieces == 1:
+            yield from held
+            return
         for microbatch in held:
-            parts = split(microbatch.batch, microbatch.num_samples, self.pieces)
-            sizes = [len(range(microbatch.num_samples)[part]) for part in _slices(microbatch.num_samples, self.pieces)]
-            for i, (part, size) in enumerate(zip(parts, sizes, strict=True), 1):
-                whole = i == len(sizes)
-                yield replace(microbatch, batch=part, num_samples=size, is_last=microbatch.is_last and whole, ends_batch=whole)
+            slices = _slices(microbatch.num_samples, self.pieces)
+            for i, part in enumerate(slices, 1):
+                ends = i == len(slices)
+                yield replace(
+                    microbatch,
+                    batch=_part(microbatch.batch, microbatch.num_samples, part),
+                    num_samples=part.stop - part.start,
+                    is_last=microbatch.is_last and ends,
+                    ends_batch=ends,
+                    places=None if microbatch.places is None else microbatch.places[part],
+                )
 
 
 def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:
-    """Split a batch of any nesting into at most `pieces` parts along its samples; what has no samples goes to each part."""
+    """Split a batch of any nesting into at most `pieces` parts along its samples; what has no samples goes to each part.
+
+    Whatever has as many entries as the batch has samples is taken to be of the samples.
+    """
     return [_part(batch, num_samples, part) for part in _slices(num_samples, pieces)]
 
 
@@ -92,7 +110,10 @@ def _part(value: Any, num_samples: int, part: slice) -> Any:
     if isinstance(value, Tensor):
         return value[part] if value.dim() > 0 and len(value) == num_samples else value
     if isinstance(value, Mapping):
-        return {key: _part(item, num_samples, part) for key, item in value.items()}
+        cut = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)  # its class may have attributes of its own
+        for key, item in value.items():
+            cut[key] = _part(item, num_samples, part)
+        return cut
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_part(item, num_samples, part) for item in value))
     if isinstance(value, (list, tuple)):

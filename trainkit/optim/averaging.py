@@ -61,6 +61,10 @@ class WeightAverage:
             get_ema_multi_avg_fn(decay)(averages, weights, self.num_updates)  # type: ignore[no-untyped-call]
         self.num_updates += 1
 
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the averages of parameters: equal on all ranks."""
+        return {name: average for name, average in self._average.items() if isinstance(self._live[name], nn.Parameter)}
+
     def buffers(self) -> list[Tensor]:
         """Return the averages of buffers: what may differ between ranks, as the buffers themselves do."""
         return [average for name, average in self._average.items() if not isinstance(self._live[name], nn.Parameter)]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from trainkit.sync_guard import allowed_read
+
 
 def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
     """Clip the gradients of the whole step, in place; None does nothing.
@@ -19,8 +21,9 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
         return
     parameters = [p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None]
     sparse = [p for p in parameters if p.grad.is_sparse]
-    for parameter in sparse:
-        parameter.grad = parameter.grad.coalesce()  # a row that occurs twice is one row: its parts would count apart
+    with allowed_read():
+        for parameter in sparse:  # a row that occurs twice is one row: its parts would count apart
+            parameter.grad = parameter.grad.coalesce()
     if algorithm == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, value)
         return

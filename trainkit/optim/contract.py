@@ -104,7 +104,9 @@ class Contract:
 
     def differences(self, other: Contract) -> list[str]:
         """Return in words what is other in `other`."""
-        pairs = [(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        words = {"accumulate": "accumulate_grad_batches", "later": "accumulate_grad_batches by epoch"}
+        pairs = [(words.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        pairs = [(name, dict(a), dict(b)) if isinstance(a, tuple) else (name, a, b) for name, a, b in pairs]
         pairs += [(name, getattr(self, name), getattr(other, name)) for name in ("global_batch_size", "lr_factor")]
         return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 

@@ -12,6 +12,7 @@ from trainkit.build import build
 from trainkit.callbacks.banner import console_of
 from trainkit.engine.launcher import read_launcher
 from trainkit.engine.pretended import PretendedEngine
+from trainkit.engine.process_set import check_ranks
 from trainkit.hooks import Hooks
 from trainkit.loggers.base import Logger
 from trainkit.report import plan
@@ -31,6 +32,10 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
     name = asked if isinstance(asked, str) else asked.name
     if name == "auto":
         name = launcher.engine
+    chosen = (config.get("engine") or {}).get("process_set")
+    if chosen:
+        check_ranks(chosen, launcher.world_size)
+        launcher = dataclasses.replace(launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen)))
     engine = PretendedEngine("single" if launcher.world_size == 1 else name, launcher.world_size, launcher.local_size)
     trainer.settings = dataclasses.replace(trainer.settings, engine=engine)
     everyone = trainer.callbacks
