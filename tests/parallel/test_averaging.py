@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.launching import run_command
+from tests.parallel.starts import Starts, line_of
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "workers" / "averaging.py"
-STARTS = {
-    "single": f"{sys.executable} {WORKER} {{out}}",
-    "horovod": f"horovodrun --gloo -np 2 {sys.executable} {WORKER} {{out}}",
-    "ddp": f"torchrun --nproc-per-node 2 {WORKER} {{out}}",
-}
-Results = dict[str, list[dict[str, Any]]]
+STARTS = ["single", "horovod", "ddp"]
 GOES_ON = ["ema", "swa", "finetuning"]
 STATISTICS = ("model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked")
 
@@ -26,18 +17,9 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What every scenario ended with, for each start; a start runs when it is first asked for."""
-
-    class Starts(dict[str, Results]):
-        def __missing__(self, name: str) -> Results:
-            folder = tmp_path_factory.mktemp("averaging")
-            done = run_command(STARTS[name].format(out=folder / "out.pt"), folder, timeout_s=120, PYTHONPATH=str(ROOT))
-            assert done.code == 0, done.text
-            self[name] = torch.load(folder / "out.pt", weights_only=False)
-            return self[name]
-
-    return Starts()
+def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """See Starts."""
+    return Starts(lambda start: line_of(start, 2, "averaging.py") + " {out}", tmp_path_factory)
 
 
 @pytest.mark.parametrize("start", STARTS)

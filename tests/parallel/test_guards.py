@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from tests.launching import run_command
+from tests.parallel.starts import Starts, line_of
 from tests.toy import Line, rows
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "workers" / "guards.py"
-LAUNCHERS = {
-    "single": f"{sys.executable} {WORKER} {{out}} {{width}}",
-    "horovod": f"horovodrun --gloo -np {{width}} {sys.executable} {WORKER} {{out}} {{width}}",
-    "ddp": f"torchrun --nproc-per-node {{width}} {WORKER} {{out}} {{width}}",
-}
 STARTS = [("horovod", 2), ("ddp", 2), ("horovod", 3), ("ddp", 3)]
-Results = dict[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.parallel
-
-
-class Starts(dict[tuple[str, int], Results]):
-    """What every scenario ended with, for each start; a start runs when it is first asked for."""
-
-    def __init__(self, make_folder: Any) -> None:
-        super().__init__()
-        self.make_folder = make_folder
-        self.output: dict[tuple[str, int], str] = {}
-
-    def __missing__(self, start: tuple[str, int]) -> Results:
-        name, width = start
-        folder = self.make_folder("guards")
-        line = LAUNCHERS[name].format(out=folder / "out.pt", width=width)
-        done = run_command(line, folder, timeout_s=180, PYTHONPATH=str(ROOT))
-        assert done.code == 0, done.text
-        self.output[start] = done.text
-        self[start] = torch.load(folder / "out.pt", weights_only=False)
-        return self[start]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     """See Starts."""
-    return Starts(tmp_path_factory.mktemp)
+    return Starts(lambda start: line_of(*start, "guards.py") + f" {{out}} {start[1]}", tmp_path_factory)
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:

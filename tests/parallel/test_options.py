@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,37 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.launching import Command, run_command
+from tests.launching import Command
+from tests.parallel.starts import Starts, line_of
 from tests.parallel.workers import option_models as models
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "workers" / "options.py"
 HOROVOD, DDP = ["horovod 2", "horovod 3"], ["ddp 2", "ddp 3"]
 STARTS = HOROVOD + DDP
 ELEMENTS = 6 * 8 + 8 + 8 * 3 + 3  # of the worker's net
 HALF, BRAIN = 2e-3, 1.6e-2  # of the largest element: roundings of a few ranks to 11 and to 8 bits
-Results = dict[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What every scenario ended with, for each start; a start runs when it is first asked for."""
-
-    class Starts(dict[str, Results]):
-        def __missing__(self, name: str) -> Results:
-            folder = tmp_path_factory.mktemp("options")
-            launcher, ranks = name.split()
-            line = f"torchrun --nproc-per-node {ranks} {WORKER}"
-            if launcher == "horovod":
-                line = f"horovodrun --gloo -np {ranks} {sys.executable} {WORKER}"
-            done = run_command(f"{line} {folder / 'out.pt'}", folder, timeout_s=120, PYTHONPATH=str(ROOT))
-            assert done.code == 0, done.text
-            self[name] = torch.load(folder / "out.pt", weights_only=False)
-            return self[name]
-
-    return Starts()
+def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """See Starts."""
+    return Starts(lambda start: line_of(start.split()[0], size_of(start), "options.py") + " {out}", tmp_path_factory)
 
 
 def size_of(start: str) -> int:

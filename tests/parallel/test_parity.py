@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.launching import run_command
+from tests.parallel.starts import Starts, line_of
 from trainkit.data.order import shuffled
 
-WORKER = Path(__file__).parent / "workers" / "scenarios.py"
-STARTS = {
-    "single, width 2": (f"{sys.executable} {WORKER} {{out}} 2", 2),
-    "horovod, 2 ranks": (f"horovodrun --gloo -np 2 {sys.executable} {WORKER} {{out}} 2", 2),
-    "ddp, 2 ranks": (f"torchrun --nproc-per-node 2 {WORKER} {{out}} 2", 2),
-    "single, width 3": (f"{sys.executable} {WORKER} {{out}} 3", 3),
-    "horovod, 3 ranks": (f"horovodrun --gloo -np 3 {sys.executable} {WORKER} {{out}} 3", 3),
-    "ddp, 3 ranks": (f"torchrun --nproc-per-node 3 {WORKER} {{out}} 3", 3),
+STARTS = {  # name: (launcher, ranks, or what one process accumulates)
+    "single, width 2": ("single", 2),
+    "horovod, 2 ranks": ("horovod", 2),
+    "ddp, 2 ranks": ("ddp", 2),
+    "single, width 3": ("single", 3),
+    "horovod, 3 ranks": ("horovod", 3),
+    "ddp, 3 ranks": ("ddp", 3),
 }
 SEVERAL = [name for name in STARTS if "ranks" in name]
 BATCH = 4
-Results = dict[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What every scenario ended with, for each start; a start runs when it is first asked for."""
-
-    class Starts(dict[str, Results]):
-        def __missing__(self, name: str) -> Results:
-            folder = tmp_path_factory.mktemp("parity")
-            line, _ = STARTS[name]
-            done = run_command(line.format(out=folder / "out.pt"), folder)
-            assert done.code == 0, done.text
-            self[name] = torch.load(folder / "out.pt", weights_only=False)
-            return self[name]
-
-    return Starts()
+def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """See Starts."""
+    return Starts(lambda start: line_of(*STARTS[start], "scenarios.py") + f" {{out}} {STARTS[start][1]}", tmp_path_factory)
 
 
 def problem(samples: int) -> tuple[torch.Tensor, torch.Tensor]:

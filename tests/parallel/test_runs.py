@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +9,18 @@ import pytest
 import torch
 
 from tests.launching import run_command
+from tests.parallel.starts import ROOT, Starts, line_of
 from tests.toy import Line, rows, weights
 
-ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).parent / "workers" / "runs.py"
-STARTS = {
-    "single": f"{sys.executable} {WORKER} {{out}}",
-    "horovod": f"horovodrun --gloo -np 2 {sys.executable} {WORKER} {{out}}",
-    "ddp": f"torchrun --nproc-per-node 2 {WORKER} {{out}}",
-}
-Results = dict[str, list[dict[str, Any]]]
+STARTS = ["single", "horovod", "ddp"]
 
 pytestmark = pytest.mark.parallel
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What every scenario ended with, for each start; a start runs when it is first asked for."""
-
-    class Starts(dict[str, Results]):
-        def __missing__(self, name: str) -> Results:
-            folder = tmp_path_factory.mktemp("runs")
-            done = run_command(STARTS[name].format(out=folder / "out.pt"), folder, timeout_s=120, PYTHONPATH=str(ROOT))
-            assert done.code == 0, done.text
-            self[name] = torch.load(folder / "out.pt", weights_only=False)
-            return self[name]
-
-    return Starts()
+def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """See Starts."""
+    return Starts(lambda start: line_of(start, 2, "runs.py") + " {out}", tmp_path_factory)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -119,7 +103,6 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
 
 def test_no_thread_of_gloo_outlives_the_exit_handlers(tmp_path: Path) -> None:
     """One that did would abort a rank now and then, after its work was done."""
-    worker = WORKER.parent / "leaving.py"
-    done = run_command(f"torchrun --nproc-per-node 2 {worker} {tmp_path}", tmp_path, timeout_s=60, PYTHONPATH=str(ROOT))
+    done = run_command(f"{line_of('ddp', 2, 'leaving.py')} {tmp_path}", tmp_path, timeout_s=60, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     assert done.out.count("left: []") == 2, done.text

@@ -1,0 +1,54 @@
+"""Workers under real launchers: each start runs once, when its results are first asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launching import run_command
+
+ROOT = Path(__file__).parents[2]
+WORKERS = Path(__file__).parent / "workers"
+Results = dict[str, list[dict[str, Any]]]  # scenario -> what it ended with on each rank
+
+
+def line_of(launcher: str, ranks: int, worker: str) -> str:
+    """Return the command line that starts a worker: "single", "horovod" or "ddp"."""
+    script = WORKERS / worker
+    return {
+        "single": f"{sys.executable} {script}",
+        "horovod": f"horovodrun --gloo -np {ranks} {sys.executable} {script}",
+        "ddp": f"torchrun --nproc-per-node {ranks} {script}",
+    }[launcher]
+
+
+class Starts(dict[Any, Results]):
+    """What every scenario of a worker ended with, by the name of a start.
+
+    Args:
+        line: returns a start's command line, in which {out} stands for the file of results.
+        folders: makes a folder for each start.
+        timeout_s: how long a start may take.
+
+    Attributes:
+        output: what a start printed, once it has run.
+    """
+
+    def __init__(self, line: Callable[[Any], str], folders: pytest.TempPathFactory, timeout_s: float = 180) -> None:
+        super().__init__()
+        self._line, self._folders, self._timeout_s = line, folders, timeout_s
+        self.output: dict[Any, str] = {}
+
+    def __missing__(self, start: Any) -> Results:
+        folder = self._folders.mktemp("start")
+        line = self._line(start).format(out=folder / "out.pt")
+        done = run_command(line, folder, timeout_s=self._timeout_s, PYTHONPATH=str(ROOT))
+        assert done.code == 0, done.text
+        self.output[start] = done.text
+        self[start] = torch.load(folder / "out.pt", weights_only=False)
+        return self[start]
