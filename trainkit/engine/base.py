@@ -199,12 +199,6 @@ class Engine(ABC):
         """Wait until all ranks have come here."""
 
 
-def use_deterministic_algorithms() -> None:
-    """Ask torch for deterministic algorithms; cuBLAS needs a variable in the environment for that."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-
-
 def dense_view(tensor: Tensor) -> Tensor | None:
     """Return a flat view of a tensor that fills its memory without gaps, or None where there is no such view.
 

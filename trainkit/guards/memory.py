@@ -81,11 +81,12 @@ class Halving:
             return
         for microbatch in held:
             slices = _slices(microbatch.num_samples, self.pieces)
-            for i, part in enumerate(slices, 1):
+            batches = split(microbatch.batch, microbatch.num_samples, self.pieces)
+            for i, (batch, part) in enumerate(zip(batches, slices, strict=True), 1):
                 ends = i == len(slices)
                 yield replace(
                     microbatch,
-                    batch=_part(microbatch.batch, microbatch.num_samples, part),
+                    batch=batch,
                     num_samples=part.stop - part.start,
                     is_last=microbatch.is_last and ends,
                     ends_batch=ends,

@@ -11,19 +11,17 @@ layer its ratio: adapt="all"). Gradients are not clipped here, as NVIDIA's do: t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from trainkit.optim.trust_ratio import adapts, check_group, norms, scale_by_ratio, with_gradient
+from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, norms, scale_by_ratio
 
 _INF = float("inf")
 
 
-class LAMB(Optimizer):
+class LAMB(LayerwiseOptimizer):
     """For large batches of text.
 
     Args:
@@ -54,26 +52,15 @@ class LAMB(Optimizer):
             ranges = {"lr": (0.0, _INF), "betas": (0.0, 1.0), "eps": (0.0, _INF), "weight_decay": (0.0, _INF)}
             check_group("LAMB", group, ranges)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights; never waits for the device."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters, gradients = with_gradient(group)
-            if not parameters:
-                continue
-            updates = self._adam(parameters, gradients, group)
-            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-            chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
-            if chosen:
-                weight_norms = norms([parameters[i] for i in chosen])
-                own = [updates[i] for i in chosen]
-                scale_by_ratio(own, weight_norms, norms(own))
-            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-        return loss
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        updates = self._adam(parameters, gradients, group)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
+        if chosen:
+            weight_norms = norms([parameters[i] for i in chosen])
+            own = [updates[i] for i in chosen]
+            scale_by_ratio(own, weight_norms, norms(own))
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _adam(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Return m' / (sqrt(v') + eps) of each parameter, after this gradient; the steps are counted on the host."""

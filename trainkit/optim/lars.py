@@ -11,18 +11,17 @@ Biases and norms take the group's own rate, as in the record runs; the paper giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
-from trainkit.optim.trust_ratio import adapts, check_group, norms, scale_by_ratio, with_gradient
+from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, norms, scale_by_ratio
 
 _INF = float("inf")
 
 
-class LARS(Optimizer):
+class LARS(LayerwiseOptimizer):
     """For large batches of images. Use it with `lr=polynomial` (power 2) and a warm-up.
 
     Args:
@@ -53,30 +52,19 @@ class LARS(Optimizer):
             ranges = {"lr": (0.0, _INF), "momentum": (0.0, 1.0), "weight_decay": (0.0, _INF), "trust_coefficient": (0.0, _INF)}
             check_group("LARS", group, ranges)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights; never waits for the device."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters, gradients = with_gradient(group)
-            if not parameters:
-                continue
-            updates = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
-            chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
-            if chosen:
-                weight_norms = norms([parameters[i] for i in chosen])
-                below = norms([gradients[i] for i in chosen]) + group["weight_decay"] * weight_norms
-                scale_by_ratio([updates[i] for i in chosen], group["trust_coefficient"] * weight_norms, below)
-            if group["momentum"]:
-                for parameter in parameters:
-                    if "momentum_buffer" not in self.state[parameter]:
-                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-                torch._foreach_mul_(buffers, group["momentum"])
-                torch._foreach_add_(buffers, updates)
-                updates = buffers
-            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-        return loss
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        updates = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
+        chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
+        if chosen:
+            weight_norms = norms([parameters[i] for i in chosen])
+            below = norms([gradients[i] for i in chosen]) + group["weight_decay"] * weight_norms
+            scale_by_ratio([updates[i] for i in chosen], group["trust_coefficient"] * weight_norms, below)
+        if group["momentum"]:
+            for parameter in parameters:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, updates)
+            updates = buffers
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])

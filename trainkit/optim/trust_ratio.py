@@ -1,16 +1,42 @@
-"""What LARS and LAMB share: which parameters get a rate of their own, and the ratio of two norms without waiting for it."""
+"""What LARS and LAMB share: a step by groups, which parameters get a rate of their own, and the ratio of two norms.
+
+Nothing here waits for the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainkit.errors import ConfigError
 
 ADAPT = ("matrices", "all", "none")
+
+
+class LayerwiseOptimizer(Optimizer):
+    """An optimizer whose step is made group by group."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the weights; never waits for the device."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters, gradients = with_gradient(group)
+            if parameters:
+                self._update(group, parameters, gradients)
+        return loss
+
+    @abstractmethod
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update the parameters of a group; there is one at least."""
 
 
 def check_group(owner: str, group: dict[str, Any], ranges: dict[str, tuple[float, float]]) -> None:
