@@ -168,7 +168,8 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
     """
     if explained and name in explained:
         return f"{key}: {explained[name]}"
-    return f"{key} is not a setting.{did_you_mean(name, known)} Known here: {', '.join(sorted(known))}."
+    near = did_you_mean(name, known) or did_you_mean(name, explained or {})  # the right name, or one that will be explained
+    return f"{key} is not a setting.{near} Known here: {', '.join(sorted(known))}."
 
 
 def checked(cls: _Class) -> _Class:

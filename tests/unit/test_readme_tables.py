@@ -78,3 +78,9 @@ def test_an_engine_refuses_what_the_table_says(option: str, value: Any, engine: 
             make_engine(engine, **({option: value}))  # type: ignore[arg-type]
     elif value not in ("none", "average"):
         make_engine(engine, **options)  # type: ignore[arg-type]
+
+
+def test_a_misspelt_option_of_another_engine_is_named(tmp_path: Path) -> None:
+    """Alone too, where no engine has it, the name that was meant is told."""
+    with pytest.raises(ConfigError, match=r"engine\.compresion is not a setting\. Did you mean 'compression'\?"):
+        run("fit", ["conf=mlp", f"run_dir={tmp_path}", "engine.compresion=fp16"], True, lambda job: None)

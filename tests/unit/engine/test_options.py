@@ -92,7 +92,7 @@ def test_options_of_horovod_that_cannot_stand_together_are_refused(options: dict
         ("engine=ddp engine.compression=half", "engine.compression is 'half'; it must be one of 'none', 'fp16', 'bf16'"),
         ("engine=ddp engine.op=1", "engine.op is 1; it must be one of 'average', 'sum', 'adasum'"),
         ("engine=ddp engine.process_set=[a]", "engine.process_set is ['a']; it must be a list of which each is a whole number"),
-        ("engine.bucket=1", "engine.bucket is not a setting. Known here: device"),
+        ("engine.bucket=1", "engine.bucket is not a setting. Did you mean 'bucket_cap_mb'? Known here: device"),
     ],
 )
 def test_a_config_is_checked_against_the_engine_that_it_gets(
