@@ -101,6 +101,11 @@ class LanguageModel(trainkit.Task):
         super().__init__()
         self.model, self.optimizer, self.lr = model, optimizer, lr
 
+    @property
+    def example_input_array(self) -> Tensor:
+        """Return bytes [2, T] for export: a batch of the data is one byte longer, and holds the targets too."""
+        return torch.arange(2 * self.model.context).view(2, -1) % _BYTES
+
     def forward(self, bytes_BT: Tensor) -> Tensor:
         return self.model(bytes_BT)
 

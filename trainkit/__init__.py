@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
     from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from trainkit.data.module import DataModule as DataModule
+    from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
+    from trainkit.exporting.export import export as export
     from trainkit.loggers import CSVLogger as CSVLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
@@ -38,12 +40,14 @@ _HOMES = {
     "EMA": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
     "ModelCheckpoint": "trainkit.callbacks",
+    "Preempted": "trainkit.errors",
     "StochasticWeightAveraging": "trainkit.callbacks",
     "Task": "trainkit.task",
     "TensorBoardLogger": "trainkit.loggers",
     "Trainer": "trainkit.trainer",
     "TrainkitError": "trainkit.errors",
     "WandbLogger": "trainkit.loggers",
+    "export": "trainkit.exporting.export",
     "read_predictions": "trainkit.predictions",
     "seed_everything": "trainkit.session",
 }

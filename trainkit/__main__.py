@@ -13,6 +13,8 @@ _COMMANDS = {
     "test": ("run", "evaluate a checkpoint on the test data"),
     "predict": ("run", "write a checkpoint's predictions"),
     "plan": ("plan", "tell what fit would do, at any number of ranks (ranks=64), without training"),
+    "check-resume": ("check_resume", "prove that a killed run that is gone on with ends like one that was never killed"),
+    "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
 }
 
@@ -31,7 +33,7 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 def main() -> int:
     """Run the command of the command line and return the exit code."""
     arguments = sys.argv[1:]
-    usage = _USAGE.format(commands="\n".join(f"  {name:<10}{text}" for name, (_, text) in _COMMANDS.items()))
+    usage = _USAGE.format(commands="\n".join(f"  {name:<14}{text}" for name, (_, text) in _COMMANDS.items()))
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage)
         return 0 if arguments else 2

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from trainkit.durations import LEGAL, is_duration
 from trainkit.errors import ConfigError, did_you_mean
 
 # To type checkers these are plain types; to `problem` their names carry a range.
@@ -60,6 +61,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: (_is_int(v) and v >= 0) or (isinstance(v, float) and 0 <= v <= 1),
         "a whole number (a count), or a fraction from 0.0 to 1.0",
     ),
+    "Duration": (is_duration, LEGAL),
     "ExistingFolder": (_is_folder, "an existing folder"),
 }
 

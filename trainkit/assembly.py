@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainkit.data.feed import AccumulateAt, Feed, MapFeed, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.module import DataModule
+from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples, to_device
 from trainkit.engine.base import Engine
@@ -82,7 +83,7 @@ def train_feed(
     accumulate_at = functools.partial(accumulation_at, changes)
     if source is None:
         _refuse_own_batches(data, engine)
-        return _stream(data, accumulate_at, limit, engine, move)
+        return _stream(data, accumulate_at, limit, seed, engine, move)
     if source.num_samples < engine.world_size:
         raise DataError(
             f"The training data has {source.num_samples} samples for {engine.world_size} ranks; each rank needs one at "
@@ -107,7 +108,7 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
         source = read_source(item, name, training=False)
         if source is None:
             _refuse_own_batches(item, engine)
-            feeds.append(_stream(item, lambda epoch: 1, limit, engine, move))
+            feeds.append(_stream(item, lambda epoch: 1, limit, seed, engine, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
@@ -163,12 +164,14 @@ def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> Shard
     return ShardedLoader(source, plan, engine.rank, seed, engine.broadcast_object)
 
 
-def _stream(data: Any, accumulate_at: AccumulateAt, limit: Limit, engine: Engine, move: Callable[[Any], Any]) -> StreamFeed:
+def _stream(
+    data: Any, accumulate_at: AccumulateAt, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
+) -> StreamFeed:
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(data, length, accumulate_at, limit, engine.sum_number, move)
+    return StreamFeed(data, length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank))
 
 
 def _length_of(stream: Any) -> int | None:

@@ -23,8 +23,13 @@ class Callback:
             on_train_epoch_end
         on_train_end, on_fit_end, teardown
 
-    `on_exception` is called where the run ends with an error.
+    `on_exception` is called where the run ends with an error; not where a signal ended it (trainkit.Preempted).
+
+    Attributes:
+        runs_last: its hooks run behind those of all others, the Task's included.
     """
+
+    runs_last = False
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Before anything of `stage` ("fit", "validate", "test", "predict") runs."""

@@ -9,6 +9,8 @@
         EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
         CheckpointError      a checkpoint is missing, damaged or does not fit
 
+    Preempted                exit code 75: a signal ended the run, and a checkpoint is there to go on from
+
 Every message says which key or name, the value given, what is legal, and what to do next.
 """
 
@@ -55,6 +57,16 @@ class EngineError(TrainkitError):
 
 class CheckpointError(TrainkitError):
     """A checkpoint is missing, damaged, or belongs to another model."""
+
+
+class Preempted(SystemExit):  # noqa: N818 - it is no error
+    """A signal ended `fit` at a step's end; uncaught, it ends the process with 75 (sysexits' EX_TEMPFAIL: try again)."""
+
+    exit_code = 75
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.exit_code)
+        self.text = text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

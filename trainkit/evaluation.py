@@ -1,14 +1,15 @@
 """Validation, test and prediction: each sample once, on whatever number of ranks.
 
-Ranks take disjoint shares; a rank may have a batch more or none. No collective runs between batches, so nobody waits
-for anybody before the end, where one gather combines the logged values exactly.
+Ranks take disjoint shares; a rank may have a batch more or none, but all go through the same rounds. But for the pulse,
+about once a second, no collective runs between batches: nobody waits for anybody before the end, where one gather
+combines the logged values exactly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,14 +31,15 @@ def evaluate(
     engine: Engine,
     precision: Precision,
     hooks: Hooks,
+    pulse: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, float], set[str]]:
-    """Run `validation_step` or `test_step` over all feeds.
+    """Run `validation_step` or `test_step` over all feeds; call `pulse` in each round, at the same one on all ranks.
 
     Returns:
         The logged values over all samples of all ranks, on all ranks; and the names meant for the progress bar.
     """
     with _eval_mode(task):
-        return _evaluate(kind, task, feeds, engine, precision, hooks)
+        return _evaluate(kind, task, feeds, engine, precision, hooks, pulse)
 
 
 @contextlib.contextmanager
@@ -53,7 +55,13 @@ def _eval_mode(task: Task) -> Iterator[None]:
 
 
 def _evaluate(
-    kind: str, task: Task, feeds: Sequence[Feed], engine: Engine, precision: Precision, hooks: Hooks
+    kind: str,
+    task: Task,
+    feeds: Sequence[Feed],
+    engine: Engine,
+    precision: Precision,
+    hooks: Hooks,
+    pulse: Callable[[], None],
 ) -> tuple[dict[str, float], set[str]]:
     hooks(f"on_{kind}_start")
     step = getattr(task, _STEPS[kind])
@@ -65,7 +73,7 @@ def _evaluate(
         batch_idx = 0
         # no_grad, not inference_mode: what a model keeps from here (a table of positions) must be good for training too.
         with torch.no_grad(), precision.autocast():
-            for batch, num_samples, _ in _batches(feed):
+            for batch, num_samples, _ in _batches(feed, pulse):
                 task._log_target = LogTarget(table, num_samples, on_step=False, on_epoch=True)
                 hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
                 outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
@@ -89,7 +97,8 @@ def predict(task: Task, feed: Feed, precision: Precision, hooks: Hooks) -> Itera
     hooks("on_predict_end")
 
 
-def _batches(feed: Feed) -> Iterator[tuple[Any, int, range | None]]:
+def _batches(feed: Feed, pulse: Callable[[], None] = lambda: None) -> Iterator[tuple[Any, int, range | None]]:
     for step in feed.steps(epoch=0):
         for microbatch in step.microbatches:
             yield microbatch.batch, microbatch.num_samples, microbatch.places
+        pulse()

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainkit import assembly, evaluation
 from trainkit.checkpoint import contents
-from trainkit.checkpoint.format import load, load_training
-from trainkit.checkpoint.format import write as write_checkpoint
+from trainkit.checkpoint.sources import load_into, read_weights
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
@@ -28,15 +26,13 @@ from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.schedule import LearningRates
 from trainkit.run_dir import set_aside
-from trainkit.session import Session, seed_everything
+from trainkit.saving import SavingSession
+from trainkit.session import seed_everything
 from trainkit.sync_guard import SyncGuard
 
 
-class FitSession(Session):
+class FitSession(SavingSession):
     """A Session that trains; `run` and `contract` are there after `build`."""
-
-    run: Run
-    contract: Contract
 
     def __enter__(self) -> FitSession:
         super().__enter__()
@@ -46,11 +42,12 @@ class FitSession(Session):
         """See Session."""
         super().__init__(*args)
         self.user_lrs: list[float] = []
-        self.num_validations = 0
         self.validation_names: set[str] = set()
         self._feed: Feed | None = None
 
-    def build(self, train_data: Any, val_data: Any, ckpt_path: str | None) -> None:
+    def build(
+        self, train_data: Any, val_data: Any, ckpt_path: str | None, init_weights: str | None = None, strict: bool = True
+    ) -> None:
         """Build what the loop works with, and put it where the checkpoint left it."""
         task, engine, settings = self.task, self.engine, self.settings
         data = assembly.find_data("train", train_data, task, self._datamodule)
@@ -107,6 +104,7 @@ class FitSession(Session):
             limits=settings.limits,
             state=self.state,
             hooks=self.hooks,
+            pulse=self.check_pulse,
             validate=(lambda: self._validate(val_feeds)) if val_feeds else None,
             metrics=self.trainer.callback_metrics,
             not_optimized=not_optimized,
@@ -116,11 +114,17 @@ class FitSession(Session):
         )
         self.prog_bar_names = self.run.log.prog_bar
         seed_everything(mix(settings.seed, engine.rank))
-        if ckpt_path is not None:
-            self._resume(ckpt_path)
-        elif engine.is_main:
-            set_aside(self.run_dir)
+        if ckpt_path is None or not self._resume(ckpt_path):
+            if engine.is_main:
+                set_aside(self.run_dir)
+            if init_weights is not None:
+                self._begin_with(init_weights, strict)
         engine.prepare(task, optimizers)
+
+    def _begin_with(self, weights: str, strict: bool) -> None:
+        """Load weights from anywhere into the task, on rank 0; the others get them from there."""
+        left = self.engine.run_on_main(lambda: load_into(self.task, read_weights(weights), weights, strict))
+        self.tell(f"Weights from {weights}" + (", without what does not fit:\n  " + "\n  ".join(left) if left else "") + ".")
 
     def _synchronise_norms(self, feed: Feed) -> None:
         if self.settings.halve_batch_on_oom and self.engine.world_size > 1:
@@ -133,32 +137,6 @@ class FitSession(Session):
                 check_even(feed.plan_of(epoch) if isinstance(feed, MapFeed) else None)
         self.engine.convert_sync_batchnorm(self.task)
         self._stack.callback(release, self.task)
-
-    def _resume(self, ckpt_path: str) -> None:
-        def read() -> tuple[Path, dict[str, Any]]:
-            folder = load(ckpt_path, self.run_dir, self.task)
-            return folder, load_training(folder)
-
-        self.resumed_from, saved = self.engine.run_on_main(read)
-        left = contents.restore(self.run, self.trainer.callbacks, saved)
-        if left := [name for name in left if name != "ModelCheckpoint"]:  # that one is switched off, and knowingly
-            self.tell(f"The checkpoint keeps the state of {', '.join(left)}, which this run does not have: it goes on without.")
-        self._compare_contracts(Contract(**saved["contract"]))
-        self.hooks("on_load_checkpoint", saved["extra"])
-
-    def _compare_contracts(self, saved: Contract) -> None:
-        """Say what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
-        state, changes = self.state, saved.differences(self.contract)
-        before, now = saved.at(state.current_epoch), self.contract.at(state.current_epoch)
-        known = before.global_batch_size is not None and now.global_batch_size is not None
-        sizes = (before.global_batch_size, now.global_batch_size) if known else (before.accumulate, now.accumulate)
-        if state.step_in_epoch and sizes[0] != sizes[1]:
-            step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
-            state.step_in_epoch, state.batch_idx = step, step * now.accumulate
-            what = "samples" if known else "microbatches of each rank"
-            changes.append(f"step {step} of the epoch comes next, {again} {what} of it for the second time")
-        if changes:
-            self.tell(f"Other than in the checkpoint: {'; '.join(changes)}.")
 
     @property
     def num_training_steps(self) -> int | None:
@@ -193,7 +171,13 @@ class FitSession(Session):
 
     def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
         self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
-        metrics, prog_bar = evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
+        self._part_before = contents.own_part(self.run)  # a signal within it ends the run as of here
+        self.pulse.quicken()
+        metrics, prog_bar = evaluation.evaluate(
+            "validation", self.task, feeds, self.engine, self.precision, self.hooks, self.check_pulse
+        )
+        self._part_before = None
+        self.pulse.quicken()
         self.prog_bar_names |= prog_bar
         self.num_validations += 1
         self.validation_names |= metrics.keys()
@@ -206,30 +190,6 @@ class FitSession(Session):
     def awaits_validation(self) -> bool:
         """Whether there is validation data and no validation has run yet."""
         return self.run.validate is not None and self.num_validations == 0
-
-    def save_checkpoint(self, folder: Path, weights_only: bool) -> None:
-        """See Trainer.save_checkpoint. A disk that does not take it is reported, and training goes on."""
-        self.engine.broadcast_tensors(self.task.buffers())
-        extra: dict[str, Any] = {}
-        try:
-            self.hooks("on_save_checkpoint", extra)
-            training = None
-            if not weights_only:
-                training = contents.gather(self.run, self.trainer.callbacks, extra)
-                training["contract"] = self.contract.to_dict()
-            if self.engine.is_main:
-                self._write_checkpoint(folder, training)
-        finally:
-            self.hooks("on_save_checkpoint_end")
-
-    def _write_checkpoint(self, folder: Path, training: dict[str, Any] | None) -> None:
-        about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
-        about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
-        about |= {"versions": contents.versions(), "config": self.trainer.config}
-        try:
-            write_checkpoint(folder, self.task, training, about)
-        except OSError as error:
-            print(f"The checkpoint {folder} was NOT written: {error}. Training goes on.", flush=True)
 
 
 def planned_steps(feed: Feed, limits: Limits, contract: Contract) -> int | None:

@@ -1,4 +1,7 @@
-"""Calls hooks: of each callback in the order of the list, then of the Task. Only hooks that someone overrode cost anything."""
+"""Calls hooks: of each callback in the order of the list, then of the Task. Only hooks that someone overrode cost anything.
+
+What saves checkpoints (`runs_last`) comes behind the Task: it saves what the Task did.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,16 @@ class Hooks:
             raise TaskError(_nobody_calls(type(task), stray, "Task", TASK_HOOKS))
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for name in names:
-            found: list[Callable[..., Any]] = [
-                functools.partial(getattr(callback, name), trainer, task)
-                for callback in callbacks
-                if getattr(type(callback), name) is not getattr(Callback, name)
-            ]
-            if name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name):
-                found.append(getattr(task, name))
+            first, last = (
+                [
+                    functools.partial(getattr(callback, name), trainer, task)
+                    for callback in callbacks
+                    if getattr(type(callback), name) is not getattr(Callback, name) and callback.runs_last is runs_last
+                ]
+                for runs_last in (False, True)
+            )
+            of_task = name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name)
+            found: list[Callable[..., Any]] = [*first, *([getattr(task, name)] if of_task else []), *last]
             if found:
                 self._table[name] = found
 

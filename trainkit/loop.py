@@ -5,6 +5,7 @@
         train_step      one optimizer update:
           train_batch     forward and backward of one microbatch, weighted by its share of the step's samples
           update          reduce over ranks -> unscale -> clip -> step
+        end_step        validation where it is due, hooks; then a signal may end the run
       validate          evaluation.py
 
 The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
@@ -79,12 +80,14 @@ class Run:
     metrics_at: dict[str, int] = field(default_factory=dict)  # the step that each value is of
     log: MetricLog = field(default_factory=MetricLog)
     not_optimized: Sequence[Tensor] = ()
+    pulse: Callable[[], None] = lambda: None  # between two steps; raises Preempted where a signal ends the run
     sync_guard: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     finite: FiniteLosses | None = None  # trainer.stop_on_nonfinite
     halving: Halving | None = None  # trainer.halve_batch_on_oom
     weight: Tensor | None = None  # of the step, where the task weighs its batches itself
     task_weighs: bool | None = None  # None until this rank has seen a batch
     agreed: bool = False  # whether all ranks know of `task_weighs`
+    half_updated: bool = False  # between an update's first change of weights and its count
 
 
 def fit(run: Run) -> None:
@@ -99,35 +102,40 @@ def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from the step it stands at."""
     state, limits = run.state, run.limits
     state.epoch_done = stopped = False
-    validated_at = -1
-    fresh: dict[str, float] = {}  # the values of this epoch
     validates = (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.global_step - state.skipped_steps)
     run.hooks("on_train_epoch_start")
+    if state.step_open:  # a signal came within its validation
+        end_step(run, validates)
     for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
         train_step(run, step)
-        if validates and limits.val_check_interval and state.step_in_epoch % limits.val_check_interval == 0:
-            fresh |= validate(run)
-            validated_at = state.global_step
-        run.hooks("on_train_step_end")
+        end_step(run, validates)
         if _finished(run):
             stopped = True
             break
+        run.pulse()
     state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps_in(state.current_epoch)
     if state.epoch_done and state.step_in_epoch == 0:
         raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
-    fresh |= _report_epoch(run)
+    _report_epoch(run)
     due = validates and not limits.val_check_interval
-    if (due or stopped) and validated_at != state.global_step:
-        fresh |= validate(run)
-        validated_at = state.global_step
+    if (due or stopped) and state.validated_at != state.global_step:
+        validate(run)
     if state.epoch_done:
-        complete = run.validate is None or validated_at >= 0
-        run.rates.after_epoch(state.current_epoch + 1, state.global_step - state.skipped_steps, fresh, complete)
+        complete, updates = run.validate is None or state.validated_at >= 0, state.global_step - state.skipped_steps
+        run.rates.after_epoch(state.current_epoch + 1, updates, state.epoch_values, complete)
         run.hooks("on_train_epoch_end")
-        state.current_epoch += 1
-        state.step_in_epoch = state.batch_idx = 0
-        state.epoch_done = False
+        state.next_epoch()
+
+
+def end_step(run: Run, validates: bool) -> None:
+    """Do what follows an update: the validation that is due inside an epoch, and hooks."""
+    state, interval = run.state, run.limits.val_check_interval
+    state.step_open = True
+    if validates and interval and state.step_in_epoch % interval == 0:
+        validate(run)
+    state.step_open = False
+    run.hooks("on_train_step_end")
 
 
 def train_step(run: Run, step: Step) -> None:
@@ -145,6 +153,7 @@ def train_step(run: Run, step: Step) -> None:
         updated = update(run, step)
     state.global_step += 1
     state.step_in_epoch += 1
+    run.half_updated = False
     state.samples_seen += step.num_samples
     if updated:
         run.rates.after_step(state.global_step - state.skipped_steps)
@@ -195,6 +204,7 @@ def update(run: Run, step: Step) -> bool:
     clip(run.optimizers, run.limits.gradient_clip_val, run.limits.gradient_clip_algorithm)
     for optimizer in run.optimizers:
         run.hooks("on_before_optimizer_step", optimizer)
+    run.half_updated = True
     updated = run.precision.step(run.optimizers)
     for optimizer in run.optimizers:
         run.hooks("on_before_zero_grad", optimizer)
@@ -212,12 +222,10 @@ def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
         run.finite.forget()
 
 
-def validate(run: Run) -> Mapping[str, float]:
-    """Evaluate on the validation data of all ranks, where there are any; return the values."""
-    values = {} if run.validate is None else run.validate()
-    run.metrics.update(values)
-    run.metrics_at |= dict.fromkeys(values, run.state.global_step)
-    return values
+def validate(run: Run) -> None:
+    """Evaluate on the validation data of all ranks, where there are any."""
+    _keep(run, {} if run.validate is None else run.validate())
+    run.state.validated_at = run.state.global_step
 
 
 def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float | Tensor:
@@ -276,10 +284,16 @@ def _finished(run: Run) -> bool:
     return state.should_stop
 
 
-def _report_epoch(run: Run) -> dict[str, float]:
-    values = run.log.epoch_values(run.engine.all_gather_object)
+def _report_epoch(run: Run) -> None:
+    # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
+    log = run.log if run.state.epoch_done else run.log.copy()
+    values = log.epoch_values(run.engine.all_gather_object)
     if values:
-        run.metrics.update(values)
-        run.metrics_at |= dict.fromkeys(values, run.state.global_step)
+        _keep(run, values)
         run.hooks("on_metrics", values, run.state.global_step)
-    return values
+
+
+def _keep(run: Run, values: Mapping[str, float]) -> None:
+    run.metrics.update(values)
+    run.metrics_at |= dict.fromkeys(values, run.state.global_step)
+    run.state.epoch_values.update(values)

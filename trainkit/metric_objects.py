@@ -33,6 +33,35 @@ def reset_metrics(model: nn.Module) -> None:
             module.reset()  # type: ignore[operator]
 
 
+def state_of(model: nn.Module, logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this rank's metrics have counted, by their place in the model, and which was logged as what."""
+    places = {module: place for place, module in model.named_modules() if is_metric(module)}
+    counted = {place: module for module, place in places.items() if module._update_count}
+    states = {p: (_states(metric), [one._update_count for one in _inner(metric)]) for p, metric in counted.items()}
+    return {"states": states, "logged": {name: places.get(metric) for name, metric in logged.items()}}
+
+
+def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]], rank: int, world_size: int) -> list[str]:
+    """Let metrics go on from where those of all ranks were; at another number of ranks rank 0 takes it all.
+
+    Returns:
+        The logged names whose metric is no part of the model, so that nothing of it was kept.
+    """
+    own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
+    for place in dict.fromkeys(place for state in own for place in state["states"]):
+        there = [state["states"][place] for state in own if place in state["states"]]
+        metric: Any = model.get_submodule(place)
+        for i, one in enumerate(_inner(metric)):
+            for name, reduction in one._reductions.items():
+                parts = [states[i][name] for states, _ in there]
+                alone = len(parts) == 1 and isinstance(parts[0], Tensor)
+                setattr(one, name, parts[0].to(metric.device) if alone else _combine(parts, reduction, metric.device))
+            one._update_count, one._computed = sum(counts[i] for _, counts in there), None
+    for state in own:
+        logged |= {name: model.get_submodule(place) for name, place in state["logged"].items() if place is not None}
+    return sorted({name for state in ranks for name, place in state["logged"].items() if place is None})
+
+
 def step_value(name: str, metric: Any) -> Tensor:
     """Return a metric's value of the last batch.
 

@@ -55,6 +55,24 @@ class Accumulator:
         other._parts, other._numbers = list(self._parts), list(self._numbers)
         return other
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was taken, unfolded, so that it goes on to the same bits; on the host, which waits for the device."""
+        pending = [(weight, _pack(values)) for weight, values in self._pending.items()]
+        state = {"pending": pending, "parts": _pack(self._parts), "numbers": list(self._numbers)}
+        return state | {"reduction": self.reduction, "held": self._held, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take it back."""
+        self._pending = {weight: _unpack(values, device) for weight, values in state["pending"]}
+        self._parts, self._numbers = _unpack(state["parts"], device), list(state["numbers"])
+        self._held, self._weight = state["held"], state["weight"]
+
+    def absorb(self, other: Accumulator) -> None:
+        """Take in what another rank's has taken."""
+        _, value, weight = other.read()
+        self._numbers.append(value)
+        self._weight += weight
+
     def read(self) -> tuple[Reduction, float, float]:
         """Return (reduction, combined value, weight). Waits for the device."""
         self._fold()
@@ -78,6 +96,18 @@ class Accumulator:
         if self.reduction == "min":
             return min(values, default=math.inf)
         return max(values, default=-math.inf) if self.reduction == "max" else math.fsum(values)
+
+
+def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:
+    """Return tensors of one number as (kind of device, one tensor of the host)."""
+    return (values[0].device.type, torch.stack(values).cpu()) if values else None
+
+
+def _unpack(packed: tuple[str, Tensor] | None, device: torch.device) -> list[Tensor]:
+    if packed is None:
+        return []
+    kind, values = packed
+    return list((values if kind == "cpu" else values.to(device)).unbind())
 
 
 def combine(parts: list[tuple[Reduction, float, float]]) -> float:
@@ -168,6 +198,23 @@ class MetricLog:
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank has collected in the epoch; metric objects are kept with their Task (metric_objects.py)."""
+        return {"epoch": {n: held.state_dict() for n, held in self._epoch.items()}, "prog_bar": sorted(self.prog_bar)}
+
+    def load_state_dict(self, ranks: list[dict[str, Any]], rank: int, world_size: int, device: torch.device) -> None:
+        """Take back what the ranks had collected; at another number of ranks rank 0 takes it all."""
+        own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
+        for state in own:
+            self.prog_bar |= set(state["prog_bar"])
+            for name, kept in state["epoch"].items():
+                held = Accumulator(kept["reduction"])
+                held.load_state_dict(kept, device)
+                if name in self._epoch:
+                    self._epoch[name].absorb(held)
+                else:
+                    self._epoch[name] = held
 
     def new_step(self) -> None:
         """Forget the step values: a new step begins."""

@@ -21,6 +21,9 @@ PLAIN_KEYS = {
     "run_dir": "str",
     "seed": "int",
     "ckpt_path": "str | None",
+    "resume": "Literal['auto'] | None",
+    "init_weights": "str | None",
+    "strict": "bool",
     "trust": "list[str]",
     "vars": "dict | None",
 }

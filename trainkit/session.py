@@ -19,14 +19,17 @@ import numpy as np
 import torch
 
 from trainkit import assembly, evaluation
-from trainkit.checkpoint.format import load
+from trainkit.callbacks.checkpoint import keepers
+from trainkit.checkpoint.finding import load
+from trainkit.checkpoint.sources import load_into, read_weights
+from trainkit.checkpoint.store import Store, make_store
 from trainkit.compiling import compiled
 from trainkit.data.feed import Feed
 from trainkit.data.module import DataModule, Stage
 from trainkit.data.transfer import to_device
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
-from trainkit.errors import ConfigError
+from trainkit.errors import CheckpointError, ConfigError, Preempted
 from trainkit.hooks import Hooks
 from trainkit.metric_objects import reset_metrics
 from trainkit.precision import Precision
@@ -68,7 +71,7 @@ class Session:
         self.engine = wish if isinstance(wish, Engine) else make_engine(wish)  # type: ignore[arg-type]
         self.state = TrainState(stage=stage)
         self.prog_bar_names: set[str] = set()
-        self.resumed_from: Path | None = None
+        self.resumed_from: str | None = None
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
 
@@ -86,6 +89,7 @@ class Session:
         settings = self.settings
         self._stack.enter_context(torch_switches(settings.deterministic, settings.benchmark, settings.detect_anomaly))
         self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
+        self._claim()
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
         sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
@@ -98,7 +102,12 @@ class Session:
         self.precision = Precision(settings.precision, self.engine.device)
         self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
 
+    def _claim(self) -> None:
+        """Have the run's folder for oneself; only a fit needs that."""
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Preempted):  # an orderly end
+            kind = error = trace = None
         try:
             if self.engine.takes_part:
                 self._tear_down(error)
@@ -176,8 +185,25 @@ class Session:
     def _load(self, ckpt_path: str | None) -> None:
         assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)  # first: loading casts
         if ckpt_path is not None:
-            self.resumed_from = self.engine.run_on_main(lambda: load(ckpt_path, self.run_dir, self.task))
+            self.resumed_from = self.engine.run_on_main(lambda: self._read(ckpt_path))
         self.engine.prepare(self.task, [])
+
+    def _read(self, ckpt_path: str) -> str:
+        """Rank 0: load the weights of a checkpoint of ours, or of a file of weights."""
+        if Path(ckpt_path).is_file():
+            load_into(self.task, read_weights(ckpt_path), ckpt_path)
+            return ckpt_path
+        found = load(ckpt_path, self.stores, self.task, False, self.tell)
+        if found is None:
+            raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {self.stores[0].place}.")
+        return found.path
+
+    @property
+    def stores(self) -> list[Store]:
+        """Where this run's checkpoints lie."""
+        stores = [keeper.store for keeper in keepers(self.trainer.callbacks)]
+        own = make_store(self.run_dir / "checkpoints")
+        return stores if own.place in [store.place for store in stores] else [*stores, own]
 
     def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:
         if data is None or limit == 0:

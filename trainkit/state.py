@@ -9,6 +9,9 @@ from typing import Any, Literal
 Stage = Literal["fit", "sanity_check", "validate", "test", "predict"]
 
 
+_BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_values": {}, "step_open": False}  # of an epoch
+
+
 @dataclass
 class TrainState:
     """Where a run is.
@@ -19,6 +22,9 @@ class TrainState:
         step_in_epoch: steps taken in this epoch.
         batch_idx: microbatches this rank has trained on in this epoch.
         samples_seen: samples trained on by all ranks since the beginning.
+        validated_at: the step of the last validation in this epoch; -1 before the first.
+        epoch_values: the logged values of this epoch, which schedules look at when it ends.
+        step_open: whether the last step's end (its validation, its hooks) is still to come.
         epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch.
         skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
         should_stop: set it (or call request_stop) to end after the current step.
@@ -31,6 +37,9 @@ class TrainState:
     batch_idx: int = 0
     samples_seen: int = 0
     skipped_steps: int = 0
+    validated_at: int = -1
+    epoch_values: dict[str, float] = field(default_factory=dict)
+    step_open: bool = False
     epoch_done: bool = field(default=False, metadata={"saved": False})
     should_stop: bool = field(default=False, metadata={"saved": False})
     stop_reason: str | None = field(default=None, metadata={"saved": False})
@@ -46,10 +55,16 @@ class TrainState:
         saved = {f.name for f in fields(self) if f.metadata.get("saved", True)}
         state = {name: value for name, value in asdict(self).items() if name in saved}
         if self.epoch_done:
-            state |= {"current_epoch": self.current_epoch + 1, "step_in_epoch": 0, "batch_idx": 0}
+            state |= {"current_epoch": self.current_epoch + 1, **_BEGINNING}
         return state
+
+    def next_epoch(self) -> None:
+        """Stand at the beginning of the next epoch."""
+        self.load_state_dict(self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING})
+        self.epoch_done = False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take counters over from a checkpoint."""
         for name in self.state_dict():
-            setattr(self, name, state[name])
+            value = state[name]
+            setattr(self, name, dict(value) if isinstance(value, dict) else value)

@@ -16,6 +16,7 @@ from trainkit.callback import Callback
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.progress import ProgressBar
+from trainkit.checkpoint.store import make_store
 from trainkit.data.module import DataModule, Stage
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -196,6 +197,8 @@ class Trainer(Running):
         val_dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: str | None = None,
+        init_weights: str | None = None,
+        strict: bool = True,
     ) -> None:
         """Train.
 
@@ -204,9 +207,14 @@ class Trainer(Running):
             train_dataloaders: a DataLoader, a Dataset, or an iterable of batches.
             val_dataloaders: the same, or a list of DataLoaders.
             datamodule: brings both, in place of the two.
-            ckpt_path: go on from this checkpoint: "last", "best" (of `run_dir`), or a folder.
+            ckpt_path: go on from this checkpoint: "last" (the newest that is whole) or "best" of `run_dir`, "auto" (the last
+                one, or from the start where there is none), a folder, or an fsspec URL.
+            init_weights: start from these weights alone: a checkpoint's folder, a .safetensors file, a state dict (.pt,
+                .pth), or a Lightning checkpoint (.ckpt). A checkpoint to go on from wins.
+            strict: whether all of `init_weights` must fit; false loads what fits, and lists the rest.
 
         Raises:
+            Preempted: SIGTERM, SIGUSR1 or SIGINT came to a rank; a checkpoint is there. Uncaught it ends the process with 75.
             ConfigError: neither max_epochs nor max_steps, or settings that contradict each other.
             TaskError: the task lacks a method.
         """
@@ -216,11 +224,13 @@ class Trainer(Running):
         with self.open(task, datamodule) as session:
             if not session.engine.takes_part:
                 return
-            session.build(train_dataloaders, val_dataloaders, ckpt_path)
+            session.build(train_dataloaders, val_dataloaders, ckpt_path, init_weights, strict)
             self._fitted = session
             session.hooks("on_fit_start")
             session.sanity_check()
-            loop.fit(session.run)
+            with session.signals:
+                loop.fit(session.run)
+                session.finish_writing()
             session.hooks("on_fit_end")
 
     def validate(
@@ -271,9 +281,12 @@ class Trainer(Running):
             return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path, own, return_predictions)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint folder. Call it on all ranks, during or after `fit`; rank 0 writes."""
+        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`."""
         if self.engine.takes_part:
-            self._trained.save_checkpoint(Path(filepath), weights_only)
+            text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
+            place, _, name = text.rpartition("/")
+            self._trained.save_checkpoint(make_store(place), name, weights_only)
+            self._trained.finish_writing()
 
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""

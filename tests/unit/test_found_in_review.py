@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
-from trainkit.checkpoint.format import MANIFEST, point, write
+from tests.checkpoints import snapshot
+from trainkit.checkpoint.format import MANIFEST
+from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import ConfigError, TaskError
 
 
@@ -126,20 +128,11 @@ def test_a_checkpoints_name_cannot_lead_elsewhere(filename: str, tmp_path: Path)
     assert (tmp_path / "precious").is_file()
 
 
-def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
-    """Writing over a foreign folder is refused, and its files stay."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("x")
-    with pytest.raises(FileExistsError):
-        write(tmp_path / "mine", nn.Linear(1, 1), None, {})
-    assert [p.name for p in tmp_path.rglob("*")] == ["mine", "file"]
-
-
 def test_a_copied_link_gives_way(tmp_path: Path) -> None:
     """Where `last` became a real folder (a copy that followed links), it becomes a link again."""
     for name in ("a", "last"):
-        write(tmp_path / name, nn.Linear(1, 1), None, {})
-    point(tmp_path / "last", tmp_path / "a")
+        LocalStore(tmp_path).write(name, snapshot())
+    LocalStore(tmp_path).point("last", "a")
     assert (tmp_path / "last").is_symlink()
 
 

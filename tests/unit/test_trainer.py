@@ -148,7 +148,7 @@ def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any)
     trainer = Trainer(fast_dev_run=quick, run_dir=str(tmp_path), callbacks=callbacks, enable_progress_bar=False, **settings)
     trainer.fit(Count(), loader(23), loader(23))
     assert trainer.global_step == len(validated) == int(quick)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
 
 
 def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:

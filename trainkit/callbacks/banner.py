@@ -38,8 +38,7 @@ class Banner(Callback):
         rows.append(("run", _plan(trainer)))
         if session.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            rest = "; training means of this epoch are of its rest" if trainer.state.step_in_epoch else ""
-            rows.append(("resumed", f"{short(session.resumed_from)} at {place}{rest}"))
+            rows.append(("resumed", f"{short(session.resumed_from)} at {place}"))
         rows.append(("files", short(trainer.run_dir)))
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
@@ -47,8 +46,11 @@ class Banner(Callback):
         console.print(table)
 
 
-def short(path: Path) -> str:
-    """Return a path as seen from where the user stands, where it lies below."""
+def short(path: Path | str) -> str:
+    """Return a path as seen from where the user stands, where it lies below; a URL stays what it is."""
+    if "://" in str(path):
+        return str(path)
+    path = Path(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

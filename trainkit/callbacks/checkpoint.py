@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import shutil
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.callback import Callback
-from trainkit.checkpoint.format import MANIFEST, point
+from trainkit.checkpoint.kept import Kept
+from trainkit.checkpoint.store import LINKS, Store, make_store
+from trainkit.durations import Duration, seconds_of
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,123 +20,179 @@ if TYPE_CHECKING:
 
 @checked
 class ModelCheckpoint(Callback):
-    """Writes `<run_dir>/checkpoints/<filename>/`, with the links `last` and `best`.
+    """Writes `<run_dir>/checkpoints/<filename>/` beside training, with the links `last` and `best`.
 
     Args:
         monitor: the logged value that says which is best; None keeps the newest.
         mode: whether less ("min") or more ("max") of it is better.
-        save_top_k: how many are kept: the best, or the newest without `monitor`; -1 keeps all. `last` is kept always.
+        save_top_k: how many are kept: the best, or the newest without `monitor`; -1 keeps all, 0 none but the last.
+        save_last: whether the newest is kept too, and one is written where training ends.
         every_n_epochs: epochs between two checkpoints at epochs' ends, or None for none there.
         every_n_train_steps: steps between two checkpoints inside epochs, or None for none there.
+        train_time_interval: time between two checkpoints inside epochs, or None: seconds, a timedelta, or "HH:MM:SS". The
+            clock is rank 0's.
+        save_on_exception: write one where an error ends the run, as of the step before. At several ranks rank 0 writes it
+            alone: what belongs to the others (random numbers, their part of an epoch's means) is not in it.
         save_weights_only: leave out what a run needs to go on.
         filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in them becomes "_").
-        dirpath: the folder, where it is not `<run_dir>/checkpoints`.
+        dirpath: the folder or fsspec URL (s3://bucket/run), where it is not `<run_dir>/checkpoints`.
+
+    Attributes:
+        best_model_path: where the best one lies; "" before the first.
+        best_model_score: its value of `monitor`.
+        last_model_path: where the newest one lies.
     """
+
+    runs_last = True  # it saves what the others, and the Task's own hooks, did
 
     def __init__(
         self,
         monitor: str | None = None,
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
+        save_last: bool = True,
         every_n_epochs: PositiveInt | None = 1,
         every_n_train_steps: PositiveInt | None = None,
+        train_time_interval: Duration | None = None,
+        save_on_exception: bool = False,
         save_weights_only: bool = False,
         filename: str = "epoch={epoch}-step={step}",
         dirpath: str | None = None,
     ) -> None:
-        if save_top_k < -1 or save_top_k == 0:
-            raise ConfigError(f"ModelCheckpoint.save_top_k is {save_top_k}; it must be 1 or more, or -1 to keep all.")
-        self.monitor, self.mode, self.save_top_k = monitor, mode, save_top_k
+        if save_top_k < -1 or (save_top_k == 0 and not save_last):
+            raise ConfigError(
+                f"ModelCheckpoint.save_top_k is {save_top_k}; it must be 1 or more, -1 to keep all, or 0 with save_last=true "
+                "to keep the last alone. To write none: trainer.enable_checkpointing=false."
+            )
+        if save_on_exception and save_weights_only:
+            raise ConfigError("ModelCheckpoint.save_on_exception is for going on, and save_weights_only leaves that out.")
+        self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
+        self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
+        self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename, self.dirpath = save_weights_only, filename, dirpath
-        self.best_model_path = ""
-        self.best_model_score: float | None = None
-        self.last_model_path = ""
-        self._kept: dict[str, float] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        # Without a value to compare, the newest is the best.
+        self._kept = Kept("max" if self.monitor is None else self.mode, self.save_top_k, self.save_last)
         # Of the last attempt, the same on all ranks whether the disk took it or not: who saves again is a collective.
-        self._saved_at, self._saved_score = -1, math.nan
+        self._saved_at, self._saved_score, self._saved_when = -1, math.nan, 0.0
+        self._dropping: list[str] = []
+
+    @property
+    def best_model_path(self) -> str:
+        """See the class."""
+        return self.store.path_of(self._kept.best) if self._kept.best else ""
+
+    @property
+    def best_model_score(self) -> float | None:
+        """See the class."""
+        return self._kept.scores[self._kept.best] if self.monitor is not None and self._kept.best else None
+
+    @property
+    def last_model_path(self) -> str:
+        """See the class."""
+        return self.store.path_of(self._kept.last) if self._kept.last else ""
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Find out where."""
-        self._folder = self._place(trainer)
-        same = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint) and c._place(trainer) == self._folder]
-        if len(same) > 1:
+        self.store: Store = self._place(trainer)
+        places = [c._place(trainer).place for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+        if places.count(self.store.place) > 1:
             raise ConfigError(
-                f"Two ModelCheckpoints write to {self._folder} and would delete each other's: set a dirpath on one."
+                f"Two ModelCheckpoints write to {self.store.place} and would delete each other's: set a dirpath on one."
             )
         if stage == "fit":  # a second fit of the same Trainer is another run
-            self.best_model_path, self.best_model_score, self.last_model_path = "", None, ""
-            self._kept, self._saved_at, self._saved_score = {}, -1, math.nan
+            self._begin()
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Take away what a killed writer left, and what it no longer came to delete."""
+        if trainer.is_global_zero:
+            trainer.session.try_files(self.store.tidy, f"{self.store.place} could not be tidied")
+            for name in self._dropping:
+                self.store.remove(name)
+
+    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+        """Note where the step begins, should it fail."""
+        if self.save_on_exception:
+            trainer.session.remember_step()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Save where a step's number says so."""
-        if self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0:
-            self._save(trainer)
+        """Save where a step's number or the time says so."""
+        due = self._interval_s is not None and trainer.session.pulse.now - self._saved_when >= self._interval_s
+        if due or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
+            self.save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
         """Save where an epoch's number says so."""
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self._save(trainer)
+            self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         """Save what was trained since the last checkpoint."""
-        self._save(trainer)
+        if self.save_last:
+            self.save(trainer)
+
+    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+        """Save what there was before the step that failed."""
+        if self.save_on_exception and isinstance(exception, Exception):
+            trainer.session.rescue(lambda: self.save(trainer, "-exception", always=True))
 
     def renew(self) -> None:
         """Save again when a save is due, though no step was taken: a callback has changed the weights."""
         self._saved_at = -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which are kept and which is best; paths are relative, so that a run's folder can be moved."""
-        return {
-            "kept": {Path(path).name: score for path, score in self._kept.items()},
-            "best": Path(self.best_model_path).name if self.best_model_path else "",
-            "score": self.best_model_score,
-            "last": Path(self.last_model_path).name,
-            "saved_at": self._saved_at,
-        }
+        """Return which are kept and which is best, by name, so that a run's folder can be moved."""
+        own = {"saved_at": self._saved_at, "saved_score": self._saved_score, "dropping": list(self._dropping)}
+        return self._kept.state_dict() | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over those that are still there."""
-        there = {n: s for n, s in state_dict["kept"].items() if (self._folder / n / MANIFEST).is_file()}
-        self._kept = {str(self._folder / name): score for name, score in there.items()}
-        if state_dict["best"] in there:
-            self.best_model_path, self.best_model_score = str(self._folder / state_dict["best"]), state_dict["score"]
-        if state_dict["last"] in there:
-            self.last_model_path = str(self._folder / state_dict["last"])
+        there = set(self.store.names())
+        self._kept.load_state_dict(state_dict, there)
+        self._dropping = [name for name in state_dict["dropping"] if name in there and name not in self._kept.scores]
         # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
-        self._saved_at, self._saved_score = state_dict["saved_at"], state_dict["kept"].get(state_dict["last"], math.nan)
+        self._saved_at, self._saved_score = state_dict["saved_at"], state_dict["saved_score"]
 
-    def _place(self, trainer: Trainer) -> Path:
-        return Path(self.dirpath).absolute() if self.dirpath else trainer.run_dir / "checkpoints"
+    def save(self, trainer: Trainer, end: str = "", always: bool = False) -> None:
+        """Save now, unless this step is saved. Call it on all ranks.
 
-    def _save(self, trainer: Trainer) -> None:
+        Args:
+            trainer: whose run it is.
+            end: of the name.
+            always: also where it is neither among the best nor kept as the last.
+        """
         again = trainer.global_step == self._saved_at
         if again and not self._has_new_score(trainer):
             return
-        folder = self._folder / self._name(trainer)
-        before = self._kept.copy(), self.last_model_path, self.best_model_path, self.best_model_score
-        for path in {str(folder), self.last_model_path} if again else {str(folder)}:
-            self._kept.pop(path, None)
-        self._kept[str(folder)] = self._saved_score = self._score(trainer)
+        trainer.session.writer.wait()  # its outcome is known from here on
+        name, score, before, last = self._name(trainer) + end, self._score(trainer), self._kept.copy(), self._kept.last
+        if again and last:
+            self._kept.scores.pop(last, None)
+        self._saved_at, self._saved_score, self._saved_when = trainer.global_step, score, trainer.session.pulse.now
         # Decided before writing, so that the checkpoint itself remembers it.
-        self._saved_at, self.last_model_path = trainer.global_step, str(folder)
-        self.best_model_path = self._best()
-        self.best_model_score = self._kept[self.best_model_path] if self.monitor else None
-        self._drop()
-        trainer.save_checkpoint(folder, weights_only=self.save_weights_only)
-        if not trainer.is_global_zero:
-            return
-        if not (folder / MANIFEST).is_file():  # the disk did not take it: those that are there stay
-            self._kept, self.last_model_path, self.best_model_path, self.best_model_score = before
-            return
-        try:
-            point(self._folder / "last", folder)
-            point(self._folder / "best", Path(self.best_model_path))
-        except OSError as error:
-            print(f"The links in {self._folder} could not be set: {error}. Training goes on.", flush=True)
-        for path in set(before[0]) - set(self._kept):
-            shutil.rmtree(path, ignore_errors=True)
+        self._dropping = [n for n in dict.fromkeys([*self._kept.add(name, score), *[last] * again]) if n and n != name]
+        if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
+            return  # others are better
+
+        def settle(written: bool) -> None:
+            """Rank 0, in the writing thread: what follows from the outcome."""
+            if not written:
+                self._kept = before
+                return
+            for link, target in zip(LINKS, (self._kept.last if self.save_last else "", self._kept.best), strict=True):
+                if target:
+                    trainer.session.try_files(lambda: self.store.point(link, target), f"'{link}' could not be set")  # noqa: B023
+            for dropped in self._dropping:
+                if dropped not in self._kept.scores:
+                    self.store.remove(dropped)
+
+        trainer.session.save_checkpoint(self.store, name, self.save_weights_only, settle)
+
+    def _place(self, trainer: Trainer) -> Store:
+        return make_store(self.dirpath or trainer.run_dir / "checkpoints")
 
     def _has_new_score(self, trainer: Trainer) -> bool:
         """Whether the value has changed since this step was saved: its validation came after."""
@@ -145,7 +202,7 @@ class ModelCheckpoint(Callback):
 
     def _score(self, trainer: Trainer) -> float:
         if self.monitor is None:
-            return float(trainer.global_step)  # the newest is the best
+            return float(trainer.global_step)
         if self.monitor not in trainer.callback_metrics:
             if trainer.session.awaits_validation:
                 return math.nan  # the first validation is still to come: this one ranks last
@@ -167,25 +224,13 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint.filename is '{self.filename}', but {error} is not known; there are epoch, step"
                 f"{''.join(', ' + name for name in sorted(values))}."
             ) from error
-        if name.startswith(".") or name in ("", "last", "best"):
+        if name.startswith(".") or name in ("", *LINKS):
             raise ConfigError(
                 f"ModelCheckpoint.filename is '{self.filename}', which gives '{name}'; it must name a folder of its own."
             )
         return name
 
-    def _rank(self, path: str) -> float:
-        score = self._kept[path]
-        if math.isnan(score):
-            return math.inf  # a value that is not a number is the worst
-        return -score if self.mode == "max" or self.monitor is None else score
 
-    def _best(self) -> str:
-        best = min(self._kept, key=self._rank)
-        return self.last_model_path if self._rank(best) == math.inf else best
-
-    def _drop(self) -> None:
-        """Forget those that are neither among the best nor the last."""
-        if self.save_top_k == -1:
-            return
-        best = sorted(self._kept, key=self._rank)[: self.save_top_k]
-        self._kept = {path: score for path, score in self._kept.items() if path in best or path == self.last_model_path}
+def keepers(callbacks: Sequence[Callback]) -> list[ModelCheckpoint]:
+    """Return the ModelCheckpoints among callbacks."""
+    return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trainkit import metric_objects
 from trainkit.callback import Callback
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.version import __version__
@@ -23,13 +24,20 @@ if TYPE_CHECKING:
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 
 
-def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect everything but the weights. A collective: random states come from all ranks.
+def own_part(run: Run) -> dict[str, Any]:
+    """Return what a checkpoint keeps of this rank alone. Waits for the device where values are still being computed."""
+    log = {"log": run.log.state_dict(), "objects": metric_objects.state_of(run.task, run.log.objects)}
+    return {"random": random_state(), "metrics": log}
+
+
+def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collect everything but the weights.
 
     Args:
         run: what the loop works with.
         callbacks: whose states are kept, by class name and place.
-        extra: contract, config, hyper-parameters: plain values.
+        extra: what hooks have added: plain values and tensors.
+        ranks: each rank's `own_part`.
 
     Returns:
         Tensors and plain values, for `format.write`.
@@ -42,7 +50,9 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> di
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "rates": run.rates.state_dict(),
         "scaler": run.precision.scaler.state_dict(),
-        "random": run.engine.all_gather_object(random_state()),
+        "random": [part["random"] for part in ranks],
+        "metrics": [part["metrics"] for part in ranks],
+        "values": {"metrics": dict(run.metrics), "at": dict(run.metrics_at)},
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)},
         "extra": extra,
     }
@@ -51,7 +61,10 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any]) -> di
 
 
 def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> list[str]:
-    """Put a run where `gather` found it; return the classes of callbacks whose state nobody has taken.
+    """Put a run where `gather` found it.
+
+    Returns:
+        What could not be put back, in words: states of callbacks that this run does not have, and the like.
 
     Raises:
         CheckpointError: it belongs to other optimizers.
@@ -73,15 +86,29 @@ def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -
     for key, callback in _keyed(callbacks):
         if key in kept:
             callback.load_state_dict(kept.pop(key))
+    run.metrics.update(saved["values"]["metrics"])
+    run.metrics_at.update(saved["values"]["at"])
+    engine, ranks = run.engine, saved["metrics"]
+    run.log.load_state_dict([part["log"] for part in ranks], engine.rank, engine.world_size, engine.device)
+    objects = [part["objects"] for part in ranks]
+    lost = metric_objects.restore(run.task, run.log.objects, objects, engine.rank, engine.world_size)
     states = saved["random"]
-    if len(states) == run.engine.world_size:  # at another number of ranks there is nothing to give each
-        set_random_state(states[run.engine.rank])
-    return [_left(key.partition(".")[0], state) for key, state in kept.items() if state]
+    if len(states) == engine.world_size:  # at another number of ranks there is nothing to give each
+        set_random_state(states[engine.rank])
+    return [*_left(kept), *(f"the metric '{name}' (make it an attribute of the Task, and it is kept)" for name in lost)]
 
 
-def _left(name: str, state: Mapping[str, Any]) -> str:
-    averages = isinstance(state.get("average"), Mapping) and state["average"].get("aside") is not None
-    return f"{name} (the saved weights are its averages: add it to go on from the trained ones)" if averages else name
+def _left(kept: Mapping[str, Any]) -> list[str]:
+    """Name the callbacks whose state nobody has taken. Without a ModelCheckpoint or a logger a run goes on just as well."""
+    names = {key: key.partition(".")[0] for key, state in kept.items() if state}
+    told = []
+    for key, name in names.items():
+        average = kept[key].get("average") if isinstance(kept[key], Mapping) else None
+        hint = " (the saved weights are its averages: add it to go on from the trained ones)"
+        averages = isinstance(average, Mapping) and average.get("aside") is not None
+        if name != "ModelCheckpoint" and not name.endswith("Logger"):
+            told.append(f"the state of {name}{hint * averages}")
+    return told
 
 
 def versions() -> dict[str, str]:

@@ -1,95 +1,109 @@
-"""A checkpoint on disk: a folder that a reader sees whole or not at all, and from which nothing is ever unpickled.
+"""A checkpoint's folder: what is in it, how it is sealed, and how it is read without running anything of it.
 
     epoch=3-step=180/
-        weights.safetensors   the model
+        weights.safetensors   the model; a tensor that has several names is stored once (metadata "aliases")
         training.pt           optimizers, schedules, counters, random states, callbacks: tensors and plain values only
-        manifest.json         what this is, with sizes and SHA-256 of the others; written last
+        manifest.json         what this is, for people too; sizes and SHA-256 of the others and of itself; written last
 
-The folder is written under a name that starts with a dot and renamed when all is on disk. `last` and `best` beside it
-are links to folders.
+`write` makes the files in a folder that is there, `verify` finds every bit that differs. Where folders lie and how they
+appear whole or not at all is store.py's; which one is meant is finding.py's.
 """
 
 from __future__ import annotations
 
-import errno
+import datetime
 import hashlib
 import json
 import os
 import pickle
-import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from trainkit.errors import CheckpointError
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
+_SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal
 
 
-def write(folder: Path, model: nn.Module, training: dict[str, Any] | None, about: dict[str, Any]) -> None:
-    """Write a checkpoint folder.
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint is made of, on the host.
 
-    Args:
-        folder: its final place; a checkpoint that stands there is replaced, anything else is refused.
-        model: whose weights are saved.
+    Attributes:
+        weights: name -> tensor, each tensor once.
+        aliases: further name -> the name under which its tensor is kept.
         training: tensors and plain values, or None for weights alone.
         about: plain values for the manifest.
+    """
+
+    weights: Mapping[str, Tensor]
+    aliases: Mapping[str, str]
+    training: Mapping[str, Any] | None
+    about: Mapping[str, Any]
+
+
+def write(folder: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint's files into an empty folder, the manifest last, each on disk before this returns.
 
     Raises:
-        OSError: the disk does not take it; nothing is left behind.
+        OSError: the disk does not take it.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.parent / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        draft.mkdir()
-        _write_tensors(draft, model, training)
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(draft.iterdir())}
-        (draft / MANIFEST).write_text(json.dumps(about | {"files": files}, indent=2) + "\n")
-        for path in draft.iterdir():
-            _flush(path)
-        aside = folder.with_name(f".{folder.name}.{os.getpid()}.before")
-        if folder.exists():
-            folder.rename(aside)
-        draft.rename(folder)
-        _flush(folder.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
+    if snapshot.training is not None:
+        try:
+            torch.save(snapshot.training, folder / TRAINING)
+        except RuntimeError as error:
+            raise OSError(f"{TRAINING}: {error}") from error
+    paths = sorted(folder.iterdir())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
+    about = {**snapshot.about, "written": now, "files": files, _SEAL: _NO_SEAL}
+    text = (json.dumps(about, indent=2) + "\n").encode()
+    (folder / MANIFEST).write_bytes(_with_seal(text, _digest(text)))
+    for path in [*paths, folder / MANIFEST, folder]:
+        flush(path)
 
 
-def _write_tensors(draft: Path, model: nn.Module, training: dict[str, Any] | None) -> None:
-    """Write weights and training state; what their writers say of a full disk becomes an OSError."""
-    try:
-        safetensors.torch.save_model(model, str(draft / WEIGHTS))
-    except SafetensorError as error:
-        raise OSError(f"{WEIGHTS}: {error}") from error
-    if training is None:
-        return
-    try:
-        torch.save(training, draft / TRAINING)
-    except RuntimeError as error:
-        raise OSError(f"{TRAINING}: {error}") from error
+def find_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split a state_dict into its tensors, each once, and the further names of those that have several."""
+    names: dict[Any, str] = {}
+    weights: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in state.items():
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        first = names.setdefault(place, name) if tensor.numel() else name
+        if first == name:
+            weights[name] = tensor
+        else:
+            aliases[name] = first
+    return weights, aliases
 
 
-def point(link: Path, target: Path) -> None:
-    """Make `link` a relative link to the folder `target` beside it, in one move.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest, its own seal checked.
 
-    A checkpoint's folder in the link's place (a run that was copied with its links followed) is a copy: it gives way.
+    Raises:
+        CheckpointError: it is missing, cannot be read, or is not what was written.
     """
-    if link.is_dir() and not link.is_symlink() and (link / MANIFEST).is_file():
-        shutil.rmtree(link)
-    draft = link.with_name(f".{link.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(os.path.relpath(target, link.parent))
-    draft.replace(link)
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        manifest: dict[str, Any] = json.loads(text)
+        seal = str(manifest[_SEAL])
+        whole = text == _with_seal(text, seal) and seal == _digest(_with_seal(text, _NO_SEAL))
+        if WEIGHTS not in manifest["files"]:
+            raise KeyError(WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
+    if not whole:
+        raise CheckpointError(f"{folder} is damaged: {MANIFEST} is not what was written.")
+    return manifest
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -98,32 +112,51 @@ def verify(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the folder is no checkpoint, or a file is missing or damaged.
     """
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        files = {name: (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
-        if WEIGHTS not in files:
-            raise KeyError(WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
-    for name, (num_bytes, digest) in files.items():
+    manifest = read_manifest(folder)
+    for name, about in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing. Take another one: ckpt_path=PATH.")
-        if path.stat().st_size != num_bytes or _sha256(path) != digest:
-            raise CheckpointError(f"{folder} is damaged: {name} is not what was written. Take another one: ckpt_path=PATH.")
+            raise CheckpointError(f"{folder} is damaged: {name} is missing.")
+        if path.stat().st_size != about["bytes"] or sha256_of(path) != about["sha256"]:
+            raise CheckpointError(f"{folder} is damaged: {name} is not what was written.")
     return manifest
 
 
-def load(ckpt_path: str, run_dir: Path, model: nn.Module) -> Path:
-    """Find a checkpoint, verify it, load its weights into the model, and return its folder.
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's weights under all their names, on the CPU; see `read_safetensors`."""
+    return read_safetensors(folder / WEIGHTS)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file under all their names, those in its metadata's "aliases" too, on the CPU.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it does not fit.
+        CheckpointError: the file cannot be read.
     """
-    folder = resolve(ckpt_path, run_dir)
-    verify(folder)
-    load_weights(folder, model)
-    return folder
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+        return state | {alias: state[name] for alias, name in aliases.items()}
+    except (OSError, SafetensorError, ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({reason}).") from error
+
+
+def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+    """Write tensors, each once, and the further names of some in the metadata.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    path.touch()
+    mode = path.stat().st_mode  # what the user's umask gives; safetensors lets nobody else read
+    try:
+        whole = {name: tensor.contiguous() for name, tensor in state.items()}
+        safetensors.torch.save_file(whole, path, {"format": "pt", "aliases": json.dumps(dict(aliases))})
+        path.chmod(mode)
+    except SafetensorError as error:  # what its writer says of a full disk
+        raise OSError(f"{path.name}: {error}") from error
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -133,8 +166,8 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         CheckpointError: they do not fit this model.
     """
     try:
-        safetensors.torch.load_model(model, str(folder / WEIGHTS), device="cpu")
-    except (RuntimeError, SafetensorError) as error:
+        model.load_state_dict(read_state(folder))
+    except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         shown = "\n  ".join(lines[:6] + (["..."] if len(lines) > 6 else []))
         raise CheckpointError(f"The weights in {folder} do not fit this model:\n  {shown}") from error
@@ -157,51 +190,30 @@ def load_training(folder: Path) -> dict[str, Any]:
     return training
 
 
-def resolve(ckpt_path: str, run_dir: Path) -> Path:
-    """Return the checkpoint folder that `ckpt_path` means.
-
-    Args:
-        ckpt_path: "last", "best", or a path to a checkpoint's folder.
-        run_dir: the run whose last or best is meant.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if ckpt_path not in ("last", "best"):
-        path = Path(ckpt_path)
-        if not (path / MANIFEST).is_file():
-            raise CheckpointError(
-                f"ckpt_path is '{ckpt_path}'; it must be 'last', 'best', or the folder of a checkpoint (it holds a {MANIFEST})."
-            )
-        return path
-    folder = run_dir / "checkpoints"
-    link = folder / ckpt_path
-    if (link / MANIFEST).is_file():
-        return link.resolve()
-    there = sorted(p.name for p in folder.iterdir() if (p / MANIFEST).is_file()) if folder.is_dir() else []
-    found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
-    hint = "" if there else _newest_run_hint(run_dir)
-    raise CheckpointError(f"ckpt_path is '{ckpt_path}', and {folder} has no '{ckpt_path}'; {found}.{hint}")
-
-
-def _newest_run_hint(run_dir: Path) -> str:
-    runs = [p.parent.parent for p in run_dir.parent.glob("*/checkpoints/last")] if run_dir.parent.is_dir() else []
-    if not runs:
-        return " Give the run's folder: run_dir=..."
-    return f" The newest run with checkpoints is run_dir={max(runs, key=lambda p: p.stat().st_mtime)}"
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
+        digest = hashlib.sha256()
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's entries, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _with_seal(text: bytes, seal: str) -> bytes:
+    """Put a seal in the place of the one that the text has; it is the last entry."""
+    sealed = f'"{_SEAL}": "{seal}"'.encode()
+    at = text.rfind(f'"{_SEAL}": "'.encode())
+    return text[:at] + sealed + text[at + len(sealed) :]
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -38,7 +38,9 @@ def execute(job: Job) -> None:
     trainer, task = built.trainer, built.task
     ckpt_path = job.config.get("ckpt_path")
     if job.command == "fit":
-        trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
+        ckpt_path = "auto" if job.config.get("resume") else ckpt_path
+        weights = {"init_weights": job.config.get("init_weights"), "strict": job.config.get("strict", True)}
+        trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path, **weights)
         if trainer.is_global_zero:
             _show_files(trainer.run_dir)
     elif job.command == "predict":

@@ -1,6 +1,7 @@
 """fit, validate, test, predict: compose and check (no torch yet), build, run, and end with an exit code.
 
 0  done          1  the run failed          2  a mistake in what was asked for; nothing was written
+75  a signal ended the run, and a checkpoint is there to go on from
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.engine.launcher import Launcher, read_launcher
-from trainkit.errors import TrainkitError
+from trainkit.errors import Preempted, TrainkitError
 from trainkit.shipped import conf_folders, make_importable
 
 # How long another rank waits before it prints an error. When rank 0 has the same one, it has printed it by then and
@@ -46,6 +47,8 @@ def main(
         config = importlib.import_module("trainkit.config")
         config.run(command, arguments, launcher.is_main, work or _work)
         return 0
+    except Preempted as ended:
+        return ended.exit_code
     except KeyboardInterrupt:
         return 130
     except TrainkitError as error:

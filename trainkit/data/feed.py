@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.data.loader import ShardedLoader, Source
+from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples
 
@@ -113,7 +114,11 @@ class MapFeed(Feed):
 
 
 class StreamFeed(Feed):
-    """Steps of an iterable; each rank iterates its own, which the user has sharded where there are several."""
+    """Steps of an iterable; each rank iterates its own, which the user has sharded where there are several.
+
+    What it draws while it is iterated (a shuffle, an augmentation) comes from random numbers of (seed, epoch, rank), so
+    that a run that goes on inside an epoch meets the same batches again, and skips those it has seen.
+    """
 
     def __init__(
         self,
@@ -123,6 +128,7 @@ class StreamFeed(Feed):
         limit: int | None,
         sum_over_ranks: Callable[[int], int],
         move: Move,
+        seed: int,
     ) -> None:
         """Build the feed.
 
@@ -133,7 +139,9 @@ class StreamFeed(Feed):
             limit: microbatches of an epoch at most, or None.
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
+            seed: this rank's.
         """
+        self._seed = seed
         self._stream, self._accumulate_at, self._limit = stream, accumulate_at, limit
         self._sum_over_ranks, self._move = sum_over_ranks, move
         if length is not None and limit is not None:
@@ -147,11 +155,14 @@ class StreamFeed(Feed):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
         accumulate = self._accumulate_at(epoch)
-        batches = itertools.islice(iter(self._stream), self._limit)
-        for _ in itertools.islice(batches, start * accumulate):
-            pass
+        random_numbers = OwnRandomNumbers(mix(self._seed, epoch))
+        with random_numbers():
+            batches = itertools.islice(iter(self._stream), self._limit)
+            for _ in itertools.islice(batches, start * accumulate):
+                pass
         while True:
-            pulled = list(itertools.islice(batches, accumulate))
+            with random_numbers():
+                pulled = list(itertools.islice(batches, accumulate))
             sizes = [count_samples(batch) for batch in pulled]
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:

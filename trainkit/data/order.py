@@ -37,7 +37,7 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
 @contextlib.contextmanager
 def random_numbers_of(seed: int, epoch: int, index: int) -> Iterator[None]:
     """Within the context torch, numpy and random draw from (seed, epoch, index); afterwards they go on as before."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = _states()
     number = mix(seed, epoch, index)
     # The default generator itself: torch.manual_seed would also reset the GPUs' generators, in the step's way.
     torch.default_generator.manual_seed(number)
@@ -46,9 +46,37 @@ def random_numbers_of(seed: int, epoch: int, index: int) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        _set_states(before)
+
+
+class OwnRandomNumbers:
+    """Random numbers of its own: within its context torch, numpy and random draw from them, and go on where they were."""
+
+    def __init__(self, number: int) -> None:
+        """Seed them."""
+        with random_numbers_of(number, 0, 0):
+            self._state = _states()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Draw from them within the context."""
+        before = _states()
+        _set_states(self._state)
+        try:
+            yield
+        finally:
+            self._state = _states()
+            _set_states(before)
+
+
+def _states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 class SeededDataset(Dataset[Any]):

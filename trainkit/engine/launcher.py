@@ -71,6 +71,12 @@ def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torch
         os.environ |= {sign: "0", rank: "0", size: str(world_size), local_rank: "0", local: str(local_size)}
 
 
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what tells a process that a launcher started it: for a job of its own."""
+    signs = {variable for variables in _VARIABLES.values() for variable in variables}
+    return {name: value for name, value in environ.items() if name not in signs}
+
+
 def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     """Read the launcher from environment variables (`os.environ` when none are given)."""
     env = os.environ if environ is None else environ

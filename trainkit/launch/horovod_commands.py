@@ -1,7 +1,7 @@
 """Commands of Horovod's build and proof: run to their end or ended as a group, and a failure told in a few lines.
 
 run
- |- _end_group         on a time limit, Ctrl-C or any error, nothing that was started goes on
+ |- end_group         on a time limit, Ctrl-C or any error, nothing that was started goes on
  `- failure            what was done, the first error lines, what to do about them, where the whole log is
      |- first_error
      `- advice
@@ -145,13 +145,13 @@ def run(
                     raise EngineError(failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log))
                 time.sleep(_POLL_S)
         finally:
-            _end_group(process)
+            end_group(process)
     if process.returncode != 0:
         raise EngineError(failure(f"{what} failed (exit code {process.returncode})", lines, log))
     return lines
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group: first asked to, as a launcher then ends its ranks, and killed after that."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)

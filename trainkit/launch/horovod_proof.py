@@ -19,6 +19,7 @@ from trainkit.errors import EngineError
 from trainkit.launch.horovod_commands import failure, run
 from trainkit.launch.horovod_machine import Plan, Wanted
 from trainkit.launch.horovod_pip import VERSION
+from trainkit.launch.ranks import start_with
 
 TIMEOUT_S = 60.0
 
@@ -102,9 +103,7 @@ def prove(log: Path, environ: Mapping[str, str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="trainkit-proof-") as folder:
         script = Path(folder) / "proof.py"
         script.write_text(_PROOF, encoding="utf-8")
-        # The module, not the script `horovodrun`: the PATH may lead to the one of another environment.
-        launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", "--gloo"]
-        lines = run([*launcher, sys.executable, str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
+        lines = run([*start_with("horovodrun", 2), str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
     proven = sorted(found.groups() for found in map(_PROVEN.search, map(str.rstrip, lines)) if found)
     if [rank for _, rank in proven] != ["0", "1"]:
         raise EngineError(failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log))

@@ -37,6 +37,11 @@ class Logger(Callback):
         """Close as done."""
         self._finish("success")
 
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Close what a signal ended."""
+        if stage == "fit":
+            self._finish("preempted")
+
     def _finish(self, status: str) -> None:
         if self._open:
             self._open = False
@@ -55,4 +60,4 @@ class Logger(Callback):
 
     @abstractmethod
     def finalize(self, status: str) -> None:
-        """Close; `status` is "success" or "failed"."""
+        """Close; `status` is "success", "failed" or "preempted"."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from trainkit.loggers.base import Logger
 
 if TYPE_CHECKING:
+    from trainkit.task import Task
     from trainkit.trainer import Trainer
 
 
@@ -19,15 +20,32 @@ class CSVLogger(Logger):
     then written anew, and replaced in one move.
     """
 
+    def __init__(self) -> None:
+        self._rows: list[dict[str, object]] = []
+        self._kept: int | None = None  # rows that the checkpoint knows of
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Forget an earlier run."""
+        if stage == "fit":
+            self._rows, self._kept = [], None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many rows there are: some that follow are of the same step."""
+        return {"rows": len(self._rows)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember it until the file is opened."""
+        self._kept = state_dict["rows"]
+
     def open(self, trainer: Trainer) -> None:
         """Read what an earlier part of this run wrote, leaving out what is trained anew, and go on behind it."""
         self.path = Path(trainer.run_dir) / "metrics.csv"
         self._columns: list[str] = ["epoch", "step"]
-        self._rows: list[dict[str, object]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
                 reader = csv.DictReader(file)
                 self._rows = [dict(row) for row in reader if _is_whole(row) and int(row["step"]) <= trainer.global_step]
+                self._rows = self._rows[: self._kept]
                 self._columns = list(reader.fieldnames or self._columns)
         self._file: TextIO | None = None
         self._rewrite()

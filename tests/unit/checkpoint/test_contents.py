@@ -67,7 +67,19 @@ def test_random_states_round_trip() -> None:
 def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
     """Counters, optimizers, rates, loss scale, each rank's random state, callbacks and extras are kept."""
     kept = load_training(saved(tmp_path, Memory(3)))
-    assert sorted(kept) == ["callbacks", "contract", "extra", "optimizers", "random", "rates", "scaler", "state"]
+    assert sorted(kept) == [
+        "callbacks",
+        "contract",
+        "extra",
+        "metrics",
+        "optimizers",
+        "random",
+        "rates",
+        "scaler",
+        "state",
+        "validations",
+        "values",
+    ]
     assert kept["state"]["global_step"] == 2
     assert len(kept["random"]) == 1
     assert kept["extra"] == {"extra_value": 3}

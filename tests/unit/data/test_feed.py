@@ -36,7 +36,7 @@ def keep(batch: Any) -> Any:
 
 def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
     """Return the feed of a stream of such batches; `total` stands for the sum over ranks."""
-    return StreamFeed(Stream(sizes), None, lambda epoch: accumulate, limit, total, keep)
+    return StreamFeed(Stream(sizes), None, lambda epoch: accumulate, limit, total, keep, 0)
 
 
 def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
@@ -88,7 +88,7 @@ def test_accumulation_changes_by_epoch() -> None:
 
 def test_a_streams_accumulation_changes_by_epoch() -> None:
     """A stream's batches are grouped by the epoch's accumulation."""
-    feed = StreamFeed(Stream([1] * 4), 4, lambda epoch: 4 - 2 * epoch, None, int, keep)
+    feed = StreamFeed(Stream([1] * 4), 4, lambda epoch: 4 - 2 * epoch, None, int, keep, 0)
     assert [feed.num_steps_in(0), feed.num_steps_in(1)] == [len(pull(feed, 0)), len(pull(feed, 1))] == [1, 2]
 
 
@@ -216,6 +216,6 @@ def test_a_share_of_a_stream_is_refused() -> None:
 
 def test_a_streams_batch_must_be_countable() -> None:
     """A stream of batches without tensors is refused."""
-    feed = StreamFeed([["a", "b"]], None, lambda epoch: 1, None, int, keep)
+    feed = StreamFeed([["a", "b"]], None, lambda epoch: 1, None, int, keep, 0)
     with pytest.raises(TaskError, match="no tensor"):
         pull(feed)

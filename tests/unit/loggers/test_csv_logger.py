@@ -63,7 +63,7 @@ def test_each_row_is_on_disk_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         quiet(tmp_path, max_epochs=2, logger=CSVLogger(), log_every_n_steps=1).fit(Killed(), loader(8), loader(4))
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "metrics.csv"]
 
 
 def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Checkpoints of small models, written without a run."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.checkpoint.format import Snapshot, find_aliases
+from trainkit.checkpoint.store import LocalStore, Store
+
+
+def line(seed: int = 0) -> nn.Linear:
+    """Return a small model."""
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def snapshot(model: nn.Module | None = None, training: Any = None, **about: Any) -> Snapshot:
+    """Return what a checkpoint of a model is made of."""
+    return Snapshot(*find_aliases((model or line()).state_dict()), training, {"epoch": 1} | about)
+
+
+def store_of(tmp_path: Path) -> LocalStore:
+    """Return where the checkpoints of the run `tmp_path/run` lie."""
+    return LocalStore(tmp_path / "run" / "checkpoints")
+
+
+def written(tmp_path: Path, name: str = "one", model: nn.Module | None = None, training: Any = None, **about: Any) -> Path:
+    """Write a checkpoint and return its folder."""
+    store_of(tmp_path).write(name, snapshot(model, {"step": 3} if training is None else training, **about))
+    return store_of(tmp_path).folder / name
+
+
+def fill(store: Store, *names: str) -> None:
+    """Write checkpoints of these names, with weights that tell them apart."""
+    for i, name in enumerate(names):
+        store.write(name, snapshot(line(i), {"step": i}, global_step=i))
+
+
+@contextmanager
+def small_disk(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,168 @@
+"""Where checkpoints lie: whole or not there, on this machine's disk and at a URL alike."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from torch import nn
+
+from tests.checkpoints import fill, small_disk, snapshot, store_of, written
+from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint.store import LocalStore, RemoteStore, Store, make_store
+from trainkit.errors import ConfigError
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store of each kind."""
+    return store_of(tmp_path) if request.param == "folder" else make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+
+
+def test_what_was_written_is_fetched(store: Store) -> None:
+    """A checkpoint is there under its name, whole, and its manifest can be had alone."""
+    fill(store, "a", "b")
+    assert store.names() == ["a", "b"]
+    with store.fetch("b") as folder:
+        assert ckpt.verify(folder)["global_step"] == 1
+        assert ckpt.load_training(folder) == {"step": 1}
+    with store.fetch("a", manifest_alone=True) as folder:
+        assert ckpt.read_manifest(folder)["global_step"] == 0
+
+
+def test_a_checkpoint_is_replaced_whole(store: Store) -> None:
+    """Writing over a checkpoint leaves the new one, and no trace of the old."""
+    fill(store, "a")
+    store.write("a", snapshot(epoch=2))
+    with store.fetch("a") as folder:
+        assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "weights.safetensors"]
+        assert ckpt.verify(folder)["epoch"] == 2
+
+
+def test_links_move(store: Store) -> None:
+    """`last` means one checkpoint, and then another."""
+    assert store.target("last") is None
+    fill(store, "a", "b")
+    for name in ("a", "b"):
+        store.point("last", name)
+        assert store.target("last") == name
+    assert store.names() == ["a", "b"]
+
+
+def test_a_removed_checkpoint_is_gone(store: Store) -> None:
+    """What is removed is no longer there, and removing it again is no error."""
+    fill(store, "a", "b")
+    store.remove("a")
+    store.remove("a")
+    assert store.names() == ["b"]
+
+
+def test_a_failing_write_leaves_the_old_checkpoint(store: Store) -> None:
+    """A write that fails half way leaves the checkpoint that it would have replaced, and nothing else."""
+    fill(store, "a")
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        store.write("a", snapshot(about=object()))
+    with store.fetch("a") as folder:
+        assert ckpt.verify(folder)["global_step"] == 0
+    assert store.names() == ["a"]
+
+
+def test_a_checkpoint_is_a_folder_of_three_files(tmp_path: Path) -> None:
+    """Weights, training state and manifest lie in one folder, and nothing else beside it."""
+    folder = written(tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "training.pt", "weights.safetensors"]
+    assert [p.name for p in folder.parent.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize(("weights", "training"), [(100_000, 1), (1, 100_000)])
+def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path: Path, weights: int, training: int) -> None:
+    """Where the disk takes the weights or the training state no more, nothing is left and the error is an OSError."""
+    with small_disk(50_000), pytest.raises(OSError, match=r"."):
+        written(tmp_path, "big", nn.Linear(weights, 1), {"state": torch.zeros(training)})
+    assert list(store_of(tmp_path).folder.iterdir()) == []
+
+
+def test_the_umask_says_who_may_read(tmp_path: Path) -> None:
+    """All files of a checkpoint may be read by whom the user's umask lets read."""
+    modes = {path.stat().st_mode & 0o777 for path in written(tmp_path).iterdir()}
+    (tmp_path / "other").touch()
+    assert modes == {(tmp_path / "other").stat().st_mode & 0o777}
+
+
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    """A folder of the user's own in a checkpoint's place is refused, and left alone."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(FileExistsError, match="is no checkpoint"):
+        LocalStore(tmp_path).write("mine", snapshot())
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_link_is_relative(tmp_path: Path) -> None:
+    """`last` is a relative link: a run's folder can be moved."""
+    store = store_of(tmp_path)
+    fill(store, "a")
+    store.point("last", "a")
+    assert os.readlink(store.folder / "last") == "a"
+
+
+def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
+    """Drafts go; a checkpoint that was just being replaced comes back; what is not ours stays."""
+    store = store_of(tmp_path)
+    fill(store, "a", "b")
+    for name in (".c.123", ".b.77.before", ".notes", ".d.e"):
+        (store.folder / name).mkdir()
+    (store.folder / "a").rename(store.folder / ".a.55.before")
+    (store.folder / ".last.9").symlink_to("a")
+    store.tidy()
+    assert sorted(p.name for p in store.folder.iterdir()) == [".d.e", ".notes", "a", "b"]
+    ckpt.verify(store.folder / "a")
+
+
+class Broken(Exception):
+    """What a library behind fsspec raises: no OSError."""
+
+
+def test_a_remote_failure_is_an_oserror_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a remote file system raises comes out as OSError, and the half-written checkpoint is taken away."""
+    store = make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    assert isinstance(store, RemoteStore)
+    put = type(store._files).put_file
+
+    def fails(self: Any, source: str, target: str, **options: Any) -> None:
+        if target.endswith("weights.safetensors"):
+            raise Broken("no more quota")
+        put(self, source, target, **options)
+
+    monkeypatch.setattr(type(store._files), "put_file", fails)
+    with pytest.raises(OSError, match=r"Broken: no more quota"):
+        store.write("a", snapshot(training={"x": 1}))
+    assert store.names() == []
+    assert not fsspec.filesystem("memory").exists(store.path_of("a"))
+
+
+def test_a_reader_of_a_url_sees_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the files are going up there is no checkpoint; the manifest comes last."""
+    store = make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    assert isinstance(store, RemoteStore)
+    seen: list[list[str]] = []
+    put = type(store._files).put_file
+
+    def watched(self: Any, *args: Any, **options: Any) -> None:
+        put(self, *args, **options)
+        seen.append(store.names())
+
+    monkeypatch.setattr(type(store._files), "put_file", watched)
+    store.write("a", snapshot(training={"x": 1}))
+    assert seen == [[], [], ["a"]]
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    """A URL that no file system is known for is refused, with the URL."""
+    with pytest.raises(ConfigError, match=r"'ftpp://host/x' is no place that can be written: .*ftpp"):
+        make_store("ftpp://host/x")

@@ -1,0 +1,245 @@
+"""What differs between two checkpoints, in words.
+
+    differences   the parts that differ
+    compare       all parts, equal ones too, each with how much was compared
+    unsteady      what a callback or a task keeps that two equal runs do not share, a time for instance
+      _values     a checkpoint as part -> name in words -> value
+      _first      the first value that differs, leaf by leaf, and how
+
+At the same number of ranks everything must be equal bit for bit. At another one (`rounding`) sums are made in another
+order: tensors and rates are then compared within BOUNDS, and what is by nature of each rank is not compared.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.checkpoint.format import load_training, read_state
+
+# The largest difference allowed at another number of ranks, as a share of the tensor's largest element: what a few steps
+# of sums in another order lead to, and some digits to spare. What a restart loses moves weights by more.
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+# part -> what is counted in it
+_PARTS = {
+    "weights": "tensors",
+    "buffers": "tensors",
+    "optimizer state": "values",
+    "schedules": "values",
+    "loss scale": "values",
+    "counters": "values",
+    "random states": "values",
+    "metrics so far": "values",
+    "callbacks": "values",
+    "kept by hooks": "values",
+}
+_BOUNDED = ("weights", "buffers", "optimizer state", "schedules")
+_OF_RANKS = ("random states", "metrics so far", "callbacks", "kept by hooks")
+# Parts that others fill, with whatever they like.
+_OTHERS = ("callbacks", "kept by hooks")
+# Which checkpoints are on disk is of the folder, not of the training.
+_PLACES = {"ModelCheckpoint": ("kept", "best", "last", "dropping")}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the numbers in a checkpoint stand for; without it all tensors are weights, and states have numbers.
+
+    Attributes:
+        parameters: names in the state_dict that are parameters; the others are buffers.
+        optimizers: for each optimizer the names of its parameters, in the order of its groups.
+    """
+
+    parameters: frozenset[str]
+    optimizers: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One part of two runs.
+
+    Attributes:
+        what: the part, as "weights".
+        count: how many things were compared.
+        unit: what was counted, as "tensors".
+        first: the first difference in words, or None where there is none.
+        left_out: why it was not compared, or None.
+    """
+
+    what: str
+    count: int
+    unit: str
+    first: str | None = None
+    left_out: str | None = None
+
+
+def differences(a: Path, b: Path, *, rounding: bool = False, names: Names | None = None) -> list[Compared]:
+    """Return the parts in which two checkpoints differ; see `compare`."""
+    return [part for part in compare(a, b, rounding=rounding, names=names) if part.first is not None]
+
+
+def compare(
+    a: Path, b: Path, *, rounding: bool = False, names: Names | None = None, ignored: Collection[str] = ()
+) -> list[Compared]:
+    """Compare two checkpoints with their training state.
+
+    Args:
+        a: a checkpoint's folder.
+        b: another's.
+        rounding: they are of different numbers of ranks: equal within BOUNDS, and without what is of each rank.
+        names: what to call parameters.
+        ignored: what is passed over, as `unsteady` names it.
+
+    Raises:
+        CheckpointError: one of them holds weights alone, or is damaged.
+    """
+    left, right = (_values(folder, names, rounding) for folder in (a, b))
+    parts = []
+    for what, unit in _PARTS.items():
+        if rounding and what in _OF_RANKS:
+            parts.append(Compared(what, 0, unit, left_out="of each rank, and the ranks are others"))
+            continue
+        one, other = ({k: v for k, v in side[what].items() if k not in ignored} for side in (left, right))
+        if one or other:
+            bounds = BOUNDS if rounding and what in _BOUNDED else None
+            parts.append(Compared(what, sum(1 for _ in _leaves(one, other, "")), unit, _first(one, other, bounds)))
+    return parts
+
+
+def unsteady(a: Path, b: Path) -> list[str]:
+    """Return what callbacks and tasks keep in which two checkpoints differ that should be equal."""
+    left, right = (_values(folder, None, False) for folder in (a, b))
+    return [key for what in _OTHERS for key, value in left[what].items() if _first(value, right[what].get(key), None)]
+
+
+def first_difference(a: Any, b: Any) -> str | None:
+    """Return the first difference of two nested values (dicts, lists, tensors, plain values) in words, or None."""
+    return _first(a, b, None)
+
+
+Bounds = Mapping[torch.dtype, float] | None
+
+
+def _first(a: Any, b: Any, bounds: Bounds) -> str | None:
+    for place, left, right in _leaves(a, b, ""):
+        if (told := _unlike(left, right, bounds)) is not None:
+            return f"{place}: {told}" if place else told
+    return None
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def _leaves(a: Any, b: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the leaves of two nested values side by side, each with its place; what one lacks is _NOTHING there."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _leaves(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{place}.{key}" if place else str(key))
+    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and max(len(a), len(b)) <= 16:
+        for i in range(max(len(a), len(b))):
+            yield from _leaves(a[i] if i < len(a) else _NOTHING, b[i] if i < len(b) else _NOTHING, f"{place}[{i}]")
+    else:  # a long list is one value to a reader: the numbers of a generator's state
+        yield place, a, b
+
+
+def _unlike(a: Any, b: Any, bounds: Bounds) -> str | None:
+    """Say how two leaves differ, or return None. Without bounds not even the sign of a zero may."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return _unlike_tensors(a, b, bounds)
+    if isinstance(a, float) and isinstance(b, float):
+        near = bounds is not None and math.isclose(a, b, rel_tol=bounds[torch.float32])
+        same = near or struct.pack("d", a) == struct.pack("d", b) or (math.isnan(a) and math.isnan(b))
+        return None if same else f"{a!r} and {b!r}"
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        found = [told for x, y in zip(a, b, strict=True) if (told := _first(x, y, bounds))]
+        return f"{len(found)} of {len(a)} numbers differ, the first: {found[0]}" if found else None
+    return None if type(a) is type(b) and a == b else f"{_shown(a)} and {_shown(b)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _unlike_tensors(a: Tensor, b: Tensor, bounds: Bounds) -> str | None:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"{a.dtype} of shape {list(a.shape)} and {b.dtype} of shape {list(b.shape)}"
+    left, right = ((t if t.layout is torch.strided else t.to_dense()).contiguous().reshape(-1) for t in (a, b))
+    if not len(left):
+        return None
+    bound = None
+    if bounds is None or not a.is_floating_point():
+        # By their bits: NaN is like NaN, and 0 is unlike -0.
+        unlike = (left.view(torch.uint8) != right.view(torch.uint8)).reshape(len(left), -1).any(1)
+    else:
+        bound = bounds[a.dtype] * float(left.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        alike = (left == right) | (left.isnan() & right.isnan()) | ((left.double() - right.double()).abs() <= bound)
+        unlike = ~alike
+    places = unlike.nonzero().reshape(-1)
+    if not len(places):
+        return None
+    first = int(places[0])
+    where = f" at {[int(i) for i in torch.unravel_index(places[0], a.shape)]}" if a.dim() else ""
+    told = f"{len(places)} of {len(left)} elements differ, the first{where}: {left[first].item()!r} and {right[first].item()!r}"
+    return told if bound is None else f"{told} (allowed: {bound:.1e})"
+
+
+def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict[str, Any]]:
+    """Return a checkpoint as part -> name in words -> value."""
+    weights, training = read_state(folder), load_training(folder)
+    is_buffer = {name: names is not None and name not in names.parameters for name in weights}
+    counters = training["state"].items()
+    return {
+        "weights": {f"weight {name}": tensor for name, tensor in weights.items() if not is_buffer[name]},
+        "buffers": {f"buffer {name}": tensor for name, tensor in weights.items() if is_buffer[name]},
+        "optimizer state": _optimizers(training["optimizers"], names),
+        "schedules": {f"schedule, {key}": value for key, value in training["rates"].items()},
+        "loss scale": {f"loss scale, {key}": value for key, value in training["scaler"].items()},
+        # A rank's microbatches are others where the ranks are.
+        "counters": {f"counter {key}": value for key, value in counters if not (rounding and key == "batch_idx")},
+        "random states": _by_rank(training["random"], "random state"),
+        "metrics so far": _by_rank(training.get("metrics", []), "metrics")
+        | {f"metrics, {key}": value for key, value in training.get("values", {}).items()},
+        "callbacks": dict(_callbacks(training["callbacks"])),
+        "kept by hooks": {f"on_save_checkpoint's {key}": value for key, value in training["extra"].items()},
+    }
+
+
+def _optimizers(states: Sequence[Mapping[str, Any]], names: Names | None) -> dict[str, Any]:
+    """Return "optimizer 0, exp_avg of model.0.weight" -> value."""
+    found: dict[str, Any] = {}
+    for i, saved in enumerate(states):
+        called = names.optimizers[i] if names is not None and i < len(names.optimizers) else []
+        for number, state in saved["state"].items():
+            name = called[number] if number < len(called) else f"parameter {number}"
+            found |= {f"optimizer {i}, {key} of {name}": value for key, value in state.items()}
+        for number, group in enumerate(saved["param_groups"]):
+            found |= {f"optimizer {i}, {key} of group {number}": value for key, value in group.items()}
+    return found
+
+
+def _by_rank(values: Sequence[Mapping[str, Any]], one: str) -> dict[str, Any]:
+    """Return "random state of rank 1 (numpy)" -> value."""
+    return {f"{one} of rank {rank} ({key})": item for rank, value in enumerate(values) for key, item in value.items()}
+
+
+def _callbacks(states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield ("state of EarlyStopping.0, wait_count", value)."""
+    for key, state in states.items():
+        skipped = _PLACES.get(key.partition(".")[0], ())
+        yield from ((f"state of {key}, {name}", value) for name, value in state.items() if name not in skipped)

@@ -1,0 +1,64 @@
+"""Which checkpoints a run keeps, and which of them is best: names and scores, no files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+
+class Kept:
+    """The checkpoints of one ModelCheckpoint.
+
+    Args:
+        mode: whether less ("min") or more ("max") is better.
+        top_k: how many of the best are kept; -1 for all.
+        keeps_last: whether the newest is kept, however it scores.
+
+    Attributes:
+        scores: name -> score, in the order of writing. NaN, for a value that is none, is the worst.
+        last: the newest's name, or "".
+    """
+
+    def __init__(self, mode: Literal["min", "max"], top_k: int, keeps_last: bool) -> None:
+        self._mode, self._top_k, self._keeps_last = mode, top_k, keeps_last
+        self.scores: dict[str, float] = {}
+        self.last = ""
+
+    def copy(self) -> Kept:
+        """Return one that goes its own way."""
+        other = Kept(self._mode, self._top_k, self._keeps_last)
+        other.scores, other.last = dict(self.scores), self.last
+        return other
+
+    def add(self, name: str, score: float) -> list[str]:
+        """Take the newest in; return the names of those that are no longer kept, which may be its own."""
+        before = list(self.scores)
+        self.scores.pop(name, None)
+        self.scores[name] = score
+        self.last = name
+        if self._top_k != -1:
+            best = sorted(self.scores, key=self._rank)[: self._top_k]
+            wanted = {*best, name} if self._keeps_last else set(best)
+            self.scores = {known: s for known, s in self.scores.items() if known in wanted}
+        return [known for known in dict.fromkeys([*before, name]) if known not in self.scores]
+
+    @property
+    def best(self) -> str:
+        """The best one's name; the newest's where none has a score; "" where there is none."""
+        best = min(self.scores, key=self._rank, default="")
+        return self.last if best and self._rank(best) == math.inf and self.last in self.scores else best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return names and scores."""
+        return {"kept": dict(self.scores), "best": self.best, "last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any], there: set[str]) -> None:
+        """Take over those that are still there."""
+        self.scores = {name: score for name, score in state["kept"].items() if name in there}
+        self.last = state["last"] if state["last"] in there else ""
+
+    def _rank(self, name: str) -> float:
+        score = self.scores[name]
+        if math.isnan(score):
+            return math.inf
+        return -score if self._mode == "max" else score

@@ -1,0 +1,256 @@
+"""Where checkpoints lie: a folder of this machine, or any fsspec URL (s3://, gs://, memory://).
+
+    write    a reader sees all of a checkpoint or none of it
+    names    those that are there
+    point    `last` and `best`: names for a checkpoint beside them
+    fetch    a checkpoint's folder on this machine, to read from
+    tidy     takes away what a killed writer has left
+
+LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links. RemoteStore uploads the
+manifest last, since object stores cannot rename; what has none is no checkpoint. `last` and `best` are small files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, flush, write
+from trainkit.errors import ConfigError
+
+LINKS = ("last", "best")
+
+
+class Store(ABC):
+    """See the module. `place` is its folder or URL, as text."""
+
+    place: str
+
+    def path_of(self, name: str) -> str:
+        """Return where a checkpoint lies, for people and for `ckpt_path`."""
+        return f"{self.place}/{name}"
+
+    @abstractmethod
+    def write(self, name: str, snapshot: Snapshot) -> None:
+        """Write a checkpoint; one of that name is replaced, anything else of that name is refused.
+
+        Raises:
+            OSError: it cannot be written; nothing of it is left.
+        """
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the checkpoints that are there; their manifests say whether they are whole."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Delete a checkpoint, in a way that no half of it is taken for one. Not being able to is no error."""
+
+    @abstractmethod
+    def point(self, link: str, name: str) -> None:
+        """Let `link` mean the checkpoint `name`, in one move.
+
+        Raises:
+            OSError: it cannot be.
+        """
+
+    @abstractmethod
+    def target(self, link: str) -> str | None:
+        """Return the name that `link` means, or None."""
+
+    @abstractmethod
+    def fetch(self, name: str, manifest_alone: bool = False) -> contextlib.AbstractContextManager[Path]:
+        """Return a context whose value is the checkpoint's folder on this machine."""
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """Take away what a writer that was killed has left. Only whoever holds the run's lock may."""
+
+
+def make_store(place: str | Path) -> Store:
+    """Return the store of a folder or URL.
+
+    Raises:
+        ConfigError: no file system is known for the URL.
+    """
+    text = str(place)
+    return RemoteStore(text) if "://" in text else LocalStore(Path(text))
+
+
+class LocalStore(Store):
+    """A folder. Hidden names in it are drafts (.NAME.PID) and, for a moment, what is replaced (.NAME.PID.before)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.place = str(self.folder)
+
+    def write(self, name: str, snapshot: Snapshot) -> None:
+        """See Store."""
+        folder = self.folder / name
+        if folder.exists() and not _is_checkpoint(folder):
+            raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        draft, aside = (self.folder / f".{name}.{os.getpid()}{end}" for end in ("", ".before"))
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            draft.mkdir()
+            write(draft, snapshot)
+            if folder.exists():
+                folder.rename(aside)  # `tidy` puts it back, should the next line never come
+            draft.rename(folder)
+            flush(self.folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            if aside.exists() and not folder.exists():
+                aside.rename(folder)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def names(self) -> list[str]:
+        """See Store."""
+        if not self.folder.is_dir():
+            return []
+        there = (p for p in self.folder.iterdir() if not p.is_symlink() and not p.name.startswith("."))
+        return sorted(p.name for p in there if p.name not in LINKS and _is_checkpoint(p))
+
+    def remove(self, name: str) -> None:
+        """See Store."""
+        aside = self.folder / f".{name}.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            (self.folder / name).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def point(self, link: str, name: str) -> None:
+        """See Store. A checkpoint's folder in the link's place (a run copied with its links followed) gives way."""
+        path = self.folder / link
+        if path.is_dir() and not path.is_symlink() and (path / MANIFEST).is_file():
+            shutil.rmtree(path)
+        draft = self.folder / f".{link}.{os.getpid()}"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(name)
+        draft.replace(path)
+
+    def target(self, link: str) -> str | None:
+        """See Store."""
+        path = self.folder / link
+        if path.is_symlink():
+            return Path(os.readlink(path)).name
+        return link if (path / MANIFEST).is_file() else None  # a copy of a run, its links followed
+
+    @contextlib.contextmanager
+    def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
+        """See Store."""
+        yield self.folder / name
+
+    def tidy(self) -> None:
+        """See Store."""
+        if not self.folder.is_dir():
+            return
+        for path in [p for p in self.folder.iterdir() if p.name.startswith(".")]:
+            name, _, rest = path.name[1:].rpartition(".")
+            if rest == "before":
+                name = name.rpartition(".")[0]
+                if not (self.folder / name).exists():
+                    path.rename(self.folder / name)
+                    continue
+            elif not rest.isdigit():
+                continue  # none of ours
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
+            elif path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class RemoteStore(Store):
+    """An fsspec URL. What its file system raises comes out as OSError."""
+
+    def __init__(self, url: str) -> None:
+        self.place = url.rstrip("/")
+        try:
+            self._files: Any = fsspec.filesystem(url.partition("://")[0])
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"'{url}' is no place that can be written: {error}.") from error
+
+    def write(self, name: str, snapshot: Snapshot) -> None:
+        """See Store."""
+        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
+            write(Path(folder), snapshot)
+            _as_os_error(lambda: self._upload(name, Path(folder)), self.path_of(name))
+
+    def _upload(self, name: str, folder: Path) -> None:
+        there = self.path_of(name)
+        self._files.makedirs(there, exist_ok=True)
+        if self._files.exists(f"{there}/{MANIFEST}"):
+            self._files.rm(f"{there}/{MANIFEST}")  # first: without it, what is left is no checkpoint
+            self._files.rm(there, recursive=True)
+            self._files.makedirs(there, exist_ok=True)
+        try:
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
+                self._files.put_file(str(path), f"{there}/{path.name}")
+        except BaseException:
+            with contextlib.suppress(Exception):  # whatever it raises, the first error is the one to tell
+                self._files.rm(there, recursive=True)
+            raise
+
+    def names(self) -> list[str]:
+        """See Store."""
+        found = _as_os_error(lambda: self._files.glob(f"{self.place}/*/{MANIFEST}"), self.place)
+        return sorted(str(path).split("/")[-2] for path in found)
+
+    def remove(self, name: str) -> None:
+        """See Store."""
+        with contextlib.suppress(OSError):
+            _as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
+            _as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
+
+    def point(self, link: str, name: str) -> None:
+        """See Store."""
+        _as_os_error(lambda: self._files.pipe_file(f"{self.place}/{link}", name.encode()), self.path_of(link))
+
+    def target(self, link: str) -> str | None:
+        """See Store."""
+        try:
+            name: bytes = _as_os_error(lambda: self._files.cat_file(f"{self.place}/{link}"), self.path_of(link))
+        except FileNotFoundError:
+            return None
+        return name.decode(errors="replace").strip()
+
+    @contextlib.contextmanager
+    def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
+        """See Store."""
+        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
+            paths = [f"{self.path_of(name)}/{MANIFEST}"]
+            if not manifest_alone:
+                paths = _as_os_error(lambda: self._files.ls(self.path_of(name), detail=False), self.path_of(name))
+            for path in paths:
+                to = f"{folder}/{path.rsplit('/', 1)[-1]}"
+                _as_os_error(functools.partial(self._files.get_file, path, to), path)
+            yield Path(folder)
+
+    def tidy(self) -> None:
+        """See Store. Folders without a manifest are left: who knows whose they are."""
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether this is a checkpoint, be it a damaged one."""
+    return any((folder / name).is_file() for name in (MANIFEST, WEIGHTS, TRAINING))
+
+
+def _as_os_error(work: Callable[[], Any], what: str) -> Any:
+    """Run what talks to a remote file system; each library behind fsspec has errors of its own."""
+    try:
+        return work()
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{what}: {type(error).__name__}: {error}") from error

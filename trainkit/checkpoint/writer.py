@@ -1,0 +1,97 @@
+"""Writing beside training: a step pays for a copy to host memory, a thread does the rest, one checkpoint at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.checkpoint.format import Snapshot, find_aliases
+
+
+class HostCopy:
+    """Copies tensors into host memory that is made once and used again by the next copy.
+
+    From a GPU the copy is only queued: it is taken from what the tensors hold at that place of the stream, and nobody
+    waits for it but `wait`, which the writing thread calls.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Any, ...], Tensor] = {}
+        self._event: torch.cuda.Event | None = None
+
+    def take(self, tree: Any, place: tuple[Any, ...] = ()) -> Any:
+        """Return `tree` (dicts, lists, tuples, plain values) with each tensor in it copied."""
+        if isinstance(tree, Tensor):
+            return self._copy(tree.detach(), place)
+        if isinstance(tree, dict):
+            copied = type(tree)()
+            for key, value in tree.items():
+                copied[key] = self.take(value, (*place, key))
+            return copied
+        if type(tree) in (list, tuple, set):
+            return type(tree)(self.take(value, (*place, i)) for i, value in enumerate(tree))
+        return tree
+
+    def mark(self) -> None:
+        """Note that all has been queued."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> None:
+        """Wait until what was queued has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def _copy(self, tensor: Tensor, place: tuple[Any, ...]) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor.cpu().clone()
+        held = self._held.get(place)
+        if held is None or (held.shape, held.dtype, held.stride()) != (tensor.shape, tensor.dtype, tensor.stride()):
+            # Of the same layout, so that it is one plain copy of memory; the file's order is the writing thread's work.
+            held = self._held[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return held.copy_(tensor, non_blocking=True)
+
+
+class Writer:
+    """Runs one piece of writing at a time in a thread; the next waits for it, so that they never pile up."""
+
+    def __init__(self) -> None:
+        self.host = HostCopy()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def snapshot(self, state: Mapping[str, Tensor], training: dict[str, Any] | None, about: dict[str, Any]) -> Snapshot:
+        """Copy what a checkpoint is made of to the host; waits for the last one to be written."""
+        self.wait()
+        weights, aliases = find_aliases(state)
+        copied = self.host.take({"weights": weights, "training": training})
+        self.host.mark()
+        return Snapshot(copied["weights"], aliases, copied["training"], about)
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run `work` beside the caller; what it raises comes out of the next `wait`."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                self.host.wait()
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="trainkit-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the last work, if any."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,218 @@
+"""check-resume: proves, for a user's own Task, that a killed run that is gone on with ends like one that was never killed.
+
+Three runs, each started as a user would: the whole one; the same, killed by SIGKILL in the middle of a step; and the one
+that goes on from the last checkpoint of the second. Then the first and the third are compared (report/resume.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli import run
+from trainkit.engine.launcher import pretend, read_launcher, without_launcher
+from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.horovod_commands import first_error
+from trainkit.launch.ranks import Launcher, launcher_of, run_job, start_with
+
+if TYPE_CHECKING:
+    from trainkit.config import Job
+
+_OWN = ("kill_at", "save_at", "steps", "ranks", "keep")
+_MORE_STEPS = 8
+_SHOWN_LINES = 12
+_WITNESS = "callbacks.check_resume"
+_USAGE = """usage: python -m trainkit check-resume conf=NAME kill_at=17 [ranks=2,1] [save_at=15] [steps=25] [overrides]
+
+  kill_at   the step in the middle of which a run is killed
+  save_at   the step after which it saves (default: kill_at - 2)
+  steps     where the runs end (default: kill_at + 8)
+  ranks     of the runs; with two numbers the run that goes on has the second (default: 1)
+  keep      true: keep the folder of the three runs also where nothing differs
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; see _USAGE."""
+
+    kill_at: int
+    save_at: int
+    steps: int | None
+    ranks: tuple[int, int]
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Children:
+    """How the three runs are started: with what in common, and where."""
+
+    launcher: Launcher
+    overrides: list[str]
+    folder: Path
+
+    def start(self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], dies: bool = False) -> None:
+        """Run one to its end.
+
+        Raises:
+            ConfigError: it refused its config.
+            EngineError: it failed; or it should have been killed and was not.
+        """
+        print(f"{what}, {ranks} rank{'s' * (ranks > 1)} ...", end=" ", flush=True)
+        started, log = time.monotonic(), self.folder / f"{name}.log"
+        witness = ["_target_=trainkit.callbacks.resume_witness.ResumeWitness", f"record_to='{self.folder / 'notes' / name}'"]
+        settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]
+        line = [*start_with(self.launcher, ranks), "-m", "trainkit", "fit", *self.overrides, *settings]
+        code = run_job(line, log, without_launcher(os.environ))
+        print(f"{time.monotonic() - started:.0f} s", flush=True)
+        if dies and any('"killed"' in path.read_text() for path in (self.folder / "notes" / name).glob("rank*.jsonl")):
+            return
+        if code != 0:
+            kind = ConfigError if code == ConfigError.exit_code else EngineError
+            raise kind(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts whole output: {log}")
+
+
+def _last_lines(log: Path) -> str:
+    """Return the end of a run's output, and the first error, which a launcher's own last words can push out of sight."""
+    lines = log.read_text(errors="replace").splitlines()
+    shown, errors = lines[-_SHOWN_LINES:], first_error(lines)
+    if errors and errors[0] not in (line.strip() for line in shown):
+        shown = [*errors, "...", *shown]
+    return "".join(f"\n  {line}" for line in shown)
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run `conf=NAME [overrides] kill_at=17 [...]`; return 0 where nothing differs, 1 where something does."""
+    if "-h" in arguments or "--help" in arguments:
+        print(_USAGE)
+        return 0
+    started = read_launcher()
+    own = dict(argument.split("=", 1) for argument in arguments if argument.split("=", 1)[0] in _OWN and "=" in argument)
+    rest = [argument for argument in arguments if argument.split("=", 1)[0] not in own]
+    try:
+        if started.world_size > 1:
+            raise ConfigError(
+                f"check-resume starts its ranks itself: leave {started.name} out, and say ranks={started.world_size}."
+            )
+        asked = _read(own, rest)
+    except ConfigError as error:
+        return run.fail(error, started, str(error), error.exit_code)
+    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
+    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine))  # the config is checked as it will be there
+    equal = [True]
+
+    def work(job: Job) -> None:
+        equal[0] = _check(job.config, asked, rest)
+
+    return run.main(command, rest, work, started) or int(not equal[0])
+
+
+def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
+    if "-m" in rest or "--multirun" in rest:
+        raise ConfigError("check-resume is of one config: leave -m out.")
+    if "kill_at" not in own:
+        raise ConfigError("kill_at is missing; it must be the step in the middle of which a run is killed, as kill_at=17.")
+    kill_at = _count("kill_at", own["kill_at"], 2)
+    save_at = _count("save_at", own["save_at"], 1) if "save_at" in own else max(1, kill_at - 2)
+    if save_at >= kill_at:
+        raise ConfigError(f"save_at is {save_at}; it must be less than kill_at={kill_at}: a dead run saves nothing.")
+    steps = _count("steps", own["steps"], 1) if "steps" in own else None
+    if steps is not None and steps <= kill_at:
+        raise ConfigError(f"steps is {steps}; it must be more than kill_at={kill_at}, or there is nothing to go on with.")
+    ranks = [_count("ranks", text, 1) for text in own.get("ranks", "1").split(",")]
+    if len(ranks) > 2:
+        raise ConfigError(f"ranks is '{own['ranks']}'; it must be one number, or two: before the kill and after it.")
+    keep = own.get("keep", "false").lower()
+    if keep not in ("true", "false"):
+        raise ConfigError(f"keep is '{keep}'; it must be true or false.")
+    return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), keep == "true")
+
+
+def _count(key: str, text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise ConfigError(f"{key} is '{text}'; it must be a whole number, {least} or more.")
+    return int(text)
+
+
+def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:
+    """Run the three, compare; return whether they are equal. torch is imported here, after all checks."""
+    steps = _last_step(config, asked)
+    launcher = _launcher(config, asked)
+    resume: Any = importlib.import_module("trainkit.report.resume")
+    same: list[str] = []
+    if asked.ranks[0] != asked.ranks[1]:
+        with tempfile.TemporaryDirectory() as plan:  # leaves nothing behind
+            same = resume.same_problem({**config, "run_dir": plan}, asked.ranks[1])
+        print(f"Set in all runs, so that the problem stays the same at another number of ranks: {' '.join(same)}")
+    folder = Path(tempfile.mkdtemp(prefix="trainkit-check-resume-"))
+    equal = False
+    try:
+        fixed = [*overrides, *same, *_settings(config, folder), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
+        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # of a run that begins
+        _run_three(Children(launcher, fixed, folder), asked, ["ckpt_path=last", *begun])
+        runs = resume.Runs(folder / "whole", folder / "killed", folder / "notes", asked.save_at, asked.kill_at, asked.ranks)
+        equal = bool(resume.report(runs))
+    finally:
+        if equal and not asked.keep:
+            shutil.rmtree(folder)
+        else:
+            print(f"The runs, their output and checkpoints are in {folder}", flush=True)
+    return equal
+
+
+def _run_three(children: Children, asked: Asked, going_on: Sequence[str]) -> None:
+    ranks, save = asked.ranks, f"{_WITNESS}.save_at={asked.save_at}"
+    children.start("whole", "1/3 the whole run", ranks[0], "whole", [save])
+    notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
+    if len(notes) <= asked.kill_at:
+        raise ConfigError(
+            f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Give a smaller one, or let it be "
+            "longer: trainer.max_epochs=..."
+        )
+    kill = [save, f"{_WITNESS}.kill_at={asked.kill_at}"]
+    children.start("killed", f"2/3 the run that is killed in step {asked.kill_at}", ranks[0], "killed", kill, dies=True)
+    children.start("resumed", "3/3 the run that goes on", ranks[1], "killed", going_on)
+
+
+def _last_step(config: dict[str, Any], asked: Asked) -> int:
+    trainer = config["trainer"]
+    if trainer.get("fast_dev_run"):
+        raise ConfigError("trainer.fast_dev_run is set, which saves nothing to go on from. Leave it out.")
+    if config.get("ckpt_path") in ("last", "best"):
+        raise ConfigError(
+            f"ckpt_path is '{config['ckpt_path']}', and check-resume begins new runs. Leave it out, or give a path."
+        )
+    limit = trainer.get("max_steps")
+    if limit is not None and asked.kill_at >= limit:
+        raise ConfigError(f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}.")
+    if limit is not None and asked.steps is not None and asked.steps > limit:
+        raise ConfigError(f"steps is {asked.steps}; it must be trainer.max_steps={limit} or less.")
+    wish = asked.steps or asked.kill_at + _MORE_STEPS
+    return wish if limit is None else min(wish, limit)
+
+
+def _launcher(config: dict[str, Any], asked: Asked) -> Launcher:
+    target = str((config.get("engine") or {}).get("_target_", "auto"))
+    if target.endswith("SingleEngine") and max(asked.ranks) > 1:
+        raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single is of one rank. Use engine=horovod or engine=ddp.")
+    return launcher_of("ddp" if target.endswith("DDPEngine") else "auto")
+
+
+def _settings(config: dict[str, Any], folder: Path) -> list[str]:
+    """Return the overrides that keep the runs quiet, and their files in the folder."""
+    loggers: dict[str, Any] = config.get("logger") or {}
+    tables = [name for name, node in loggers.items() if str(node.get("_target_")).endswith("CSVLogger")]
+    settings = ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
+    settings += [f"~logger.{name}" for name in loggers if name not in tables]
+    settings += [] if tables else ["logger.csv._target_=trainkit.loggers.CSVLogger"]
+    for name, node in (config.get("callbacks") or {}).items():
+        if str(node.get("_target_")).endswith("ModelCheckpoint") and node.get("dirpath"):
+            settings.append(f"callbacks.{name}.dirpath='{folder / 'kept-by' / name}'")  # not among the user's own
+    return settings

@@ -1,0 +1,69 @@
+"""export: a checkpoint's weights or forward as a file for other programs, compared with the Task before it is there."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.cli import run
+from trainkit.engine.launcher import read_launcher
+from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.exporting.request import FORMATS, check_format, check_output
+from trainkit.shipped import make_importable
+
+_KEYS = {
+    "ckpt_path": "best, last, or a checkpoint's folder",
+    "run_dir": "the run that best and last are of; the newest one below runs/ otherwise",
+    "format": f"one of {', '.join(FORMATS)}; safetensors otherwise",
+    "output": "the file; <run_dir>/export/<conf> with the format's suffix otherwise",
+    "trust": "modules that the run's config may name beside the allowed ones, as [my.module]",
+}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
+    launcher = read_launcher()
+    if not launcher.is_main:
+        return 0
+    if "-h" in arguments or "--help" in arguments:
+        print(f"usage: python -m trainkit {command} ckpt_path=best|last|FOLDER [key=value ...]\n")
+        print("\n".join(f"  {key:<11}{text}" for key, text in _KEYS.items()))
+        return 0
+    make_importable(Path.cwd())
+    try:
+        request = _read(arguments)
+        # torch is imported here, after all checks.
+        from_run: Any = importlib.import_module("trainkit.exporting.from_run")
+        from_run.export_run(**request)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except TrainkitError as error:
+        return run.fail(error, launcher, str(error), error.exit_code)
+    except Exception as error:
+        return run.fail(error, launcher, traceback.format_exc(), 1)
+
+
+def _read(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `export_run`, checked as far as that goes without torch."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in _KEYS:
+            raise ConfigError(f"'{key}' is no setting of export.{did_you_mean(key, _KEYS)} There are {', '.join(_KEYS)}.")
+        if not equals or not value:
+            raise ConfigError(f"{key} has no value; write {key}=VALUE: {_KEYS[key]}.")
+        if key in given:
+            raise ConfigError(f"{key} is given twice, as {given[key]} and {value}. Leave one out.")
+        given[key] = value
+    if "ckpt_path" not in given:
+        raise ConfigError(f"Which checkpoint? Say ckpt_path=..., {_KEYS['ckpt_path']}.")
+    name = given.get("format", "safetensors")
+    check_format(name)
+    if "output" in given:
+        check_output(given["output"], name)
+    trust = [module.strip(" '\"") for module in given.get("trust", "").strip("[]").split(",") if module.strip()]
+    return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {"format": name, "trust": trust}

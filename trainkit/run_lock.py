@@ -1,0 +1,215 @@
+"""RunLock: one fit at a time in a run's folder.
+
+The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process is gone, however it ended.
+Forked loader workers, which outlive a killed parent by seconds, do not inherit it, and it works over NFS. The file says
+in JSON who holds it, for the one who is refused; it is emptied at the end, and not deleted: somebody who has just opened
+it would then lock a file that nobody else sees.
+
+Where the filesystem has no locks, what the file says is believed: on the same host the process is looked up, another
+host's cannot be. Two runs that start in the same instant are not told apart there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trainkit.errors import ConfigError
+
+LOCK = ".lock"
+
+_HELD = {errno.EACCES, errno.EAGAIN}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_MOST_BYTES = 1 << 16
+
+
+class _HeldError(Exception):
+    """Another process has the lock."""
+
+
+class RunLock:
+    """Holds a folder from `take` to the end of the context. A context manager; take it on rank 0."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._owner = 0
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def take(self, run_dir: Path) -> None:
+        """Take the folder, before anything is written there.
+
+        Args:
+            run_dir: a folder that is there.
+
+        Raises:
+            ConfigError: another run has it (names host, process, command and since when), or it cannot be written.
+        """
+        assert self._file is None, "a lock is taken once"
+        path = run_dir / LOCK
+        _refuse_own(path, run_dir)
+        try:
+            self._file, locked = _open_locked(path)
+        except _HeldError:
+            raise ConfigError(_refusal(run_dir, _read(path))) from None
+        except OSError as error:
+            raise ConfigError(
+                f"run_dir is '{run_dir}', and {path} cannot be written: {error.strerror}. Give another folder: run_dir=..."
+            ) from error
+        self._owner = os.getpid()
+        holder = _content(self._file)
+        try:
+            if not locked and holder is not None:
+                _refuse_described(run_dir, holder)
+            _write(self._file, _describe_self())
+        except BaseException:
+            os.close(self._file)
+            self._file = None
+            raise
+        if holder is not None:
+            print(f"{run_dir} was held by {_name(holder)}, which was killed or lost its host; this run takes over.", flush=True)
+
+    def release(self) -> None:
+        """Let the folder go, where it is held. A forked process that comes by here leaves its parent's lock alone."""
+        if self._file is None:
+            return
+        if self._owner == os.getpid():
+            with contextlib.suppress(OSError):  # the disk is gone: the lock goes with the descriptor
+                os.ftruncate(self._file, 0)
+        os.close(self._file)
+        self._file = None
+
+
+def _open_locked(path: Path) -> tuple[int, bool]:
+    """Open and lock the file that stands at `path`; return its descriptor and whether there are locks."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            locked = _lock(file)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    return file, locked
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # somebody deleted it in between: another run would lock another file
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            raise _HeldError from error
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def _refuse_own(path: Path, run_dir: Path) -> None:
+    """Refuse what this very process holds: the kernel would not, and closing a second descriptor would drop the lock.
+
+    Whether it does is asked of its open files, which are the truth; a list of our own would be a global.
+    """
+    try:
+        wanted = path.stat()
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(number), wanted) and (holder := _content(number) or {}).get("pid") == os.getpid():
+                raise ConfigError(
+                    f"run_dir is '{run_dir}', where a fit of this same process ({_name(holder)}) is going on. Let it end "
+                    "first, or give another folder: run_dir=..."
+                )
+
+
+def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
+    """Refuse where there are no locks and the one who is described may live."""
+    if holder.get("host") == socket.gethostname():
+        if (birth := _birth(holder["pid"])) is not None and birth == holder.get("birth"):
+            raise ConfigError(_refusal(run_dir, holder))
+    else:
+        raise ConfigError(
+            f"{_refusal(run_dir, holder)} This filesystem has no locks, so that nobody here can tell whether it still runs: "
+            f"where you know that it does not, delete {run_dir / LOCK}."
+        )
+
+
+def _describe_self() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": " ".join(shlex.join(sys.orig_argv).split()),  # on one line
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "birth": _birth(os.getpid()),
+    }
+
+
+def _birth(pid: int) -> str | None:
+    """Return what tells a process from all others that had or will have its number; None where it does not live."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return None if state in "ZX" else f"{boot} {rest[18]}"  # the 22nd field of all: ticks from the boot to its start
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read who holds a file that this process does not hold: opening and closing it would drop a lock of its own."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        return _content(file) or {}
+    finally:
+        os.close(file)
+
+
+def _content(file: int) -> dict[str, Any] | None:
+    """Return who is described; {} where something stands there that nobody can read, None where nothing does."""
+    content = os.pread(file, _MOST_BYTES, 0)
+    if not content.strip(b"\0"):  # a crash of the host can leave zeros
+        return None
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("pid"), int) else {}
+
+
+def _write(file: int, about: dict[str, Any]) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(about).encode() + b"\n", 0)
+
+
+def _name(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "a run that does not say who it is"
+    return f"process {holder['pid']} on {holder.get('host')} (`{holder.get('command')}`, since {holder.get('started')})"
+
+
+def _refusal(run_dir: Path, holder: dict[str, Any]) -> str:
+    whom = "that process" if holder else f"the process that `fuser {run_dir / LOCK}` names on its host"
+    return (
+        f"run_dir is '{run_dir}', where another run is going on: {_name(holder)}. Two would overwrite each other's files: "
+        f"give another folder (run_dir=...), or end {whom}."
+    )

@@ -1,0 +1,240 @@
+"""SavingSession: what a fit does about its checkpoints: save, go on from one, and end early with one.
+
+save        hooks -> each rank's own part gathered -> weights and states copied to the host -> a thread writes (writer.py)
+resume      rank 0 finds and verifies (finding.py) -> everybody is told -> states back in place -> contracts compared
+a signal    noticed by the pulse, at the same step on all ranks -> save -> wait for the disk -> Preempted
+an error    rank 0 alone saves what there was before the step that failed, where a ModelCheckpoint asks for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from trainkit import loop
+from trainkit.callbacks.checkpoint import keepers
+from trainkit.checkpoint import contents
+from trainkit.checkpoint.finding import load
+from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.store import Store
+from trainkit.checkpoint.writer import Writer
+from trainkit.engine.base import PeerError
+from trainkit.errors import Preempted, TaskError, TrainkitError
+from trainkit.loop import Run
+from trainkit.metrics import MetricLog
+from trainkit.optim.contract import Contract
+from trainkit.pulse import Pulse
+from trainkit.run_lock import RunLock
+from trainkit.session import Session
+from trainkit.signals import Signals
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Where a step began, so that one that failed can be undone."""
+
+    step: int
+    batch_idx: int
+    log: MetricLog
+    random: dict[str, Any]
+
+
+class SavingSession(Session):
+    """A Session with checkpoints; `run` and `contract` are there once a fit is built."""
+
+    run: Run
+    contract: Contract
+
+    def __init__(self, *args: Any) -> None:
+        """See Session."""
+        super().__init__(*args)
+        self.writer, self.signals = Writer(), Signals()
+        self.pulse = Pulse(self.engine, self.signals)
+        self.num_validations = 0
+        self._unwritten: list[str] = []
+        self._begun: _Begun | None = None
+        self._alone = False  # whether rank 0 saves without the others
+        self._part_before: dict[str, Any] | None = None  # of this rank, as of before the validation that is going on
+
+    def _claim(self) -> None:
+        lock = self._stack.enter_context(RunLock())
+        self.engine.run_on_main(lambda: lock.take(self.run_dir))
+
+    def _tear_down(self, error: BaseException | None) -> None:
+        super()._tear_down(error)
+        try:
+            self.finish_writing()
+        except Exception as failed:
+            if error is None:
+                raise
+            print(f"The last checkpoint failed too: {type(failed).__name__}: {failed}", flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, PeerError):  # the launcher ends this rank because another failed: that one has told why
+            self.signals.raise_again()
+
+    def finish_writing(self) -> None:
+        """Wait for the last checkpoint, and say once more what the disk did not take."""
+        self.writer.wait()
+        if self._unwritten:
+            print(f"Checkpoints that were NOT written: {', '.join(self._unwritten)}.", flush=True)
+            self._unwritten.clear()
+
+    def try_files(self, work: Callable[[], Any], problem: str) -> None:
+        """Do what a disk may refuse, and say so where it does."""
+        try:
+            work()
+        except OSError as error:
+            print(f"{problem}: {error}. Training goes on.", flush=True)
+
+    # -- save -------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, store: Store, name: str, weights_only: bool = False, settle: Callable[[bool], None] = lambda written: None
+    ) -> None:
+        """Copy what a checkpoint is made of to the host, and write it beside training. Call it on all ranks.
+
+        Args:
+            store: where.
+            name: its name there.
+            weights_only: leave out what a run needs to go on.
+            settle: is called on rank 0, in the writing thread, with whether it was written.
+        """
+        if not self._alone:
+            self.engine.broadcast_tensors(self.task.buffers())
+        extra: dict[str, Any] = {}
+        try:
+            self.hooks("on_save_checkpoint", extra)
+            training = None
+            if not weights_only:
+                part = self._part_before or contents.own_part(self.run)
+                ranks = [part] if self._alone else self.engine.all_gather_object(part)
+                training = contents.gather(self.run, self.trainer.callbacks, extra, ranks)
+                training |= {"contract": self.contract.to_dict(), "validations": self.num_validations}
+            if self.engine.is_main:
+                snapshot = self.writer.snapshot(_tensors_of(self.task), training, self._about())
+        finally:
+            self.hooks("on_save_checkpoint_end")
+        if self.engine.is_main:
+            self.writer.start(lambda: settle(self._write(store, name, snapshot)))
+
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
+        about |= {"metrics": dict(self.trainer.callback_metrics), "contract": self.contract.to_dict()}
+        return about | {"versions": contents.versions(), "config": self.trainer.config}
+
+    def _write(self, store: Store, name: str, snapshot: Snapshot) -> bool:
+        """Write, in the writing thread; whatever keeps a checkpoint from being written does not end training."""
+        try:
+            store.write(name, snapshot)
+        except OSError as error:
+            self._unwritten.append(store.path_of(name))
+            print(f"The checkpoint {store.path_of(name)} was NOT written: {error}. Training goes on.", flush=True)
+            return False
+        return True
+
+    # -- resume -----------------------------------------------------------------------------------------------------
+
+    def _resume(self, ckpt_path: str) -> bool:
+        """Put the run where a checkpoint left it; return False where there is none and "auto" was asked for."""
+
+        def read() -> tuple[str, dict[str, Any]] | None:
+            found = load(ckpt_path, self.stores, self.task, True, self.tell)
+            return None if found is None else (found.path, found.training or {})
+
+        found = self.engine.run_on_main(read)
+        if found is None:
+            return False
+        self.resumed_from, saved = found
+        if missing := [key for key in ("metrics", "validations") if key not in saved]:
+            raise TrainkitError(f"{self.resumed_from} was written by an older trainkit ({', '.join(missing)} are not in it).")
+        left = contents.restore(self.run, self.trainer.callbacks, saved)
+        if left:
+            self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
+        self.num_validations = saved["validations"]
+        if (before := len(saved["random"])) != self.engine.world_size:
+            self.tell(
+                f"The checkpoint is of {before} rank{'s' * (before > 1)}, this run has {self.engine.world_size}: random "
+                "numbers begin anew, all else goes on."
+            )
+        self._compare_contracts(Contract(**saved["contract"]))
+        self.hooks("on_load_checkpoint", saved["extra"])
+        return True
+
+    def _compare_contracts(self, saved: Contract) -> None:
+        """Say what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
+        state, changes = self.state, saved.differences(self.contract)
+        before, now = saved.at(state.current_epoch), self.contract.at(state.current_epoch)
+        known = before.global_batch_size is not None and now.global_batch_size is not None
+        sizes = (before.global_batch_size, now.global_batch_size) if known else (before.accumulate, now.accumulate)
+        if state.step_in_epoch and sizes[0] != sizes[1]:
+            step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
+            state.step_in_epoch, state.batch_idx = step, step * now.accumulate
+            what = "samples" if known else "microbatches of each rank"
+            changes.append(f"step {step} of the epoch comes next, {again} {what} of it for the second time")
+        elif before.accumulate != now.accumulate:
+            state.batch_idx = state.step_in_epoch * now.accumulate
+        if changes:
+            self.tell(f"Other than in the checkpoint: {'; '.join(changes)}.")
+
+    # -- end early --------------------------------------------------------------------------------------------------
+
+    def check_pulse(self) -> None:
+        """End the run with a checkpoint where a signal came to any rank.
+
+        Raises:
+            Preempted: it did.
+        """
+        if not self.pulse.beat():
+            return
+        came: list[str | None] = self.engine.all_gather_object(self.signals.received)
+        keeper = next((k for k in keepers(self.trainer.callbacks) if not k.save_weights_only), None)
+        if keeper is not None:
+            keeper.save(self.trainer, always=True)
+        self.finish_writing()
+        self.engine.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
+        who = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(came) if name)
+        how = "no checkpoint was asked for." if keeper is None else f"to go on: ckpt_path=last run_dir={self.run_dir}"
+        text = f"{who}: the run ended after step {self.state.global_step}; {how}"
+        self.tell(text)
+        raise Preempted(text)
+
+    def remember_step(self) -> None:
+        """Note where this rank stands before a step, for `rescue`."""
+        state = self.state
+        self._begun = _Begun(state.global_step, state.batch_idx, self.run.log.copy(), contents.random_state())
+
+    def rescue(self, save: Callable[[], None]) -> None:
+        """Let rank 0 save what there was before the step that failed; the other ranks may be anywhere."""
+        if not self.engine.is_main or not hasattr(self, "run") or self.state.global_step == 0:
+            return
+        begun = self._begun
+        if self.run.half_updated:
+            print("No checkpoint of this error: it came while the weights were being changed.", flush=True)
+            return
+        part = contents.own_part(self.run)
+        if begun is not None and begun.step == self.state.global_step:
+            loop.forget_gradients(self.run, begun.log, begun.batch_idx)
+            part = contents.own_part(self.run) | {"random": begun.random}
+        self._part_before = self._part_before or part
+        self._alone = True
+        try:
+            save()
+            self.finish_writing()
+        except TrainkitError as error:
+            print(f"No checkpoint of this error: {error}", flush=True)
+        finally:
+            self._alone = False
+
+
+def _tensors_of(task: Any) -> dict[str, Any]:
+    state: dict[str, Any] = task.state_dict()
+    if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
+        raise TaskError(
+            f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {type(state[strange[0]]).__name__}; weights are tensors. "
+            "Keep other things in on_save_checkpoint."
+        )
+    return state
