@@ -16,6 +16,7 @@ from trainkit.data.module import DataModule
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.transfer import count_samples, to_device
+from trainkit.data.workers import shield
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError, TaskError
 from trainkit.optim.contract import Accumulation, accumulation_at
@@ -171,7 +172,7 @@ def _stream(
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(data, length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank))
+    return StreamFeed(shield(data), length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank))
 
 
 def _length_of(stream: Any) -> int | None:

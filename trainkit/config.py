@@ -191,12 +191,24 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
         plain["run_dir"] = f"{plain['run_dir']}/{hydra_config.job.num}"
+    _refuse_a_new_folder(plain, own)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     schema.check(plain, command, unused)
     shown = [override.removeprefix("++") for override in overrides]
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(plain))}
     files |= {".hydra/config.yaml": text, ".hydra/overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(shown))}
     return Job(command, plain, files)
+
+
+def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
+    """`resume=auto` in a folder that is named after the time would never find anything."""
+    given = OmegaConf.to_container(config, resolve=False)
+    run_dir = str(given.get("run_dir", "${now:}")) if isinstance(given, dict) else ""
+    if plain.get("resume") is not None and "${now:" in run_dir:
+        raise ConfigError(
+            "resume is 'auto', but each start has a new folder (run_dir holds the time): there would never be anything to "
+            f"go on from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"
+        )
 
 
 def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:

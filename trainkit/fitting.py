@@ -14,6 +14,7 @@ from typing import Any
 from trainkit import assembly, evaluation
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.sources import load_into, read_weights
+from trainkit.checkpoint.store import local_copy
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
@@ -123,7 +124,12 @@ class FitSession(SavingSession):
 
     def _begin_with(self, weights: str, strict: bool) -> None:
         """Load weights from anywhere into the task, on rank 0; the others get them from there."""
-        left = self.engine.run_on_main(lambda: load_into(self.task, read_weights(weights), weights, strict))
+
+        def read() -> list[str]:
+            with local_copy(weights) as path:
+                return load_into(self.task, read_weights(path), weights, strict)
+
+        left = self.engine.run_on_main(read)
         self.tell(f"Weights from {weights}" + (", without what does not fit:\n  " + "\n  ".join(left) if left else "") + ".")
 
     def _synchronise_norms(self, feed: Feed) -> None:

@@ -72,6 +72,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
         raise ConfigError(
             f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Hand it to the task, or leave it out: ~{key}"
         )
+    _check_beginning(config, command)
     _check_engine(config.get("engine") or {})
     _check_run_dir(str(config["run_dir"]))
 
@@ -125,6 +126,28 @@ def _check_arguments(node: dict[str, Any], key: str, signature: Signature, expla
     for name, parameter in signature.parameters.items():
         if parameter.required and name not in node and name not in ("args", "kwargs"):
             raise ConfigError(f"{key}.{name} is missing; {node.get('_target_', key)} needs it.")
+
+
+def _check_beginning(config: dict[str, Any], command: str) -> None:
+    """Check what says where a run begins: ckpt_path, resume, init_weights, strict."""
+    ckpt_path, weights = config.get("ckpt_path"), config.get("init_weights")
+    for key in ("resume", "init_weights"):
+        if config.get(key) is not None and command in ("validate", "test", "predict"):
+            raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
+    if config.get("resume") is not None and ckpt_path is not None:
+        raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two places to begin. Leave one out (null).")
+    if ckpt_path is not None and weights is not None:
+        raise ConfigError(
+            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two places to begin. Leave one out (null)."
+        )
+    here = weights is None or "://" in weights or not read_launcher().is_main or Path(weights).exists()
+    if not here:  # only rank 0 reads it
+        raise ConfigError(
+            f"init_weights is '{weights}', and there is no such file or folder. Give a checkpoint's folder, a "
+            ".safetensors file, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
+        )
+    if config.get("strict") is False and weights is None:
+        raise ConfigError("strict is false, which is about init_weights=..., and there are none.")
 
 
 def _check_engine(node: dict[str, Any]) -> None:

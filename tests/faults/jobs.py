@@ -55,9 +55,10 @@ class Pairs:
         self._server.stdin.flush()
         self.pids = [int(word) for word in self._line().split()]
 
-    def signal(self, number: signal.Signals, rank: int | None = None) -> None:
-        """Send a signal to one rank, or to both at once."""
-        for pid in self.pids if rank is None else [self.pids[rank]]:
+    def signal(self, number: signal.Signals, rank: int | None = None, workers: bool = False) -> None:
+        """Send a signal to one rank, or to both at once; to their loader workers too, as a scheduler does."""
+        pids = self.pids if rank is None else [self.pids[rank]]
+        for pid in [*pids, *(child for one in pids if workers for child in _children(one))]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -74,6 +75,10 @@ class Pairs:
         line = self._server.stdout.readline()
         assert line, "the server of ranks died"
         return line
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _state(pid: int) -> str:

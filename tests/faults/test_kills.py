@@ -104,22 +104,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "rank"),
+    [(signal.SIGTERM, 1), (signal.SIGUSR1, 0), (signal.SIGINT, 1), (signal.SIGTERM, None), (signal.SIGINT, None)],
+)
 def test_a_signal_on_any_rank_ends_all_with_a_checkpoint(
-    tmp_path: Path, whole: Path, number: signal.Signals, rank: int
+    tmp_path: Path, whole: Path, number: signal.Signals, rank: int | None
 ) -> None:
-    """One rank is asked to end: both leave with 75 after the same step, and the run goes on to the same end."""
+    """One rank, or every process with its workers, is asked to end: both leave with 75 after the same step, and go on."""
     with Pairs() as pairs:
         pairs.start(tmp_path / "asked", 60)
         wait_for((tmp_path / "asked" / "stepping").exists, "the first step")
         time.sleep(random.uniform(0, 0.5))
         asked = time.monotonic()
-        pairs.signal(number, rank)
+        pairs.signal(number, rank, workers=rank is None)
         assert pairs.codes() == [75, 75]
         assert time.monotonic() - asked < 30  # Slurm's and Kubernetes' usual grace
         told = (tmp_path / "asked.rank0.log").read_text()
-        found = re.search(rf"{number.name} on rank {rank}: the run ended after step (\d+); to go on: ckpt_path=last", told)
+        found = re.search(
+            rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to go on: ckpt_path=last", told
+        )
         assert found, told
         assert verify(newest(tmp_path / "asked"))["global_step"] == int(found[1])
         pairs.start(tmp_path / "asked", 60)

@@ -87,6 +87,17 @@ def make_store(place: str | Path) -> Store:
     return RemoteStore(text) if "://" in text else LocalStore(Path(text))
 
 
+@contextlib.contextmanager
+def local_copy(path: str) -> Iterator[str]:
+    """Yield a path on this machine for a path or the URL of a checkpoint."""
+    if "://" not in path:
+        yield path
+        return
+    place, _, name = path.rstrip("/").rpartition("/")
+    with make_store(place).fetch(name) as folder:
+        yield str(folder)
+
+
 class LocalStore(Store):
     """A folder. Hidden names in it are drafts (.NAME.PID) and, for a moment, what is replaced (.NAME.PID.before)."""
 

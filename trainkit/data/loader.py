@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.order import SeededDataset, epoch_order, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
+from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
 
@@ -176,6 +177,7 @@ class ShardedLoader:
         plain = isinstance(source.dataset, TensorDataset)
         dataset = _Keyed(source.dataset) if plain else SeededDataset(source.dataset, seed)
         options = dict(source.options)
+        options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
         if options.get("generator") is None:
             # A DataLoader seeds its workers from here. Left to itself it would draw from the global random numbers, and
             # the model's dropout would depend on how often data was loaded.

@@ -93,7 +93,8 @@ class DDPEngine(Engine):
         if not dist.is_initialized():
             on_gpu = self.device.type == "cuda"
             with _peers():
-                dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", device_id=self.device if on_gpu else None)
+                backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+                dist.init_process_group(backend, device_id=self.device if on_gpu else None, **_meeting_place())
             atexit.register(_leave)
         if chosen is not None and len(chosen) < self.world_size:
             self._join(chosen)
@@ -207,6 +208,20 @@ def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | No
     """Make a group of ranks (None: of all); return None on a rank that is not in it."""
     group = dist.new_group(ranks, **options)
     return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Return where ranks that torchrun has started again meet; nothing for a first start, where they meet as torch says.
+
+    With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the addresses of those
+    that are dead (torch 2.15).
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0":
+        return {}
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    own: Any = dist.PrefixStore(f"trainkit/{attempt}", store)  # type: ignore[attr-defined]
+    return {"store": own, "rank": rank, "world_size": world_size}
 
 
 def _leave() -> None:

@@ -37,6 +37,20 @@ MISTAKES = {
     "optimizer._target_=torch.optim.SDG": ["torch.optim has no 'SDG'", "Did you mean 'SGD'?"],
     "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 has several values", "-m"],
     "callbacks=none,early_stopping": ["callbacks=none,early_stopping has several values", "key=[a,b]"],
+    "resume=auto": ["resume is 'auto', but each start has a new folder", "run_dir=runs/mlp/mine"],
+    "resume=yes run_dir=r": ["resume is 'yes'; it must be one of 'auto' or null"],
+    "resume=auto ckpt_path=last run_dir=r": ["resume is 'auto' and ckpt_path is 'last'", "Leave one out"],
+    "ckpt_path=last init_weights=w.pt run_dir=r": ["ckpt_path is 'last' and init_weights is 'w.pt'", "Leave one out"],
+    "strict=false": ["strict is false", "init_weights=..."],
+    "init_weights=none.pt": ["init_weights is 'none.pt'", "no such file or folder"],
+    "callbacks=checkpoint callbacks.checkpoint.train_time_interval=soon": [
+        "callbacks.checkpoint.train_time_interval is 'soon'",
+        "'HH:MM:SS'",
+    ],
+    "callbacks=checkpoint callbacks.checkpoint.every_n_train_steps=0": [
+        "every_n_train_steps is 0",
+        "1 or more",
+    ],
     "~optimizer": ["optimizer"],
     "nonsense": ["'nonsense' is no override", "key=value"],
 }

@@ -1,0 +1,301 @@
+"""Writing beside training: what is written is the state of its step, and nobody waits for it but the next save."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toy import Line, Net, loader, quiet
+from trainkit.callback import Callback
+from trainkit.callbacks import EMA, ModelCheckpoint
+from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint.store import LocalStore
+from trainkit.checkpoint.writer import HostCopy, Writer
+from trainkit.trainer import Trainer
+
+PATIENCE_S = 20
+
+
+class HeldStore(LocalStore):
+    """Begins to write when it is let."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def write(self, name: str, snapshot: ckpt.Snapshot) -> None:
+        """Wait, and write."""
+        self.begun.set()
+        assert self.let.wait(PATIENCE_S)
+        self.taken = snapshot
+        super().write(name, snapshot)
+
+
+class HeldKeeper(ModelCheckpoint):
+    """Saves after the second step alone, into a store that is held back."""
+
+    def __init__(self) -> None:
+        super().__init__(every_n_epochs=None, save_last=False)
+        self.expected: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, task: Any, stage: str) -> None:
+        """Take the store that waits."""
+        super().setup(trainer, task, stage)
+        self.store: HeldStore = HeldStore(trainer.run_dir / "checkpoints")
+
+    def on_train_step_end(self, trainer: Trainer, task: Any) -> None:
+        """Save, and go on training while the writer waits."""
+        if trainer.global_step == 2:
+            self.save(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
+        """Note what there is now: behind the other callbacks, which put averages in the weights' place."""
+        self.expected = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+        self.optimizer = HostCopy().take(trainer.session.run.optimizers[0].state_dict())
+        self.others = {type(c).__name__: HostCopy().take(c.state_dict()) for c in trainer.callbacks if c is not self}
+
+
+class LetsGo(Callback):
+    """Lets the writer write in the last of five steps."""
+
+    runs_last = True
+
+    def __init__(self, keeper: HeldKeeper) -> None:
+        self.keeper, self.seen = keeper, []
+
+    def on_train_step_end(self, trainer: Trainer, task: Any) -> None:
+        """Note that the loop has come this far, and that nothing is written."""
+        self.seen.append((trainer.global_step, self.keeper.store.names()))
+        if trainer.global_step == 5:
+            assert self.keeper.store.begun.wait(PATIENCE_S)
+            self.keeper.store.let.set()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether trees of tensors and plain values are equal bit for bit."""
+    if isinstance(one, torch.Tensor):
+        if one.layout is not torch.strided:
+            one, other = one.coalesce().to_dense(), other.coalesce().to_dense()
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def held_back(run_dir: Path, task: Any, *callbacks: Callback) -> tuple[HeldKeeper, LetsGo, Path]:
+    """Train five steps, of which the second is saved while the writer waits for the fifth."""
+    keeper = HeldKeeper()
+    lets = LetsGo(keeper)
+    quiet(run_dir, max_steps=5, callbacks=[*callbacks, keeper, lets]).fit(task, loader(24))
+    return keeper, lets, run_dir / "checkpoints" / "epoch=0-step=2"
+
+
+def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    """Steps go on while a checkpoint is being written, and the fit ends when it is there."""
+    _, lets, folder = held_back(tmp_path, Net())
+    assert lets.seen == [(step, []) for step in range(1, 6)]
+    assert ckpt.verify(folder)["global_step"] == 2
+
+
+class Shapes(Line):
+    """A convolution, a number without dimensions, and a tensor that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.number = nn.Parameter(torch.tensor(0.5))
+        self.twin = self.model
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Use all of it."""
+        self.calls += 1
+        return self.twin(x) * self.number + self.conv(x[:, :, None, None].expand(-1, 3, 4, 4)).mean()
+
+    def configure_optimizers(self) -> Any:
+        """Adam, which has steps without dimensions and moments in the weights' memory format."""
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_what_is_written_is_the_state_of_its_step(tmp_path: Path, channels_last: bool) -> None:
+    """Weights, optimizer state and averages are those of the step that was saved, whatever was trained since."""
+    task, ema, keeper = Shapes(), EMA(decay=0.5), HeldKeeper()
+    if channels_last:
+        task.conv.to(memory_format=torch.channels_last)
+    trainer = quiet(tmp_path, max_steps=5, callbacks=[ema, keeper, LetsGo(keeper)], channels_last=channels_last)
+    trainer.fit(task, loader(24))
+    folder = tmp_path / "checkpoints" / "epoch=0-step=2"
+    training = ckpt.load_training(folder)
+    assert same(ckpt.read_state(folder), keeper.expected)
+    assert same(training["optimizers"][0], keeper.optimizer)
+    assert same(training["callbacks"]["EMA.0"], keeper.others["EMA"])
+    assert not same(keeper.expected, task.state_dict())
+    assert int(keeper.expected["calls"]) == 2
+
+
+class Table(Line):
+    """An embedding under SGD with momentum, whose state is sparse."""
+
+    def make_model(self) -> nn.Module:
+        """Return the table."""
+        return nn.Embedding(6, 1, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look rows up by the first number."""
+        return self.model((x[:, 0].abs() * 2).long().clamp(max=5))
+
+
+def test_a_sparse_state_is_that_of_its_step(tmp_path: Path) -> None:
+    """A sparse momentum is copied too, and is written as it was."""
+    keeper, _, _ = held_back(tmp_path, Table(momentum=0.9))
+    assert keeper.store.taken.training is not None
+    kept = keeper.store.taken.training["optimizers"][0]
+    assert kept["state"][0]["momentum_buffer"].is_sparse
+    assert same(kept, keeper.optimizer)
+
+
+def test_tied_tensors_stay_tied_on_the_host(tmp_path: Path) -> None:
+    """A tensor with two names is copied and written once, and read under both."""
+    keeper, _, folder = held_back(tmp_path, Shapes())
+    (size,) = [about["bytes"] for name, about in ckpt.verify(folder)["files"].items() if name == ckpt.WEIGHTS]
+    assert {"model.weight", "twin.weight"} < ckpt.read_state(folder).keys()
+    once = sum(t.nbytes for n, t in keeper.expected.items() if not n.startswith("twin."))
+    assert size - once == pytest.approx(800, abs=700)  # names and shapes
+    state = {"a": torch.ones(2000), "c": torch.zeros(0)}
+    snapshot = Writer().snapshot(state | {"b": state["a"]}, None, {})
+    assert (set(snapshot.weights), dict(snapshot.aliases)) == ({"a", "c"}, {"b": "a"})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(4, 3).t(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.tensor(3),
+        torch.zeros(0, 4),
+        torch.randn(4, 4)[:, ::2],
+        torch.ones(1, 3).expand(5, 3),
+        torch.randn(3, dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j]),
+    ],
+    ids=["plain", "transposed", "channels last", "0-dim", "empty", "strided", "expanded", "bfloat16", "bool", "complex"],
+)
+def test_a_host_copy_holds_what_it_was_given(tensor: torch.Tensor) -> None:
+    """Of any layout and type, the copy is equal, has memory of its own, and takes the next copy into the same memory."""
+    host = HostCopy()
+    copy = host.take({"x": tensor})["x"]
+    assert same(copy, tensor)
+    assert copy.numel() == 0 or copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    other = tensor.clone().zero_() if tensor.stride() != copy.stride() else torch.zeros_like(tensor)
+    place = copy.data_ptr()
+    again = host.take({"x": other})["x"]
+    assert same(again, other)
+    if other.stride() == copy.stride():
+        assert again.data_ptr() == place
+
+
+def test_memory_is_used_again_by_place() -> None:
+    """Each place in the tree has its own memory, in each save the same; another shape takes another."""
+    host, model = HostCopy(), Net()
+    tree = {"weights": model.state_dict(), "list": [torch.zeros(2), torch.ones(2)]}
+
+    def places(tree: Any) -> list[int]:
+        return [*(t.data_ptr() for t in tree["weights"].values()), *(t.data_ptr() for t in tree["list"])]
+
+    first = places(host.take(tree))
+    assert len(set(first)) == len(first)
+    assert places(host.take(tree)) == first
+    assert host.take(tree | {"list": [torch.zeros(3)]})["list"][0].tolist() == [0, 0, 0]
+
+
+def test_plain_values_and_kinds_of_containers_stay() -> None:
+    """Dicts, lists, tuples and sets are copied as what they are; plain values are the values."""
+    tree = {"a": [1, ("b", 2.5, None)], "c": {3, 4}, "d": {5: torch.ones(())}}
+    copy = HostCopy().take(tree)
+    assert same(copy, tree)
+    assert type(copy["a"][1]) is tuple
+    copy["a"].append(1)
+    assert len(tree["a"]) == 2
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    """A writer whose thread ends with the test."""
+    made = Writer()
+    yield made
+    made.wait()
+
+
+def test_the_next_save_waits_for_the_last(writer: Writer) -> None:
+    """A second snapshot is taken when the first is written: its memory is not written over before."""
+    let, order = threading.Event(), []
+
+    def write() -> None:
+        let.wait(PATIENCE_S)
+        order.append("written")
+
+    writer.start(write)
+    timer = threading.Timer(0.05, let.set)
+    timer.start()
+    writer.snapshot({"a": torch.ones(2)}, None, {})
+    order.append("copied")
+    timer.join()
+    assert order == ["written", "copied"]
+
+
+@pytest.mark.parametrize("next_call", ["wait", "start", "snapshot"])
+def test_an_unexpected_error_comes_out_of_the_next_call(next_call: str) -> None:
+    """What the writing thread did not expect is raised where the caller next asks, once."""
+    writer = Writer()
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    writer.start(fail)
+    arguments = {"wait": (), "start": (lambda: None,), "snapshot": ({}, None, {})}
+    with pytest.raises(ValueError, match="a bug"):
+        getattr(writer, next_call)(*arguments[next_call])
+    writer.wait()
+
+
+def test_an_unexpected_error_ends_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the writer that is not the disk's does not pass in silence, also after the last step."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        quiet(tmp_path, max_steps=1, enable_checkpointing=True).fit(Line(), loader(8))
+    assert not any(thread.name == "trainkit-checkpoint" for thread in threading.enumerate())
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where both fail, the step's error is raised and the writer's is told."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    class Breaks(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.trainer.global_step == 2:
+                raise KeyError("broken")
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", fail)
+    with pytest.raises(KeyError, match="broken"):
+        quiet(tmp_path, callbacks=ModelCheckpoint(every_n_train_steps=2)).fit(Breaks(), loader(16))
+    assert "The last checkpoint failed too: ValueError: a bug" in capsys.readouterr().out

@@ -1,0 +1,168 @@
+"""The pulse: ranks agree seldom, at the same round, on signals and on rank 0's time."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.threads import ThreadEngine, World
+from trainkit.engine.single import SingleEngine
+from trainkit.pulse import BEAT_S, Pulse
+from trainkit.signals import Signals
+
+
+class Clock:
+    """A clock that the test moves, one for each thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._local = threading.local()
+        monkeypatch.setattr("trainkit.pulse.time", SimpleNamespace(monotonic=self))
+
+    def __call__(self) -> float:
+        return getattr(self._local, "now", 0.0)
+
+    def pass_(self, seconds: float) -> None:
+        """Let time go by for this thread."""
+        self._local.now = self() + seconds
+
+
+class Counted:
+    """An engine of several ranks that are all like this one; counts what is sent."""
+
+    world_size, is_main = 2, True
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def sum_number(self, number: int) -> int:
+        """Nobody else has anything to say."""
+        self.sent += 1
+        return number
+
+
+def beats(clock: Clock, pulse: Pulse, engine: Counted, rounds: int, seconds: float) -> list[int]:
+    """Go through rounds that take so long each; return those in which something was sent."""
+    sent = []
+    for i in range(rounds):
+        clock.pass_(seconds)
+        before = engine.sent
+        pulse.beat()
+        if engine.sent > before:
+            sent.append(i)
+    return sent
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that stands still until it is moved."""
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def engine() -> Counted:
+    """An engine that counts."""
+    return Counted()
+
+
+def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
+    """Over 10 s of rounds of 10 ms about two collectives a second are made, each a number of the host."""
+    sent = beats(clock, Pulse(engine, Signals()), engine, 1000, 0.01)  # type: ignore[arg-type]
+    assert len(sent) <= 10 / BEAT_S + 8  # it starts with each round, and doubles the distance
+    assert {b - a for a, b in zip(sent[-10:], sent[-9:], strict=False)} == {50}
+
+
+def test_slow_rounds_send_in_each(clock: Clock, engine: Counted) -> None:
+    """Where a round takes longer than a beat, every round is one."""
+    assert beats(clock, Pulse(engine, Signals()), engine, 9, 2 * BEAT_S) == list(range(9))  # type: ignore[arg-type]
+
+
+def test_rounds_without_duration_are_counted_still(clock: Clock, engine: Counted) -> None:
+    """However fast rounds are, a beat comes after at most 255 of them."""
+    sent = beats(clock, Pulse(engine, Signals()), engine, 2000, 0.0)  # type: ignore[arg-type]
+    assert max(b - a for a, b in zip(sent, sent[1:], strict=False)) == 255
+
+
+def test_after_fast_rounds_slow_ones_are_found_out(clock: Clock, engine: Counted) -> None:
+    """Rounds that become slow are waited through once; from the next beat on each round is one."""
+    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+    last = beats(clock, pulse, engine, 500, 0.01)[-1]
+    sent = beats(clock, pulse, engine, 120, 1.0)
+    assert sent[0] == last + 50 - 500  # the 50 rounds that had been agreed on
+    assert sent[1:] == list(range(sent[0] + 1, 120))
+
+
+def test_quicken_beats_in_the_next_round(clock: Clock, engine: Counted) -> None:
+    """Where rounds become of another kind, as in validation, the next one is a beat."""
+    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+    beats(clock, pulse, engine, 500, 0.01)
+    pulse.quicken()
+    assert beats(clock, pulse, engine, 8, 2.0) == list(range(8))
+
+
+def test_one_rank_sends_nothing_and_knows_at_once(clock: Clock) -> None:
+    """Alone, a signal is noticed in the round that it came in, and the time is this rank's."""
+    signals = Signals()
+    pulse = Pulse(SingleEngine("cpu"), signals)
+    clock.pass_(3.0)
+    assert not pulse.beat()
+    assert pulse.now == 3.0
+    signals.received = "SIGTERM"
+    assert pulse.beat()
+
+
+def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: int | None = None) -> list[list[Any]]:
+    """Beat on 3 ranks, of which the last is slow; return for each its (round, now, came) where `now` changed or one came.
+
+    Args:
+        clock: gets other times on other ranks.
+        rounds: at most.
+        signalled: rank -> the round that its signal comes in.
+        quickened: the round after which quicken is called.
+    """
+
+    def work(engine: ThreadEngine) -> list[Any]:
+        with engine:
+            signals = Signals()
+            pulse, seen, now = Pulse(engine, signals), [], -1.0
+            for i in range(rounds):
+                clock.pass_(0.5 if engine.rank == 2 else 0.02)
+                if signalled.get(engine.rank) == i:
+                    signals.received = "SIGTERM"
+                came = pulse.beat()
+                if came or pulse.now != now:
+                    now = pulse.now
+                    seen.append((i, now, came))
+                if came:
+                    break
+                if i == quickened:
+                    pulse.quicken()
+            return seen
+
+    return World(3).run(work)
+
+
+def test_all_ranks_beat_at_the_same_round_and_read_rank_0s_clock(clock: Clock) -> None:
+    """A rank whose clock goes 25 times as fast comes to the same beats, at the same time of rank 0's."""
+    first, second, third = on_ranks(clock, 200, {})
+    assert first == second == third
+    assert [now for _, now, _ in first] == pytest.approx([0.02 * (i + 1) for i, _, _ in first], abs=0.011)
+    assert len(first) < 16
+
+
+@pytest.mark.parametrize("signalled", [{0: 40}, {1: 40}, {2: 40}, {1: 30, 2: 40}, {0: 31, 1: 35, 2: 40}])
+def test_a_signal_is_noticed_by_all_at_the_same_round(clock: Clock, signalled: dict[int, int]) -> None:
+    """Whichever ranks were signalled, in whatever rounds, all notice at one and the same beat soon after."""
+    first, second, third = on_ranks(clock, 200, signalled)
+    assert first[-1] == second[-1] == third[-1]
+    assert first[-1][2]
+    assert min(signalled.values()) <= first[-1][0] < min(signalled.values()) + 26
+
+
+def test_quickened_ranks_beat_together(clock: Clock) -> None:
+    """After quicken the next round is a beat on all ranks."""
+    first, second, third = on_ranks(clock, 120, {}, quickened=100)
+    assert first == second == third
+    assert 101 in [i for i, _, _ in first]
