@@ -8,14 +8,14 @@ READY  := $(VENV)/.ready
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train test setup check fix unit parallel e2e slow bench clean
+.PHONY: train test setup check fix unit parallel faults e2e slow bench clean
 
 train: $(READY)
 	@start=$$(date +%s); \
 	. $(BIN)/activate && horovodrun -np $(RANKS) python -m trainkit fit conf=resnet50 $(ARGS) || exit $$?; \
 	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"
 
-test: check unit parallel e2e
+test: check unit parallel faults e2e
 
 setup: $(READY)
 
@@ -43,6 +43,9 @@ unit: $(READY)
 parallel: $(READY)
 	$(BIN)/pytest -q tests/parallel
 
+faults: $(READY)
+	$(BIN)/pytest -q tests/faults -m "not slow"
+
 e2e: $(READY)
 	$(BIN)/pytest -q tests/e2e -m "not slow"
 
@@ -51,6 +54,7 @@ slow: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/throughput.py
+	$(BIN)/python tests/benchmarks/checkpoints.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -60,6 +60,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     words = line.replace("data.root=/data/imagenet", f"data.root={place / 'images'}").replace("max_epochs=90", "max_epochs=1")
     if "imagefolder" in words:
         words += SMALL_FOLDER
+    elif "check-resume" in words:
+        words = words.replace("kill_at=17", "kill_at=3 steps=4")
     elif " fit " in words and "--" not in words.split("trainkit", 1)[1]:
         words += QUICK.replace("max_steps=2", "max_steps=4") if "ckpt_path" in words else QUICK
     elif " validate " in words:

@@ -58,9 +58,12 @@ class Pairs:
     def signal(self, number: signal.Signals, rank: int | None = None, workers: bool = False) -> None:
         """Send a signal to one rank, or to both at once; to their loader workers too, as a scheduler does."""
         pids = self.pids if rank is None else [self.pids[rank]]
-        for pid in [*pids, *(child for one in pids if workers for child in _children(one))]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for group in ([child for one in pids if workers for child in _children(one)], pids):
+            for pid in group:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if workers:
+                time.sleep(0.1)  # a worker that dies has died by the time its rank is asked
 
     def codes(self) -> list[int]:
         """Wait until both have ended; return their exit codes (-9: killed)."""

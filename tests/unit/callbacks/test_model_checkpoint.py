@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+import torch
+from torch import nn
 
+from tests.resuming import assert_same_run
+from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader, quiet
+from trainkit.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint.store import make_store
 from trainkit.errors import ConfigError
+from trainkit.loggers import CSVLogger
+from trainkit.trainer import Trainer
 
 
 class Scored(Line):
@@ -186,3 +198,273 @@ def test_keeping_none_is_refused(wish: dict[str, Any]) -> None:
     """save_top_k is 1 or more, or -1, or 0 beside the last."""
     with pytest.raises(ConfigError, match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to keep all, or 0"):
         ModelCheckpoint(**wish)
+
+
+def test_none_but_the_last_is_kept(tmp_path: Path) -> None:
+    """save_top_k=0 keeps the newest alone, whatever its score, and `best` is not set."""
+    keeper = ModelCheckpoint(monitor="val/score", save_top_k=0)
+    folder = run(tmp_path, keeper, [1.0, 2.0, 3.0])
+    assert kept(folder) == ["epoch=2-step=6"]
+    assert target(folder, "last") == "epoch=2-step=6"
+
+
+def test_without_the_last_only_the_best_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """save_last=false writes nothing for one that is not among the best, and sets no `last`."""
+    names: list[str] = []
+    real = ckpt.write
+
+    def noted(folder: Path, *args: Any) -> None:
+        names.append(folder.name.split(".")[1])
+        real(folder, *args)
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", noted)
+    keeper = ModelCheckpoint(monitor="val/score", save_last=False)
+    folder = run(tmp_path, keeper, [2.0, 3.0, 1.0, 5.0])
+    assert names == ["epoch=0-step=2", "epoch=2-step=6"]
+    assert kept(folder) == ["epoch=2-step=6"]
+    assert target(folder, "best") == "epoch=2-step=6"
+    assert not (folder / "last").exists()
+
+
+def test_without_the_last_none_is_written_where_training_ends(tmp_path: Path) -> None:
+    """save_last=false leaves out the checkpoint at the end of training."""
+    folder = run(tmp_path, ModelCheckpoint(save_last=False, every_n_epochs=2), [0, 0, 0])
+    assert kept(folder) == ["epoch=1-step=4"]
+
+
+def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
+    """train_time_interval saves in the first step after so long by the pulse's clock, and counts from there."""
+
+    class Hours(Callback):
+        def on_train_step_start(self, trainer: Trainer, task: Any) -> None:
+            trainer.session.pulse.beat = lambda: None  # type: ignore[assignment, return-value]
+            trainer.session.pulse.now = trainer.global_step * 1000.0
+
+    keeper = ModelCheckpoint(train_time_interval="00:50:00", every_n_epochs=None, save_top_k=-1)
+    quiet(tmp_path, max_epochs=5, callbacks=[Hours(), keeper]).fit(Line(), loader(8))
+    assert kept(tmp_path / "checkpoints") == [f"epoch={(s - 1) // 2}-step={s}" for s in (4, 7, 10)]
+
+
+class Dies(Line):
+    """Momentum and dropout; fails where it is told: in a step, in its validation, or while weights are being changed."""
+
+    def __init__(self, where: str = "", step: int = -1, rank: int = 0) -> None:
+        super().__init__(lr=0.05, momentum=0.9)
+        self.where, self.step, self.rank = where, step, rank
+
+    def make_model(self) -> nn.Module:
+        """Return the model: 3 numbers in, 1 out."""
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def _die(self, where: str) -> None:
+        if (where, self.trainer.global_step, self.trainer.global_rank) == (self.where, self.step, self.rank):
+            raise ValueError(f"in {where}")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Fail behind the logging: what it drew and logged must not count."""
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/epoch", loss, on_step=False, on_epoch=True)
+        self._die("step")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Draw random numbers, and fail."""
+        torch.rand(3)
+        super().validation_step(batch, batch_idx)
+        self._die("validation")
+
+    def configure_optimizers(self) -> Any:
+        """SGD that fails behind its update."""
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(lambda *_: self._die("update"))
+        return optimizer
+
+
+def train(folder: Path, task: Dies, **settings: Any) -> tuple[Trainer, ModelCheckpoint]:
+    """Train two epochs of 6 steps with validation each 3, from "auto"; nothing is saved but after an error and at the end."""
+    keeper = ModelCheckpoint(save_on_exception=True, every_n_epochs=None, save_top_k=-1)
+    known: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 3, "log_every_n_steps": 1, "logger": CSVLogger()}
+    trainer = quiet(folder, callbacks=keeper, **(known | settings))
+    trainer.fit(task, loader(23, shuffle=True), loader(11), ckpt_path="auto")
+    return trainer, keeper
+
+
+@pytest.mark.parametrize(
+    ("where", "step"), [("step", 1), ("step", 4), ("step", 6), ("step", 11), ("validation", 3), ("validation", 6)]
+)
+def test_a_run_goes_on_from_before_the_step_that_failed(tmp_path: Path, where: str, step: int) -> None:
+    """What an error left is the state before its step (or validation): gone on with, the run ends like one without error."""
+    train(tmp_path / "whole", Dies())
+    with pytest.raises(ValueError, match=f"in {where}"):
+        train(tmp_path / "parts", Dies(where, step))
+    (name,) = kept(tmp_path / "parts" / "checkpoints")
+    assert name.endswith(f"-step={step}-exception")
+    train(tmp_path / "parts", Dies())
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_an_error_in_the_middle_of_an_accumulation_undoes_all_of_the_step(tmp_path: Path) -> None:
+    """The microbatches of the step that failed are trained on again, all of them."""
+    train(tmp_path / "whole", Dies(), accumulate_grad_batches=2, val_check_interval=None)
+
+    class Second(Dies):
+        def _die(self, where: str) -> None:
+            if where == "step" and self.trainer.state.batch_idx == 3:
+                raise ValueError("in the second microbatch of step 2")
+
+    with pytest.raises(ValueError, match="second microbatch"):
+        train(tmp_path / "parts", Second(), accumulate_grad_batches=2, val_check_interval=None)
+    train(tmp_path / "parts", Dies(), accumulate_grad_batches=2, val_check_interval=None)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_an_error_while_weights_are_changed_leaves_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half an update is nothing to go on from, which is said."""
+    with pytest.raises(ValueError, match="in update"):
+        train(tmp_path, Dies("update", 4))
+    assert not (tmp_path / "checkpoints").exists()
+    assert "No checkpoint of this error: it came while the weights were being changed." in capsys.readouterr().out
+
+
+def test_without_the_wish_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
+    """By default an error writes nothing."""
+    with pytest.raises(ValueError, match="in step"):
+        quiet(tmp_path, callbacks=ModelCheckpoint(every_n_epochs=None)).fit(Dies("step", 4), loader(23))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
+    """An error in the first step leaves no checkpoint: a run can begin anew."""
+    with pytest.raises(ValueError, match="in step"):
+        train(tmp_path, Dies("step", 0))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_at_several_ranks_rank_0_saves_alone(tmp_path: Path, rank: int) -> None:
+    """Whichever rank fails, rank 0 saves what it has, as of the step before, and waits for nobody."""
+
+    class Plain(Dies):
+        make_model = Line.make_model  # ranks that are threads share their random numbers
+
+    def work(engine: ThreadEngine) -> None:
+        train(tmp_path, Plain("step", 4, rank), engine=engine, logger=False)
+
+    with pytest.raises(ValueError, match="in step"):
+        World(2).run(work)
+    assert kept(tmp_path / "checkpoints") == ["epoch=1-step=4-exception"]
+    assert ckpt.verify(tmp_path / "checkpoints" / "last")["global_step"] == 4
+    assert len(ckpt.load_training(tmp_path / "checkpoints" / "last")["random"]) == 1
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A place in memory that nobody else has."""
+    place = f"memory://{uuid.uuid4().hex}/run"
+    yield place
+    with contextlib.suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm(place, recursive=True)
+
+
+def test_checkpoints_lie_at_a_url(tmp_path: Path, url: str) -> None:
+    """With a URL as dirpath the best and the last are kept there, both are pointed to, and nothing lies in the run's folder."""
+    keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
+    run(tmp_path, keeper, [3.0, 1.0, 2.0])
+    store = make_store(url)
+    assert store.names() == ["epoch=1-step=4", "epoch=2-step=6"]
+    assert (store.target("best"), store.target("last")) == ("epoch=1-step=4", "epoch=2-step=6")
+    assert keeper.best_model_path == f"{url}/epoch=1-step=4"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("wish", "start"), [("last", 6), ("best", 4), ("auto", 6), ("{url}/epoch=1-step=4", 4), ("{url}/best", 4)]
+)
+def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: int) -> None:
+    """`last`, `best`, "auto" and a checkpoint's own URL are found at the URL, also from a new run folder."""
+    run(tmp_path / "first", ModelCheckpoint(monitor="val/score", dirpath=url), [3.0, 1.0, 2.0])
+    begun: list[int] = []
+
+    class Begun(Callback):
+        def on_train_start(self, trainer: Trainer, task: Any) -> None:
+            begun.append(trainer.global_step)
+
+    keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
+    trainer = quiet(tmp_path / "second", max_epochs=4, callbacks=[Begun(), keeper])
+    trainer.fit(Scored([0.5, 0.4]), loader(8), loader(4), ckpt_path=wish.format(url=url))
+    assert begun == [start]
+    assert make_store(url).target("best") == "epoch=3-step=8"
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(tmp_path: Path, url: str, place: str) -> None:
+    """A checkpoint that another has replaced, and that is still there, goes when the run goes on."""
+    dirpath = url if place == "url" else str(tmp_path / "here")
+    store = make_store(dirpath)
+    quiet(tmp_path, max_epochs=2, callbacks=ModelCheckpoint(dirpath=dirpath)).fit(Line(), loader(8))
+    assert store.names() == ["epoch=1-step=4"]
+    with store.fetch("epoch=1-step=4") as folder:  # as if killed before the one that it replaced was gone
+        store.write("epoch=0-step=2", ckpt.Snapshot(ckpt.read_state(folder), {}, ckpt.load_training(folder), {}))
+    store.write("epoch=1-step=3", ckpt.Snapshot({"w": torch.zeros(1)}, {}, None, {}))  # somebody else's
+    quiet(tmp_path, max_epochs=2, callbacks=ModelCheckpoint(dirpath=dirpath)).fit(
+        Line(), loader(8), ckpt_path=f"{dirpath}/epoch=1-step=4"
+    )
+    assert store.names() == ["epoch=1-step=3", "epoch=1-step=4"]
+
+
+def test_what_the_others_did_is_saved_whatever_the_order_of_the_list(tmp_path: Path) -> None:
+    """A ModelCheckpoint that stands first in the list saves what callbacks behind it did at the same hook."""
+
+    class Adds(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, task: Any) -> None:
+            with torch.no_grad():
+                task.model.bias.fill_(42.0)
+
+    quiet(tmp_path, max_epochs=1, callbacks=[ModelCheckpoint(), Adds()]).fit(Line(), loader(8))
+    assert float(ckpt.read_state(tmp_path / "checkpoints" / "last")["model.bias"]) == 42.0
+
+
+BAD = [
+    ({"monitor": 3}, "monitor is 3; it must be"),
+    ({"mode": "least"}, r"mode is 'least'; it must be"),
+    ({"save_top_k": 1.5}, r"save_top_k is 1\.5; it must be"),
+    ({"save_top_k": True}, r"save_top_k is true; it must be"),
+    ({"save_last": "link"}, r"save_last is 'link'; it must be"),
+    ({"every_n_epochs": 0}, r"every_n_epochs is 0; it must be"),
+    ({"every_n_train_steps": -1}, r"every_n_train_steps is -1; it must be"),
+    ({"every_n_train_steps": 2.5}, r"every_n_train_steps is 2\.5; it must be"),
+    ({"train_time_interval": 0}, r"'?0'? is no duration|train_time_interval is 0"),
+    ({"train_time_interval": "1 h"}, r"'1 h' is no duration|train_time_interval is '1 h'"),
+    ({"save_on_exception": 1}, r"save_on_exception is 1; it must be"),
+    ({"save_weights_only": "yes"}, r"save_weights_only is 'yes'; it must be"),
+    ({"save_weights_only": True, "save_on_exception": True}, r"save_on_exception is for going on, and save_weights_only"),
+    ({"filename": 3}, r"filename is 3; it must be"),
+    ({"dirpath": 3}, r"dirpath is 3; it must be"),
+    ({"save_top": 3}, r"save_top"),
+]
+
+
+@pytest.mark.parametrize(("wish", "told"), BAD, ids=[str(wish) for wish, _ in BAD])
+def test_a_bad_argument_is_refused_by_its_name(wish: dict[str, Any], told: str) -> None:
+    """Each argument of a wrong type or out of range is refused when the callback is made."""
+    with pytest.raises(ConfigError, match=told):
+        ModelCheckpoint(**wish)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "last", "best"])
+def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
+    """A filename that gives no folder of its own is refused."""
+    with pytest.raises(ConfigError, match=r"ModelCheckpoint\.filename is "):
+        run(tmp_path, ModelCheckpoint(filename=name), [1.0])
+
+
+def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
+    """A URL that no file system is known for is refused before anything is trained."""
+    with pytest.raises(ConfigError, match="'ftpp://host/x' is no place"):
+        run(tmp_path, ModelCheckpoint(dirpath="ftpp://host/x"), [1.0])
+
+
+def test_two_in_one_place_are_refused(tmp_path: Path) -> None:
+    """Two callbacks that would delete each other's checkpoints are refused, with the place."""
+    with pytest.raises(ConfigError, match=r"Two ModelCheckpoints write to \S+checkpoints .*set a dirpath"):
+        quiet(tmp_path, callbacks=[ModelCheckpoint(), ModelCheckpoint(monitor="a")]).fit(Line(), loader(8))
