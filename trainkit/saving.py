@@ -149,8 +149,6 @@ class SavingSession(Session):
         if found is None:
             return False
         self.resumed_from, saved = found
-        if missing := [key for key in ("metrics", "validations") if key not in saved]:
-            raise TrainkitError(f"{self.resumed_from} was written by an older trainkit ({', '.join(missing)} are not in it).")
         left = contents.restore(self.run, self.trainer.callbacks, saved)
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")

@@ -95,6 +95,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST).read_bytes()
         manifest: dict[str, Any] = json.loads(text)
+        if _SEAL not in manifest:
+            raise ValueError(f"it has no {_SEAL}")
         seal = str(manifest[_SEAL])
         whole = text == _with_seal(text, seal) and seal == _digest(_with_seal(text, _NO_SEAL))
         if WEIGHTS not in manifest["files"]:

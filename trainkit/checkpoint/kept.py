@@ -35,11 +35,11 @@ class Kept:
         before = list(self.scores)
         self.scores.pop(name, None)
         self.scores[name] = score
-        self.last = name
         if self._top_k != -1:
             best = sorted(self.scores, key=self._rank)[: self._top_k]
             wanted = {*best, name} if self._keeps_last else set(best)
             self.scores = {known: s for known, s in self.scores.items() if known in wanted}
+        self.last = name if name in self.scores else self.last
         return [known for known in dict.fromkeys([*before, name]) if known not in self.scores]
 
     @property

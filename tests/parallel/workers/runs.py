@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import WeightedRandomSampler
 
 from tests.toy import Line, Net, loader, quiet, rows, weights
-from trainkit import fitting
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
+from trainkit.checkpoint import store
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError
 
@@ -109,7 +109,7 @@ def drawn() -> dict[str, Any]:
 
 def full_disk() -> dict[str, Any]:
     """Rank 0 cannot write: the ranks stay together, and no older checkpoint is lost."""
-    real = fitting.write_checkpoint
+    real = store.write
     written: list[str] = []
 
     def failing(folder: Path, *args: Any) -> None:
@@ -118,11 +118,11 @@ def full_disk() -> dict[str, Any]:
             raise OSError("No space left on device")
         real(folder, *args)
 
-    fitting.write_checkpoint = failing
+    store.write = failing
     task, keeper = Line(), ModelCheckpoint(monitor="val/loss", every_n_train_steps=1)
     run = trainer("full disk", max_epochs=2, callbacks=keeper)
     run.fit(task, loader(20), loader(5))
-    fitting.write_checkpoint = real
+    store.write = real
     folder = run.run_dir / "checkpoints"
     names = sorted(path.name for path in folder.iterdir()) if RANK == 0 else []
     return {"weights": weights(task), "written": written, "names": names, "last": (folder / "last").resolve().name}
