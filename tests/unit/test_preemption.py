@@ -15,10 +15,11 @@ from torch.nn import functional
 
 from tests.resuming import BreaksOff, assert_same_run, newest
 from tests.threads import ThreadEngine, World
-from tests.toy import Line, Net, loader, quiet, weights
+from tests.toy import Line, Net, Recorder, loader, quiet, weights
 from trainkit.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint.format import verify
+from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import Preempted
 from trainkit.loggers import CSVLogger
 from trainkit.loggers.base import Logger
@@ -180,10 +181,12 @@ def test_without_a_checkpoint_to_go_on_from_it_is_said(tmp_path: Path, keepers: 
 
 def test_a_checkpoint_is_written_also_where_it_is_not_among_the_best(tmp_path: Path) -> None:
     """With a monitor and save_last=false, what a signal leaves is a checkpoint of the step it came in."""
-    keeper = ModelCheckpoint(monitor="val/loss", save_last=False)
-    asked(tmp_path, keeper, Asked(8))
-    assert verify(Path(keeper.last_model_path))["global_step"] == 9
-    assert begin(tmp_path, ModelCheckpoint(monitor="val/loss", save_last=False)).global_step == 12
+    wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
+    asked(tmp_path, ModelCheckpoint(**wish), Asked(8))
+    assert "epoch=1-step=9" in LocalStore(tmp_path / "checkpoints").names()
+    steps = Recorder()
+    begin(tmp_path, ModelCheckpoint(**wish), steps)
+    assert len(steps.lrs) == 3
 
 
 class Closes(Logger):

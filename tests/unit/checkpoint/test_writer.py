@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class HeldKeeper(ModelCheckpoint):
     def on_save_checkpoint(self, trainer: Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         """Note what there is now: behind the other callbacks, which put averages in the weights' place."""
         self.expected = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-        self.optimizer = HostCopy().take(trainer.session.run.optimizers[0].state_dict())
-        self.others = {type(c).__name__: HostCopy().take(c.state_dict()) for c in trainer.callbacks if c is not self}
+        self.optimizer = deepcopy(trainer.session.run.optimizers[0].state_dict())
+        self.others = {type(c).__name__: deepcopy(c.state_dict()) for c in trainer.callbacks if c is not self}
 
 
 class LetsGo(Callback):
@@ -161,6 +162,14 @@ def test_a_sparse_state_is_that_of_its_step(tmp_path: Path) -> None:
     kept = keeper.store.taken.training["optimizers"][0]
     assert kept["state"][0]["momentum_buffer"].is_sparse
     assert same(kept, keeper.optimizer)
+
+
+def test_a_sparse_copy_has_memory_of_its_own() -> None:
+    """What is written into a sparse tensor later is not in its copy."""
+    tensor = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True).coalesce()
+    copy = HostCopy().take({"x": tensor})["x"]
+    tensor.values().zero_()
+    assert copy.to_dense().tolist() == [[0.0], [2.0], [0.0]]
 
 
 def test_tied_tensors_stay_tied_on_the_host(tmp_path: Path) -> None:
