@@ -19,7 +19,7 @@ ROOT = Path(trainkit.__file__).parent
 FLOORS = [
     ["errors", "version"],
     ["durations", "signals"],
-    ["arguments", "lightning", "run_dir", "run_lock", "state", "sync_guard"],
+    ["arguments", "lightning", "limits", "run_dir", "run_lock", "state", "sync_guard"],
     ["precision", "optim", "data", "task_hooks"],
     ["metric_objects"],
     ["metrics"],

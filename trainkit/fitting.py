@@ -22,7 +22,8 @@ from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import ConfigError
 from trainkit.guards.finite import FiniteLosses
 from trainkit.guards.memory import Halving
-from trainkit.loop import Limits, Run
+from trainkit.limits import Limits
+from trainkit.loop import Run
 from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.schedule import LearningRates

@@ -30,6 +30,7 @@ from trainkit.errors import DataError, TaskError
 from trainkit.guards.finite import FiniteLosses
 from trainkit.guards.memory import NO_OBJECTS, Halving
 from trainkit.hooks import Hooks
+from trainkit.limits import Limits
 from trainkit.metrics import MetricLog
 from trainkit.optim.clipping import clip
 from trainkit.optim.schedule import LearningRates
@@ -37,29 +38,6 @@ from trainkit.precision import Precision
 from trainkit.state import TrainState
 from trainkit.sync_guard import allowed_read
 from trainkit.task import LogTarget, Task, loss_of
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When training ends and how often things happen.
-
-    Attributes:
-        max_epochs: passes over the data, or None.
-        max_steps: optimizer steps, or None.
-        log_every_n_steps: steps between two logs of step values.
-        val_check_interval: steps between two validations inside an epoch, or None for the epoch's end.
-        check_val_every_n_epoch: epochs between two validations.
-        gradient_clip_val: see optim/clipping.py; None for no clipping.
-        gradient_clip_algorithm: "norm" or "value".
-    """
-
-    max_epochs: int | None
-    max_steps: int | None
-    log_every_n_steps: int = 50
-    val_check_interval: int | None = None
-    check_val_every_n_epoch: int = 1
-    gradient_clip_val: float | None = None
-    gradient_clip_algorithm: str = "norm"
 
 
 @dataclass
@@ -93,7 +71,7 @@ class Run:
 def fit(run: Run) -> None:
     """Train until a limit is reached or a stop is requested."""
     run.hooks("on_train_start")
-    while not _finished(run):
+    while run.state.owes_validation or not _finished(run):
         train_epoch(run)
     run.hooks("on_train_end")
 
@@ -101,31 +79,44 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from the step it stands at."""
     state, limits = run.state, run.limits
-    state.epoch_done = stopped = False
     validates = (state.current_epoch + 1) % limits.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.global_step - state.skipped_steps)
     run.hooks("on_train_epoch_start")
-    if state.step_open:  # a signal came within its validation
-        end_step(run, validates)
-    for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
-        train_step(run, step)
-        end_step(run, validates)
-        if _finished(run):
-            stopped = True
-            break
-        run.pulse()
-    state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps_in(state.current_epoch)
-    if state.epoch_done and state.step_in_epoch == 0:
-        raise DataError("The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch.")
-    _report_epoch(run)
-    due = validates and not limits.val_check_interval
-    if (due or stopped) and state.validated_at != state.global_step:
+    if not state.end_open:  # else a signal came within the validation at this epoch's or the run's end
+        stopped = _train_steps(run, validates)
+        state.epoch_done = not stopped or state.step_in_epoch == run.feed.num_steps_in(state.current_epoch)
+        if state.epoch_done and state.step_in_epoch == 0:
+            raise DataError(
+                "The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch."
+            )
+        _report_epoch(run)
+        due = stopped or (validates and not limits.val_check_interval)
+        state.end_open = due and state.validated_at != state.global_step
+    if state.end_open:
         validate(run)
+        state.end_open = False
     if state.epoch_done:
         complete, updates = run.validate is None or state.validated_at >= 0, state.global_step - state.skipped_steps
         run.rates.after_epoch(state.current_epoch + 1, updates, state.epoch_values, complete)
         run.hooks("on_train_epoch_end")
         state.next_epoch()
+
+
+def _train_steps(run: Run, validates: bool) -> bool:
+    """Take the steps that are left of the epoch; return whether a limit or a stop ended them."""
+    state = run.state
+    state.epoch_done = False
+    if state.step_open:  # a signal came within its validation
+        end_step(run, validates)
+        if _finished(run):
+            return True
+    for step in run.feed.steps(state.current_epoch, state.step_in_epoch):
+        train_step(run, step)
+        end_step(run, validates)
+        if _finished(run):
+            return True
+        run.pulse()
+    return False
 
 
 def end_step(run: Run, validates: bool) -> None:
@@ -286,8 +277,7 @@ def _finished(run: Run) -> bool:
 
 def _report_epoch(run: Run) -> None:
     # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
-    log = run.log if run.state.epoch_done else run.log.copy()
-    values = log.epoch_values(run.engine.all_gather_object)
+    values = run.log.epoch_values(run.engine.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)
         run.hooks("on_metrics", values, run.state.global_step)

@@ -8,7 +8,7 @@ that of one rank that has seen all samples; a rank that has seen none takes no p
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,24 @@ def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]
     return sorted({name for state in ranks for name, place in state["logged"].items() if place is None})
 
 
+def metrics_in(model: nn.Module) -> list[Any]:
+    """Return the metrics that a model holds."""
+    return [module for module in model.modules() if is_metric(module)]
+
+
+def remember(metrics: Iterable[Any]) -> Callable[[], None]:
+    """Return a function that puts metrics back to what they have counted now."""
+    held = [(one, one._copy_state_dict(), one._update_count) for metric in metrics for one in _inner(metric)]
+
+    def undo() -> None:
+        for one, states, count in held:
+            for name, value in states.items():
+                setattr(one, name, value)
+            one._update_count, one._computed = count, None
+
+    return undo
+
+
 def step_value(name: str, metric: Any) -> Tensor:
     """Return a metric's value of the last batch.
 
@@ -77,14 +95,22 @@ def step_value(name: str, metric: Any) -> Tensor:
     return _one_number(name, metric, value)
 
 
-def epoch_values(metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]]) -> dict[str, float]:
-    """Return the values over all ranks, on all ranks, and reset the metrics. A collective, where any rank has a metric."""
+def epoch_values(
+    metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
+) -> dict[str, float]:
+    """Return the values over all ranks, on all ranks, and reset the metrics, or keep what each has counted.
+
+    A collective, where any rank has a metric.
+    """
+    undo = remember(metrics.values())
     own: dict[str, States] = {name: _states(metric) for name, metric in metrics.items()}
     ranks: list[dict[str, States]] = all_gather_object(own)
     names = dict.fromkeys(name for rank in ranks for name in rank)
     values: dict[str, float] = {}
     for name, metric in metrics.items():
         values[name] = _combined(name, metric, [rank[name] for rank in ranks if name in rank])
+    if keep:
+        undo()
     if any(len(rank) < len(names) for rank in ranks):  # a rank without a batch does not even know of them
         values = {name: value for rank in reversed(all_gather_object(values)) for name, value in rank.items()}
     return {name: values[name] for name in names}

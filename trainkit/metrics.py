@@ -225,14 +225,20 @@ class MetricLog:
         """Return this rank's values of the step. Waits for the device."""
         return {name: combine([held.read()]) for name, held in self._step.items()}
 
-    def epoch_values(self, all_gather_object: Callable[[Any], list[Any]]) -> dict[str, float]:
-        """Return the values over all samples of all ranks, on all ranks, and start anew. Waits for the device."""
+    def epoch_values(self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False) -> dict[str, float]:
+        """Return the values over all samples of all ranks, on all ranks. Waits for the device.
+
+        Args:
+            all_gather_object: returns the values of all ranks.
+            keep: go on collecting; otherwise all starts anew.
+        """
         own = {name: held.read() for name, held in self._epoch.items()}
         gathered: list[tuple[dict[str, tuple[Reduction, float, float]], bool]] = all_gather_object((own, bool(self.objects)))
-        self._epoch.clear()
         names = dict.fromkeys(name for rank, _ in gathered for name in rank)
         values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
         if any(has_objects for _, has_objects in gathered):
-            values |= metric_objects.epoch_values(self.objects, all_gather_object)
+            values |= metric_objects.epoch_values(self.objects, all_gather_object, keep)
+        if not keep:
+            self._epoch.clear()
             self.objects.clear()
         return values

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from trainkit import loop
+import torch
+from torch import Tensor
+
+from trainkit import loop, metric_objects
 from trainkit.callbacks.checkpoint import keepers
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.finding import load
@@ -39,6 +42,8 @@ class _Begun:
     batch_idx: int
     log: MetricLog
     random: dict[str, Any]
+    buffers: dict[str, Tensor]
+    undo_metrics: Callable[[], None]
 
 
 class SavingSession(Session):
@@ -203,7 +208,9 @@ class SavingSession(Session):
     def remember_step(self) -> None:
         """Note where this rank stands before a step, for `rescue`."""
         state = self.state
-        self._begun = _Begun(state.global_step, state.batch_idx, self.run.log.copy(), contents.random_state())
+        buffers = {name: buffer.detach().clone() for name, buffer in self.task.named_buffers()}
+        undo = metric_objects.remember(metric_objects.metrics_in(self.task))
+        self._begun = _Begun(state.global_step, state.batch_idx, self.run.log.copy(), contents.random_state(), buffers, undo)
 
     def rescue(self, save: Callable[[], None]) -> None:
         """Let rank 0 save what there was before the step that failed; the other ranks may be anywhere."""
@@ -216,6 +223,10 @@ class SavingSession(Session):
         part = contents.own_part(self.run)
         if begun is not None and begun.step == self.state.global_step:
             loop.forget_gradients(self.run, begun.log, begun.batch_idx)
+            begun.undo_metrics()
+            with torch.no_grad():
+                for name, buffer in self.task.named_buffers():
+                    buffer.copy_(begun.buffers[name])
             part = contents.own_part(self.run) | {"random": begun.random}
         self._part_before = self._part_before or part
         self._alone = True

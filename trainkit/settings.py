@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainkit.engine.base import Engine
-from trainkit.loop import Limits
+from trainkit.limits import Limits
 from trainkit.optim.contract import Scaling
 from trainkit.precision import PrecisionName
 

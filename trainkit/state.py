@@ -9,7 +9,7 @@ from typing import Any, Literal
 Stage = Literal["fit", "sanity_check", "validate", "test", "predict"]
 
 
-_BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_values": {}, "step_open": False}  # of an epoch
+_BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_values": {}, "epoch_done": False}  # of an epoch
 
 
 @dataclass
@@ -25,7 +25,9 @@ class TrainState:
         validated_at: the step of the last validation in this epoch; -1 before the first.
         epoch_values: the logged values of this epoch, which schedules look at when it ends.
         step_open: whether the last step's end (its validation, its hooks) is still to come.
-        epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch.
+        end_open: whether the validation at the epoch's or the run's end is still to come.
+        epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch, once the
+            validation at the end is done.
         skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
         should_stop: set it (or call request_stop) to end after the current step.
         stop_reason: why, in words for the user.
@@ -40,7 +42,8 @@ class TrainState:
     validated_at: int = -1
     epoch_values: dict[str, float] = field(default_factory=dict)
     step_open: bool = False
-    epoch_done: bool = field(default=False, metadata={"saved": False})
+    end_open: bool = False
+    epoch_done: bool = False
     should_stop: bool = field(default=False, metadata={"saved": False})
     stop_reason: str | None = field(default=None, metadata={"saved": False})
     stage: Stage = field(default="fit", metadata={"saved": False})
@@ -54,14 +57,18 @@ class TrainState:
         """Return the counters that a checkpoint keeps."""
         saved = {f.name for f in fields(self) if f.metadata.get("saved", True)}
         state = {name: value for name, value in asdict(self).items() if name in saved}
-        if self.epoch_done:
+        if self.epoch_done and not self.end_open:
             state |= {"current_epoch": self.current_epoch + 1, **_BEGINNING}
         return state
 
     def next_epoch(self) -> None:
         """Stand at the beginning of the next epoch."""
         self.load_state_dict(self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING})
-        self.epoch_done = False
+
+    @property
+    def owes_validation(self) -> bool:
+        """Whether a signal ended the run within a validation."""
+        return self.step_open or self.end_open
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take counters over from a checkpoint."""

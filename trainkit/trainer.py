@@ -22,9 +22,9 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.fitting import FitSession
 from trainkit.lightning import TRAINER_ARGUMENTS
+from trainkit.limits import Limits
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
-from trainkit.loop import Limits
 from trainkit.running import Running
 from trainkit.session import Session
 from trainkit.settings import NO_END, Settings

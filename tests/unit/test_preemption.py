@@ -270,3 +270,32 @@ def test_a_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     thread.join()
     assert trained == [12]
     assert [signal.getsignal(n) for n in HANDLED] == handlers
+
+
+@pytest.mark.parametrize(("after", "settings"), [(6, {}), (12, {}), (8, {"max_steps": 8, "max_epochs": None})])
+def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
+    tmp_path: Path, after: int, settings: dict[str, Any]
+) -> None:
+    """Asked within the validation at an epoch's or the run's end, the run goes on with it and ends the same."""
+    rounds: list[int] = []
+
+    class Rounds(Callback):
+        def on_validation_start(self, trainer: Trainer, task: Any) -> None:
+            rounds.append(trainer.global_step)
+
+    begin(tmp_path / "whole", **settings)
+    asked(tmp_path / "parts", Asked(after, "validation"), **settings)
+    begin(tmp_path / "parts", Rounds(), **settings)
+    assert rounds[:1] == [after]
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_what_signals_left_is_deleted_in_the_end(tmp_path: Path) -> None:
+    """Checkpoints that were kept for going on alone are gone when the run is done."""
+    wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
+    begin(tmp_path / "whole", ModelCheckpoint(**wish))
+    for after in (2, 7, 8):
+        asked(tmp_path / "parts", ModelCheckpoint(**wish), Asked(after))
+    begin(tmp_path / "parts", ModelCheckpoint(**wish))
+    there, wanted = (LocalStore(tmp_path / run / "checkpoints").names() for run in ("parts", "whole"))
+    assert there == wanted

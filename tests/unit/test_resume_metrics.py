@@ -211,3 +211,36 @@ def test_a_checkpoint_of_an_older_trainkit_is_refused_in_words(tmp_path: Path) -
         CheckpointError, match=r"step=2 is no whole checkpoint: .*it has no sha256_of_this_file.*ckpt_path=PATH"
     ):
         quiet(tmp_path, max_epochs=2).fit(Line(), loader(8), ckpt_path=str(path.parent))
+
+
+def test_a_metric_object_goes_on_where_a_limit_ended_the_run_inside_an_epoch(tmp_path: Path) -> None:
+    """Ended by max_steps inside an epoch and gone on with, a metric object has counted all of the epoch's samples."""
+
+    class Counts(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = torchmetrics.SumMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.count.update(len(batch[0]))
+            self.log("train/count", self.count)
+            return super().training_step(batch, batch_idx)
+
+    quiet(tmp_path, max_steps=3, enable_checkpointing=True).fit(Counts(), loader(24))
+    trainer = quiet(tmp_path, max_epochs=1)
+    trainer.fit(Counts(), loader(24), ckpt_path="last")
+    assert trainer.callback_metrics["train/count"] == 24
+
+
+def test_a_sparse_state_goes_on_without_a_warning(tmp_path: Path) -> None:
+    """A run whose optimizer state is sparse goes on, and nothing is warned of."""
+
+    class Table(Line):
+        def make_model(self) -> torch.nn.Module:
+            return torch.nn.Embedding(6, 1, sparse=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model((x[:, 0].abs() * 2).long().clamp(max=5))
+
+    quiet(tmp_path, max_steps=2, enable_checkpointing=True).fit(Table(momentum=0.9), loader(24))
+    quiet(tmp_path, max_steps=4).fit(Table(momentum=0.9), loader(24), ckpt_path="last")

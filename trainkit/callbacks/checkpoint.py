@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.arguments import PositiveInt, checked
@@ -16,6 +17,9 @@ from trainkit.errors import ConfigError
 if TYPE_CHECKING:
     from trainkit.task import Task
     from trainkit.trainer import Trainer
+
+
+_NEVER = (-1, -1, 0)  # a step, the epoch that would come next, and whether a validation is still to come
 
 
 @checked
@@ -71,14 +75,27 @@ class ModelCheckpoint(Callback):
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename, self.dirpath = save_weights_only, filename, dirpath
+        self._check_filename()
         self._begin()
+
+    def _check_filename(self) -> None:
+        try:
+            fields = [name for _, name, _, _ in Formatter().parse(self.filename) if name is not None]
+        except ValueError as error:
+            raise ConfigError(f"ModelCheckpoint.filename is '{self.filename}', which cannot be filled in: {error}.") from error
+        if strange := [name for name in fields if not name or name[0].isdigit() or "." in name or "[" in name]:
+            raise ConfigError(
+                f"ModelCheckpoint.filename is '{self.filename}', and '{{{strange[0]}}}' is no name; there are epoch, step, "
+                'and the names of logged values, with "_" for "/".'
+            )
 
     def _begin(self) -> None:
         # Without a value to compare, the newest is the best.
         self._kept = Kept("max" if self.monitor is None else self.mode, self.save_top_k, self.save_last)
         # Of the last attempt, the same on all ranks whether the disk took it or not: who saves again is a collective.
-        self._saved_at, self._saved_score, self._saved_when = -1, math.nan, 0.0
+        self._saved_at, self._saved_score, self._saved_when = _NEVER, math.nan, 0.0
         self._dropping: list[str] = []
+        self._unkept: list[str] = []  # written for going on alone: they go with the next one, or at the end
 
     @property
     def best_model_path(self) -> str:
@@ -133,6 +150,10 @@ class ModelCheckpoint(Callback):
         """Save what was trained since the last checkpoint."""
         if self.save_last:
             self.save(trainer)
+        elif trainer.is_global_zero:
+            trainer.session.writer.wait()
+            for name in self._unkept:
+                self.store.remove(name)
 
     def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
         """Save what there was before the step that failed."""
@@ -141,12 +162,12 @@ class ModelCheckpoint(Callback):
 
     def renew(self) -> None:
         """Save again when a save is due, though no step was taken: a callback has changed the weights."""
-        self._saved_at = -1
+        self._saved_at = _NEVER
 
     def state_dict(self) -> dict[str, Any]:
         """Return which are kept and which is best, by name, so that a run's folder can be moved."""
-        own = {"saved_at": self._saved_at, "saved_score": self._saved_score, "dropping": list(self._dropping)}
-        return self._kept.state_dict() | own
+        own = {"saved_at": self._saved_at, "saved_score": self._saved_score}
+        return self._kept.state_dict() | own | {"dropping": list(self._dropping), "unkept": list(self._unkept)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over those that are still there."""
@@ -154,7 +175,8 @@ class ModelCheckpoint(Callback):
         self._kept.load_state_dict(state_dict, there)
         self._dropping = [name for name in state_dict["dropping"] if name in there and name not in self._kept.scores]
         # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
-        self._saved_at, self._saved_score = state_dict["saved_at"], state_dict["saved_score"]
+        self._saved_at, self._saved_score = tuple(state_dict["saved_at"]), state_dict["saved_score"]
+        self._unkept = list(state_dict["unkept"])
 
     def save(self, trainer: Trainer, end: str = "", always: bool = False) -> None:
         """Save now, unless this step is saved. Call it on all ranks.
@@ -164,18 +186,23 @@ class ModelCheckpoint(Callback):
             end: of the name.
             always: also where it is neither among the best nor kept as the last.
         """
-        again = trainer.global_step == self._saved_at
-        if again and not self._has_new_score(trainer):
+        state = trainer.state
+        ended = state.epoch_done and not state.end_open
+        here = (state.global_step, state.current_epoch + ended, int(state.owes_validation))
+        again = here[0] == self._saved_at[0]
+        if here == self._saved_at and not self._has_new_score(trainer):
             return
         trainer.session.writer.wait()  # its outcome is known from here on
         name, score, before, last = self._name(trainer) + end, self._score(trainer), self._kept.copy(), self._kept.last
         if again and last:
             self._kept.scores.pop(last, None)
-        self._saved_at, self._saved_score, self._saved_when = trainer.global_step, score, trainer.session.pulse.now
+        self._saved_at, self._saved_score, self._saved_when = here, score, trainer.session.pulse.now
         # Decided before writing, so that the checkpoint itself remembers it.
-        self._dropping = [n for n in dict.fromkeys([*self._kept.add(name, score), *[last] * again]) if n and n != name]
+        dropped = dict.fromkeys([*self._kept.add(name, score), *[last] * again, *self._unkept])
+        self._dropping = [known for known in dropped if known and known != name]
         if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
             return  # others are better
+        self._unkept = [] if name in self._kept.scores else [name]
 
         def settle(written: bool) -> None:
             """Rank 0, in the writing thread: what follows from the outcome."""
@@ -219,9 +246,10 @@ class ModelCheckpoint(Callback):
         places = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         try:
             name = self.filename.replace("/", "_").format(**(values | places))
-        except KeyError as error:
+        except (KeyError, ValueError) as error:
+            why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
-                f"ModelCheckpoint.filename is '{self.filename}', but {error} is not known; there are epoch, step"
+                f"ModelCheckpoint.filename is '{self.filename}', but {why}; there are epoch, step"
                 f"{''.join(', ' + name for name in sorted(values))}."
             ) from error
         if name.startswith(".") or name in ("", *LINKS):

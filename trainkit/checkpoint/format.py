@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,9 @@ def load_training(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{folder} holds weights alone: a run cannot go on from it. It can be validated and tested.")
     try:
-        training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # it does, and that is well
+            training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error

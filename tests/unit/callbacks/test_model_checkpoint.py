@@ -13,11 +13,12 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 from tests.resuming import assert_same_run
 from tests.threads import ThreadEngine, World
-from tests.toy import Line, loader, quiet
+from tests.toy import Line, Net, loader, quiet
 from trainkit.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
@@ -242,7 +243,7 @@ def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
 
     keeper = ModelCheckpoint(train_time_interval="00:50:00", every_n_epochs=None, save_top_k=-1)
     quiet(tmp_path, max_epochs=5, callbacks=[Hours(), keeper]).fit(Line(), loader(8))
-    assert kept(tmp_path / "checkpoints") == [f"epoch={(s - 1) // 2}-step={s}" for s in (4, 7, 10)]
+    assert kept(tmp_path / "checkpoints") == ["epoch=1-step=4", "epoch=3-step=7", "epoch=5-step=10"]
 
 
 class Dies(Line):
@@ -469,3 +470,57 @@ def test_two_in_one_place_are_refused(tmp_path: Path) -> None:
     """Two callbacks that would delete each other's checkpoints are refused, with the place."""
     with pytest.raises(ConfigError, match=r"Two ModelCheckpoints write to \S+checkpoints .*set a dirpath"):
         quiet(tmp_path, callbacks=[ModelCheckpoint(), ModelCheckpoint(monitor="a")]).fit(Line(), loader(8))
+
+
+class Fragile(Net):
+    """Batch norm and a metric object, and an error after the forward of a step."""
+
+    dies = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torchmetrics.SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Count, and raise where that is asked for."""
+        loss = super().training_step(batch, batch_idx)
+        self.count.update(len(batch[0]))
+        self.log("train/count", self.count)
+        if self.dies and self.global_step == 4:
+            raise ValueError("broken")
+        return loss
+
+
+def test_an_error_leaves_the_statistics_of_the_step_before(tmp_path: Path) -> None:
+    """Buffers and metric objects in what save_on_exception leaves are those from before the step that failed."""
+    task, keeper = Fragile(), ModelCheckpoint(save_on_exception=True, every_n_epochs=None)
+    task.dies = True
+    with pytest.raises(ValueError, match="broken"):
+        quiet(tmp_path, callbacks=keeper).fit(task, loader(23))
+    assert int(ckpt.read_state(Path(keeper.last_model_path))["model.1.num_batches_tracked"]) == 4
+    trainer = quiet(tmp_path)
+    trainer.fit(Fragile(), loader(23), ckpt_path="last")
+    assert trainer.callback_metrics["train/count"] == 23
+
+
+def test_the_newest_checkpoint_has_the_epochs_end_also_where_a_step_had_saved(tmp_path: Path) -> None:
+    """Where every_n_train_steps falls on an epoch's last step, the epoch's end is saved too."""
+
+    class Tallies(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("epochs", torch.zeros(()))
+
+        def on_train_epoch_end(self) -> None:
+            self.epochs += 1
+
+    keeper = ModelCheckpoint(every_n_train_steps=2)
+    quiet(tmp_path, max_epochs=2, callbacks=keeper).fit(Tallies(), loader(8))
+    assert float(ckpt.read_state(Path(keeper.last_model_path))["epochs"]) == 2
+
+
+@pytest.mark.parametrize("filename", ["{epoch", "{}", "{0}", "{epoch.x}", "{epoch[0]}", "{epoch:q}"])
+def test_a_filename_that_cannot_be_filled_in_is_refused(filename: str, tmp_path: Path) -> None:
+    """A filename that is no good pattern is refused in words, most of them before anything is trained."""
+    with pytest.raises(ConfigError, match=r"ModelCheckpoint\.filename is '\{.*'"):
+        quiet(tmp_path, callbacks=ModelCheckpoint(filename=filename)).fit(Line(), loader(8))
