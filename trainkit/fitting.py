@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit import assembly, evaluation
+from trainkit.callbacks.checkpoint import keepers
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.sources import load_into, read_weights
 from trainkit.checkpoint.store import local_copy
@@ -116,12 +117,26 @@ class FitSession(SavingSession):
         )
         self.prog_bar_names = self.run.log.prog_bar
         seed_everything(mix(settings.seed, engine.rank))
+        if engine.is_main:
+            for store in self.stores:
+                self.try_files(store.tidy, f"{store.place} could not be tidied")
         if ckpt_path is None or not self._resume(ckpt_path):
+            engine.run_on_main(self._refuse_foreign)
             if engine.is_main:
                 set_aside(self.run_dir)
             if init_weights is not None:
                 self._begin_with(init_weights, strict)
         engine.prepare(task, optimizers)
+
+    def _refuse_foreign(self) -> None:
+        """A run from the start would replace and delete what another left in a folder that both were given."""
+        for keeper in keepers(self.trainer.callbacks):
+            if keeper.dirpath and (there := keeper.store.names()):
+                shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
+                raise ConfigError(
+                    f"ModelCheckpoint.dirpath is '{keeper.dirpath}', which holds checkpoints of another run ({shown}). "
+                    "Go on with them (ckpt_path=last, or resume=auto), or give another folder."
+                )
 
     def _begin_with(self, weights: str, strict: bool) -> None:
         """Load weights from anywhere into the task, on rank 0; the others get them from there."""

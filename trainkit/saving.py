@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainkit import loop, metric_objects
-from trainkit.callbacks.checkpoint import keepers
+from trainkit.callbacks.checkpoint import ModelCheckpoint, keepers
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.finding import load
 from trainkit.checkpoint.format import Snapshot
@@ -60,7 +60,7 @@ class SavingSession(Session):
         self.num_validations = 0
         self._unwritten: list[str] = []
         self._begun: _Begun | None = None
-        self._alone = False  # whether rank 0 saves without the others
+        self.saves_alone = False  # whether rank 0 saves without the others
         self._part_before: dict[str, Any] | None = None  # of this rank, as of before the validation that is going on
 
     def _claim(self) -> None:
@@ -108,7 +108,7 @@ class SavingSession(Session):
             weights_only: leave out what a run needs to go on.
             settle: is called on rank 0, in the writing thread, with whether it was written.
         """
-        if not self._alone:
+        if not self.saves_alone:
             self.engine.broadcast_tensors(self.task.buffers())
         extra: dict[str, Any] = {}
         try:
@@ -116,7 +116,7 @@ class SavingSession(Session):
             training = None
             if not weights_only:
                 part = self._part_before or contents.own_part(self.run)
-                ranks = [part] if self._alone else self.engine.all_gather_object(part)
+                ranks = [part] if self.saves_alone else self.engine.all_gather_object(part)
                 training = contents.gather(self.run, self.trainer.callbacks, extra, ranks)
                 training |= {"contract": self.contract.to_dict(), "validations": self.num_validations}
             if self.engine.is_main:
@@ -135,9 +135,9 @@ class SavingSession(Session):
         """Write, in the writing thread; whatever keeps a checkpoint from being written does not end training."""
         try:
             store.write(name, snapshot)
-        except OSError as error:
+        except Exception as error:  # whatever a disk, a remote library or a strange tensor raises: the run is worth more
             self._unwritten.append(store.path_of(name))
-            print(f"The checkpoint {store.path_of(name)} was NOT written: {error}. Training goes on.", flush=True)
+            print(f"The checkpoint {store.path_of(name)} was NOT written: {_told(error)}. Training goes on.", flush=True)
             return False
         return True
 
@@ -158,6 +158,9 @@ class SavingSession(Session):
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
         self.num_validations = saved["validations"]
+        for keeper in keepers(self.trainer.callbacks):
+            if not self.resumed_from.startswith(f"{keeper.store.place}/"):
+                keeper.renew()  # another run's: nothing of this step lies here yet
         if (before := len(saved["random"])) != self.engine.world_size:
             self.tell(
                 f"The checkpoint is of {before} rank{'s' * (before > 1)}, this run has {self.engine.world_size}: random "
@@ -194,16 +197,24 @@ class SavingSession(Session):
         if not self.pulse.beat():
             return
         came: list[str | None] = self.engine.all_gather_object(self.signals.received)
-        keeper = next((k for k in keepers(self.trainer.callbacks) if not k.save_weights_only), None)
-        if keeper is not None:
-            keeper.save(self.trainer, always=True)
-        self.finish_writing()
+        full = [keeper for keeper in keepers(self.trainer.callbacks) if not keeper.save_weights_only]
+        written = any(self._written_by(keeper) for keeper in full)
         self.engine.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
         who = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(came) if name)
-        how = "no checkpoint was asked for." if keeper is None else f"to go on: ckpt_path=last run_dir={self.run_dir}"
+        how = f"to go on: ckpt_path=last run_dir={self.run_dir}"
+        if not written:
+            how = "its checkpoint was NOT written; older ones are left." if full else "no checkpoint was asked for."
         text = f"{who}: the run ended after step {self.state.global_step}; {how}"
         self.tell(text)
         raise Preempted(text)
+
+    def _written_by(self, keeper: ModelCheckpoint) -> bool:
+        """Let a ModelCheckpoint save this step, unless it has; return whether it is on disk. Call it on all ranks."""
+        if self.engine.broadcast_object(keeper.failed):
+            keeper.renew()
+        keeper.save(self.trainer, always=True)
+        self.writer.wait()
+        return not self.engine.broadcast_object(keeper.failed)
 
     def remember_step(self) -> None:
         """Note where this rank stands before a step, for `rescue`."""
@@ -229,14 +240,18 @@ class SavingSession(Session):
                     buffer.copy_(begun.buffers[name])
             part = contents.own_part(self.run) | {"random": begun.random}
         self._part_before = self._part_before or part
-        self._alone = True
+        self.saves_alone = True
         try:
             save()
             self.finish_writing()
-        except TrainkitError as error:
-            print(f"No checkpoint of this error: {error}", flush=True)
+        except Exception as error:  # the first error is the one to tell
+            print(f"No checkpoint of this error: {_told(error)}", flush=True)
         finally:
-            self._alone = False
+            self.saves_alone = False
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, (OSError, TrainkitError)) else f"{type(error).__name__}: {error}"
 
 
 def _tensors_of(task: Any) -> dict[str, Any]:

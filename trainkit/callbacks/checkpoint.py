@@ -95,6 +95,8 @@ class ModelCheckpoint(Callback):
         # Of the last attempt, the same on all ranks whether the disk took it or not: who saves again is a collective.
         self._saved_at, self._saved_score, self._saved_when = _NEVER, math.nan, 0.0
         self._dropping: list[str] = []
+        self._written = ""  # rank 0: the name that the last attempt gave a checkpoint; "" where it failed
+        self.failed = False  # rank 0: whether it did
         self._unkept: list[str] = []  # written for going on alone: they go with the next one, or at the end
 
     @property
@@ -124,9 +126,8 @@ class ModelCheckpoint(Callback):
             self._begin()
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Take away what a killed writer left, and what it no longer came to delete."""
+        """Take away what a killed run no longer came to delete."""
         if trainer.is_global_zero:
-            trainer.session.try_files(self.store.tidy, f"{self.store.place} could not be tidied")
             for name in self._dropping:
                 self.store.remove(name)
 
@@ -176,7 +177,7 @@ class ModelCheckpoint(Callback):
         self._dropping = [name for name in state_dict["dropping"] if name in there and name not in self._kept.scores]
         # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
         self._saved_at, self._saved_score = tuple(state_dict["saved_at"]), state_dict["saved_score"]
-        self._unkept = list(state_dict["unkept"])
+        self._unkept, self._written = list(state_dict["unkept"]), self._kept.last
 
     def save(self, trainer: Trainer, end: str = "", always: bool = False) -> None:
         """Save now, unless this step is saved. Call it on all ranks.
@@ -193,7 +194,9 @@ class ModelCheckpoint(Callback):
         if here == self._saved_at and not self._has_new_score(trainer):
             return
         trainer.session.writer.wait()  # its outcome is known from here on
-        name, score, before, last = self._name(trainer) + end, self._score(trainer), self._kept.copy(), self._kept.last
+        early = always or (state.current_epoch == 0 and not ended)  # values may still be to come
+        name, score = self._name(trainer, early) + end, self._score(trainer, early)
+        before, last = self._kept.copy(), self._written
         if again and last:
             self._kept.scores.pop(last, None)
         self._saved_at, self._saved_score, self._saved_when = here, score, trainer.session.pulse.now
@@ -206,6 +209,7 @@ class ModelCheckpoint(Callback):
 
         def settle(written: bool) -> None:
             """Rank 0, in the writing thread: what follows from the outcome."""
+            self.failed, self._written = not written, name if written else ""
             if not written:
                 self._kept = before
                 return
@@ -227,12 +231,12 @@ class ModelCheckpoint(Callback):
             return False
         return self._saved_score != trainer.callback_metrics[self.monitor]
 
-    def _score(self, trainer: Trainer) -> float:
+    def _score(self, trainer: Trainer, early: bool) -> float:
         if self.monitor is None:
             return float(trainer.global_step)
         if self.monitor not in trainer.callback_metrics:
-            if trainer.session.awaits_validation:
-                return math.nan  # the first validation is still to come: this one ranks last
+            if early or trainer.session.awaits_validation:
+                return math.nan  # it is still to come: this one ranks last
             raise ConfigError(
                 f"ModelCheckpoint.monitor is '{self.monitor}', which was not logged; there are "
                 f"{', '.join(sorted(trainer.callback_metrics)) or 'none'}."
@@ -241,11 +245,12 @@ class ModelCheckpoint(Callback):
             return math.nan  # the value is of other weights: this one ranks last
         return trainer.callback_metrics[self.monitor]
 
-    def _name(self, trainer: Trainer) -> str:
+    def _name(self, trainer: Trainer, early: bool) -> str:
         values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
         places = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         try:
-            name = self.filename.replace("/", "_").format(**(values | places))
+            known = values | places
+            name = self.filename.replace("/", "_").format_map(_Early(known) if early else known)
         except (KeyError, ValueError) as error:
             why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
@@ -257,6 +262,13 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint.filename is '{self.filename}', which gives '{name}'; it must name a folder of its own."
             )
         return name
+
+
+class _Early(dict[str, Any]):
+    """Values of which some may be missing: those are written as nan."""
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
 
 
 def keepers(callbacks: Sequence[Callback]) -> list[ModelCheckpoint]:

@@ -53,13 +53,16 @@ def load(
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
-    with _find(ckpt_path, stores, resume, tell) as found:
-        if found is None:
-            return None
-        path, folder = found
-        training = load_training(folder) if resume else None
-        load_weights(folder, model)
-        return Loaded(path, training)
+    try:
+        with _find(ckpt_path, stores, resume, tell) as found:
+            if found is None:
+                return None
+            path, folder = found
+            training = load_training(folder) if resume else None
+            load_weights(folder, model)
+            return Loaded(path, training)
+    except OSError as error:
+        raise CheckpointError(f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}.") from error
 
 
 @contextmanager
@@ -68,7 +71,7 @@ def _find(
 ) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
-            yield _newest(stores, resume, tell, stack) if ckpt_path == "last" or _any(stores) else None
+            yield _newest(stores, resume, tell, stack, ckpt_path == "auto")
             return
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
         folder = stack.enter_context(store.fetch(name))
@@ -79,21 +82,28 @@ def _find(
         yield store.path_of(name), folder
 
 
-def _newest(stores: Sequence[Store], resume: bool, tell: Callable[[str], None], stack: ExitStack) -> tuple[str, Path]:
-    """Return the newest checkpoint that is whole, as (where it lies, its folder on this machine)."""
+def _newest(
+    stores: Sequence[Store], resume: bool, tell: Callable[[str], None], stack: ExitStack, or_none: bool
+) -> tuple[str, Path] | None:
+    """Return the newest checkpoint that is whole, as (where it lies, its folder on this machine); None where none counts."""
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
-    weights_alone = ""
+    weights_alone, damaged = "", False
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
         folder = stack.enter_context(store.fetch(name))
         try:
             manifest = verify(folder)
         except CheckpointError as error:
             tell(f"{error} The one before it is taken.")
+            damaged = True
             continue
         if resume and TRAINING not in manifest["files"]:
             weights_alone = store.path_of(name)
             continue
         return store.path_of(name), folder
+    if or_none and not damaged:
+        if weights_alone:
+            tell(f"{weights_alone} holds weights alone: nothing to go on from, the run begins anew.")
+        return None
     if weights_alone:
         raise CheckpointError(
             f"{weights_alone} holds weights alone: a run cannot go on from it. It can be validated and tested, and a new run "
@@ -109,10 +119,6 @@ def written(store: Store, name: str) -> str:
             return str(read_manifest(folder)["written"])
         except (CheckpointError, KeyError):
             return "unknown"  # behind all digits: tried first, and so told of
-
-
-def _any(stores: Sequence[Store]) -> bool:
-    return any(store.names() for store in stores)
 
 
 def _best(stores: Sequence[Store]) -> tuple[Store, str]:

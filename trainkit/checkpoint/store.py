@@ -16,6 +16,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -29,6 +30,7 @@ from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, fl
 from trainkit.errors import ConfigError
 
 LINKS = ("last", "best")
+_LEFT = re.compile(r"\.(?P<name>.+?)\.\d+(?P<before>\.before)?")
 
 
 class Store(ABC):
@@ -167,19 +169,17 @@ class LocalStore(Store):
         """See Store."""
         if not self.folder.is_dir():
             return
-        for path in [p for p in self.folder.iterdir() if p.name.startswith(".")]:
-            name, _, rest = path.name[1:].rpartition(".")
-            if rest == "before":
-                name = name.rpartition(".")[0]
-                if not (self.folder / name).exists():
-                    path.rename(self.folder / name)
-                    continue
-            elif not rest.isdigit():
+        for path in list(self.folder.iterdir()):
+            found = _LEFT.fullmatch(path.name)
+            if found is None:
                 continue  # none of ours
             if path.is_symlink():
                 path.unlink(missing_ok=True)
-            elif path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir() and {p.name for p in path.iterdir()} <= {MANIFEST, TRAINING, WEIGHTS}:
+                if found["before"] and not (self.folder / found["name"]).exists():
+                    path.rename(self.folder / found["name"])
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 class RemoteStore(Store):
@@ -203,6 +203,7 @@ class RemoteStore(Store):
         self._files.makedirs(there, exist_ok=True)
         if self._files.exists(f"{there}/{MANIFEST}"):
             self._files.rm(f"{there}/{MANIFEST}")  # first: without it, what is left is no checkpoint
+        if self._files.exists(there):
             self._files.rm(there, recursive=True)
             self._files.makedirs(there, exist_ok=True)
         try:

@@ -140,6 +140,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
     torch.set_num_threads(1)
     if sys.argv[1] == "serve":
         serve()

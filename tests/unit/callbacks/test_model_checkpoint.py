@@ -20,7 +20,7 @@ from tests.resuming import assert_same_run
 from tests.threads import ThreadEngine, World
 from tests.toy import Line, Net, loader, quiet
 from trainkit.callback import Callback
-from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import make_store
 from trainkit.errors import ConfigError
@@ -281,11 +281,11 @@ class Dies(Line):
         return optimizer
 
 
-def train(folder: Path, task: Dies, **settings: Any) -> tuple[Trainer, ModelCheckpoint]:
+def train(folder: Path, task: Dies, *callbacks: Callback, **settings: Any) -> tuple[Trainer, ModelCheckpoint]:
     """Train two epochs of 6 steps with validation each 3, from "auto"; nothing is saved but after an error and at the end."""
     keeper = ModelCheckpoint(save_on_exception=True, every_n_epochs=None, save_top_k=-1)
     known: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 3, "log_every_n_steps": 1, "logger": CSVLogger()}
-    trainer = quiet(folder, callbacks=keeper, **(known | settings))
+    trainer = quiet(folder, callbacks=[*callbacks, keeper], **(known | settings))
     trainer.fit(task, loader(23, shuffle=True), loader(11), ckpt_path="auto")
     return trainer, keeper
 
@@ -524,3 +524,68 @@ def test_a_filename_that_cannot_be_filled_in_is_refused(filename: str, tmp_path:
     """A filename that is no good pattern is refused in words, most of them before anything is trained."""
     with pytest.raises(ConfigError, match=r"ModelCheckpoint\.filename is '\{.*'"):
         quiet(tmp_path, callbacks=ModelCheckpoint(filename=filename)).fit(Line(), loader(8))
+
+
+def test_an_average_does_not_keep_rank_0_from_saving_alone(tmp_path: Path) -> None:
+    """With EMA, whose buffers are sent when a checkpoint is taken, rank 0 saves alone after an error and waits for nobody."""
+
+    class Plain(Dies):
+        make_model = Line.make_model  # ranks that are threads share their random numbers
+
+    def work(engine: ThreadEngine) -> None:
+        train(tmp_path, Plain("step", 4, 0), EMA(), engine=engine, logger=False)
+
+    with pytest.raises(ValueError, match="in step"):
+        World(2).run(work)
+    (name,) = kept(tmp_path / "checkpoints")
+    assert name.endswith("-exception")
+
+
+@pytest.mark.parametrize("wish", [{"monitor": "train/loss"}, {"filename": "{epoch}-{val_loss:.3f}"}])
+def test_values_may_come_later_than_the_first_checkpoint(tmp_path: Path, wish: dict[str, Any]) -> None:
+    """A checkpoint inside the first epoch may lack the value that is monitored, or stands in its name."""
+    keeper = ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, **wish)
+
+    class Later(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/loss", loss, on_step=False, on_epoch=True)
+            return loss
+
+    quiet(tmp_path, max_epochs=2, callbacks=keeper).fit(Later(), loader(8), loader(4))
+    assert keeper.best_model_score is None or keeper.best_model_score >= 0
+    assert len(kept(tmp_path / "checkpoints")) >= 2
+
+
+def test_a_save_that_failed_costs_no_older_one_when_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose first save failed and that is saved again with its new score supersedes nothing but itself."""
+    real, fails = ckpt.write, iter([False, True])
+
+    def once(folder: Path, *args: Any) -> None:
+        if next(fails, False):
+            raise OSError("No space left on device")
+        real(folder, *args)
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", once)
+    keeper = ModelCheckpoint(monitor="val/loss", save_top_k=2, every_n_train_steps=2, every_n_epochs=None)
+    quiet(tmp_path, max_epochs=2, callbacks=keeper).fit(Line(), loader(8), loader(4))
+    assert [name.rpartition("=")[2] for name in kept(tmp_path / "checkpoints")] == ["2", "4"]
+
+
+def test_another_runs_checkpoints_in_a_shared_folder_are_not_touched(tmp_path: Path) -> None:
+    """A run from the start in a dirpath that holds checkpoints is refused; going on with them is not."""
+    place = str(tmp_path / "shared")
+    quiet(tmp_path / "one", callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8))
+    before = kept(Path(place))
+    with pytest.raises(ConfigError, match=r"dirpath is '.*shared', which holds checkpoints of another run \(epoch=0-step=2\)"):
+        quiet(tmp_path / "two", callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8))
+    assert kept(Path(place)) == before
+    quiet(tmp_path / "two", max_epochs=2, callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8), ckpt_path="auto")
+
+
+def test_a_run_that_begins_at_another_runs_checkpoint_has_one_of_its_own(tmp_path: Path) -> None:
+    """Gone on with from another run's folder, and ended at once, a run leaves a checkpoint in its own."""
+    quiet(tmp_path / "one", callbacks=ModelCheckpoint()).fit(Line(), loader(8))
+    last = str(tmp_path / "one" / "checkpoints" / "last")
+    quiet(tmp_path / "two", callbacks=ModelCheckpoint()).fit(Line(), loader(8), ckpt_path=last)
+    assert ckpt.verify(tmp_path / "two" / "checkpoints" / "last")["global_step"] == 2

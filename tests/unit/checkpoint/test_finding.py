@@ -113,3 +113,17 @@ def test_a_path_that_is_no_checkpoint_is_told_what_one_is(tmp_path: Path) -> Non
     """Any other folder is refused, with what a checkpoint's folder holds."""
     with pytest.raises(CheckpointError, match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json"):
         load(str(tmp_path), [], line(), resume=True)
+
+
+def test_auto_begins_anew_where_there_are_weights_alone(tmp_path: Path) -> None:
+    """A job that restarts with "auto" and finds weights alone begins anew, and says so."""
+    store, told = store_of(tmp_path), []
+    store.write("bare", snapshot())
+    assert load("auto", [store], line(), resume=True, tell=told.append) is None
+    assert "bare holds weights alone: nothing to go on from" in told[0]
+
+
+def test_a_url_without_a_checkpoint_is_an_error_in_words() -> None:
+    """A URL where nothing lies is told as such, without a traceback of its library."""
+    with pytest.raises(CheckpointError, match=r"ckpt_path is 'memory://nowhere/x', which cannot be read"):
+        load("memory://nowhere/x", [], line(), resume=True)

@@ -119,8 +119,12 @@ def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
         (store.folder / name).mkdir()
     (store.folder / "a").rename(store.folder / ".a.55.before")
     (store.folder / ".last.9").symlink_to("a")
+    for name in (".python.3", ".cache.before"):  # the user's own
+        (store.folder / name).mkdir()
+        (store.folder / name / "precious").touch()
     store.tidy()
-    assert sorted(p.name for p in store.folder.iterdir()) == [".d.e", ".notes", "a", "b"]
+    assert sorted(p.name for p in store.folder.iterdir()) == [".cache.before", ".d.e", ".notes", ".python.3", "a", "b"]
+    assert (store.folder / ".python.3" / "precious").exists()
     ckpt.verify(store.folder / "a")
 
 
