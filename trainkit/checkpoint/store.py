@@ -30,7 +30,7 @@ from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, fl
 from trainkit.errors import ConfigError
 
 LINKS = ("last", "best")
-_LEFT = re.compile(r"\.(?P<name>.+?)\.\d+(?P<before>\.before)?")
+_LEFT = re.compile(r"\.(?P<name>.+)\.\d+\.(?P<kind>draft|before)")
 
 
 class Store(ABC):
@@ -101,7 +101,7 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 class LocalStore(Store):
-    """A folder. Hidden names in it are drafts (.NAME.PID) and, for a moment, what is replaced (.NAME.PID.before)."""
+    """A folder. Hidden names in it are drafts (.NAME.PID.draft) and, for a moment, what is replaced (.NAME.PID.before)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -113,7 +113,7 @@ class LocalStore(Store):
         if folder.exists() and not _is_checkpoint(folder):
             raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
         self.folder.mkdir(parents=True, exist_ok=True)
-        draft, aside = (self.folder / f".{name}.{os.getpid()}{end}" for end in ("", ".before"))
+        draft, aside = (self.folder / f".{name}.{os.getpid()}{end}" for end in (".draft", ".before"))
         shutil.rmtree(draft, ignore_errors=True)
         try:
             draft.mkdir()
@@ -138,7 +138,7 @@ class LocalStore(Store):
 
     def remove(self, name: str) -> None:
         """See Store."""
-        aside = self.folder / f".{name}.{os.getpid()}"
+        aside = self.folder / f".{name}.{os.getpid()}.draft"
         with contextlib.suppress(OSError):
             (self.folder / name).rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
@@ -148,7 +148,7 @@ class LocalStore(Store):
         path = self.folder / link
         if path.is_dir() and not path.is_symlink() and (path / MANIFEST).is_file():
             shutil.rmtree(path)
-        draft = self.folder / f".{link}.{os.getpid()}"
+        draft = self.folder / f".{link}.{os.getpid()}.draft"
         draft.unlink(missing_ok=True)
         draft.symlink_to(name)
         draft.replace(path)
@@ -175,11 +175,10 @@ class LocalStore(Store):
                 continue  # none of ours
             if path.is_symlink():
                 path.unlink(missing_ok=True)
-            elif path.is_dir() and {p.name for p in path.iterdir()} <= {MANIFEST, TRAINING, WEIGHTS}:
-                if found["before"] and not (self.folder / found["name"]).exists():
-                    path.rename(self.folder / found["name"])
-                else:
-                    shutil.rmtree(path, ignore_errors=True)
+            elif found["kind"] == "before" and not (self.folder / found["name"]).exists():
+                path.rename(self.folder / found["name"])
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class RemoteStore(Store):

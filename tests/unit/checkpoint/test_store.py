@@ -115,10 +115,11 @@ def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
     """Drafts go; a checkpoint that was just being replaced comes back; what is not ours stays."""
     store = store_of(tmp_path)
     fill(store, "a", "b")
-    for name in (".c.123", ".b.77.before", ".notes", ".d.e"):
+    for name in (".c.123.draft", ".b.77.before", ".notes", ".d.e"):
         (store.folder / name).mkdir()
     (store.folder / "a").rename(store.folder / ".a.55.before")
-    (store.folder / ".last.9").symlink_to("a")
+    (store.folder / ".last.9.draft").symlink_to("a")
+    (store.folder / ".c.123.draft" / ".tmpab12").touch()  # what safetensors was writing
     for name in (".python.3", ".cache.before"):  # the user's own
         (store.folder / name).mkdir()
         (store.folder / name / "precious").touch()
