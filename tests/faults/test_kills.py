@@ -153,7 +153,7 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     assert re.search(r"step=9 was NOT written: .*\. Training goes on\.", told)
     assert re.search(r"Checkpoints that were NOT written: .*step=9.*step=12", told)
     assert drafts(tmp_path / "run") == []
-    assert verify(newest(tmp_path / "run"))["global_step"] == 6
+    assert verify(newest(tmp_path / "run"))["global_step"] in (5, 6)  # that of step 6 may still be on its way at step 7
     assert load("last", [store(tmp_path / "run")], _Anything(), resume=True) is not None
 
 
