@@ -154,7 +154,7 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     folder = Path(tempfile.mkdtemp(prefix="trainkit-check-resume-"))
     equal = False
     try:
-        fixed = [*overrides, *same, *_settings(config, folder), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
+        fixed = [*overrides, *same, *_settings(config), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
         begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # of a run that begins
         _run_three(Children(launcher, fixed, folder), asked, ["ckpt_path=last", *begun])
         runs = resume.Runs(folder / "whole", folder / "killed", folder / "notes", asked.save_at, asked.kill_at, asked.ranks)
@@ -205,8 +205,8 @@ def _launcher(config: dict[str, Any], asked: Asked) -> Launcher:
     return launcher_of("ddp" if target.endswith("DDPEngine") else "auto")
 
 
-def _settings(config: dict[str, Any], folder: Path) -> list[str]:
-    """Return the overrides that keep the runs quiet, and their files in the folder."""
+def _settings(config: dict[str, Any]) -> list[str]:
+    """Return the overrides that keep the runs quiet, and their files in their own folders."""
     loggers: dict[str, Any] = config.get("logger") or {}
     tables = [name for name, node in loggers.items() if str(node.get("_target_")).endswith("CSVLogger")]
     settings = ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
@@ -214,5 +214,5 @@ def _settings(config: dict[str, Any], folder: Path) -> list[str]:
     settings += [] if tables else ["logger.csv._target_=trainkit.loggers.CSVLogger"]
     for name, node in (config.get("callbacks") or {}).items():
         if str(node.get("_target_")).endswith("ModelCheckpoint") and node.get("dirpath"):
-            settings.append(f"callbacks.{name}.dirpath='{folder / 'kept-by' / name}'")  # not among the user's own
+            settings.append(f"callbacks.{name}.dirpath='${{run_dir}}/kept-by/{name}'")  # not among the user's own
     return settings
