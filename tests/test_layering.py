@@ -18,7 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
     ["errors", "version"],
-    ["durations", "signals"],
+    ["durations", "signals", "signing"],
     ["arguments", "lightning", "limits", "run_dir", "run_lock", "state", "sync_guard"],
     ["precision", "optim", "data", "task_hooks"],
     ["metric_objects"],
@@ -31,6 +31,7 @@ FLOORS = [
     ["settings"],
     ["session"],
     ["saving"],
+    ["elastic"],
     ["fitting"],
     ["running"],
     ["trainer"],
@@ -69,6 +70,7 @@ TORCH_FREE = [
     "durations",
     "engine.knobs",
     "engine.launcher",
+    "engine.membership",
     "engine.options",
     "engine.process_set",
     "engine.select",
@@ -80,6 +82,7 @@ TORCH_FREE = [
     "schema",
     "shipped",
     "signature",
+    "signing",
     "version",
 ]
 NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good

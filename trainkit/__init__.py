@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
     from trainkit.callbacks import EarlyStopping as EarlyStopping
+    from trainkit.callbacks import Elastic as Elastic
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
     from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from trainkit.data.module import DataModule as DataModule
@@ -39,6 +40,7 @@ _HOMES = {
     "DataModule": "trainkit.data.module",
     "EMA": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
+    "Elastic": "trainkit.callbacks",
     "ModelCheckpoint": "trainkit.callbacks",
     "Preempted": "trainkit.errors",
     "StochasticWeightAveraging": "trainkit.callbacks",

@@ -67,8 +67,20 @@ def train_feed(
     engine: Engine,
     move: Callable[[Any], Any],
     pad: bool = False,
+    declared_ranks: int | None = None,
 ) -> Feed:
     """Return the feed of training data.
+
+    Args:
+        data: what the user handed in.
+        source: what was read of it; None for a stream.
+        changes: microbatches of a rank in a step, by epoch.
+        limit: trainer.limit_train_batches.
+        seed: of order and augmentation.
+        engine: the ranks.
+        move: puts a batch on the device.
+        pad: trainer.pad_last_step.
+        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: as many as there are.
 
     Raises:
         ConfigError: a limit leaves nothing, or a short last step is to be filled that is dropped or unknown.
@@ -90,9 +102,10 @@ def train_feed(
             f"The training data has {source.num_samples} samples for {engine.world_size} ranks; each rank needs one at "
             "least. Start fewer ranks."
         )
-    samples = _limited(source, limit, engine.world_size)
+    declared = declared_ranks or engine.world_size
+    samples = _limited(source, limit, declared)
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
-    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad)
+    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad, declared)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "

@@ -30,6 +30,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from trainkit import schema
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.run_dir import job_started
 from trainkit.shipped import conf_folders
 
 # Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/run.py).
@@ -186,7 +187,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     assert isinstance(resolved, dict)
     plain = {str(key): value for key, value in resolved.items()}
     plain.setdefault("seed", 0)
-    plain.setdefault("run_dir", f"runs/{plain['conf']}/{time.strftime('%Y-%m-%d_%H-%M-%S', _STARTED)}")
+    plain.setdefault("run_dir", f"runs/{plain['conf']}/{job_started() or time.strftime('%Y-%m-%d_%H-%M-%S', _STARTED)}")
     _refuse_trust_in_files(plain.get("trust") or [], overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":

@@ -7,9 +7,11 @@
             SyncError        a step read a value off the device, which assert_no_sync forbids
         DivergenceError      a loss is not finite, or ranks no longer have the same weights
         EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
+            JobEnded         the elastic job that this worker belongs to is over
         CheckpointError      a checkpoint is missing, damaged or does not fit
 
     Preempted                exit code 75: a signal ended the run, and a checkpoint is there to go on from
+    Dismissed                exit code 0: an elastic job goes on without this worker
 
 Every message says which key or name, the value given, what is legal, and what to do next.
 """
@@ -55,6 +57,10 @@ class EngineError(TrainkitError):
     """The launcher, Horovod, torch.distributed or the device is not what the run needs."""
 
 
+class JobEnded(EngineError):  # noqa: N818 - it is what happened
+    """The elastic job that this worker belongs to is over, or its driver cannot be reached any more."""
+
+
 class CheckpointError(TrainkitError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
@@ -63,6 +69,16 @@ class Preempted(SystemExit):  # noqa: N818 - it is no error
     """A signal ended `fit` at a step's end; uncaught, it ends the process with 75 (sysexits' EX_TEMPFAIL: try again)."""
 
     exit_code = 75
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.exit_code)
+        self.text = text
+
+
+class Dismissed(SystemExit):  # noqa: N818 - it is no error
+    """An elastic job has no use for this worker any more, as its host was taken away; uncaught, it ends the process with 0."""
+
+    exit_code = 0
 
     def __init__(self, text: str) -> None:
         super().__init__(self.exit_code)

@@ -19,6 +19,7 @@ from trainkit.checkpoint.store import local_copy
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
+from trainkit.elastic import ElasticSession
 from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import ConfigError
 from trainkit.guards.finite import FiniteLosses
@@ -29,12 +30,11 @@ from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.schedule import LearningRates
 from trainkit.run_dir import set_aside
-from trainkit.saving import SavingSession
 from trainkit.session import seed_everything
 from trainkit.sync_guard import SyncGuard
 
 
-class FitSession(SavingSession):
+class FitSession(ElasticSession):
     """A Session that trains; `run` and `contract` are there after `build`."""
 
     def __enter__(self) -> FitSession:
@@ -60,10 +60,18 @@ class FitSession(SavingSession):
             )
         source = read_source(data, "train_dataloaders", training=True)
         batch_size = assembly.batch_size_of(data, source, engine)
-        changes = derive_accumulation(batch_size, engine.world_size, settings.accumulate, settings.global_batch_size)
+        if engine.is_main:
+            for store in self.stores:
+                self.try_files(store.tidy, f"{store.place} could not be tidied")
+        assembly.place(task, engine, self.precision, settings.channels_last)  # before weights are loaded: loading casts
+        saved = self._find(ckpt_path)
+        declared = self._declared_ranks(saved)
+        changes = derive_accumulation(batch_size, declared, settings.accumulate, settings.global_batch_size)
         if settings.overfit and source is not None:
             source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
-        feed = assembly.train_feed(data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad)
+        feed = assembly.train_feed(
+            data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad, declared
+        )
         self._feed = feed
         self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)
@@ -77,14 +85,13 @@ class FitSession(SavingSession):
                 )
         self.contract = Contract(
             batch_size,
-            engine.world_size,
+            declared,
             changes[0][1],
             settings.lr_scaling,
             settings.lr_reference_batch_size,
             derive_warmup(settings.lr_warmup_steps, settings.lr_warmup_epochs, feed.num_steps_in),
             tuple(changes[1:]),
         )
-        assembly.place(task, engine, self.precision, settings.channels_last)
         if settings.assert_no_sync and settings.compile and engine.device.type == "cpu":
             raise ConfigError(
                 "trainer.assert_no_sync and trainer.compile are both set: on the CPU the calls are watched in a way that keeps "
@@ -117,10 +124,9 @@ class FitSession(SavingSession):
         )
         self.prog_bar_names = self.run.log.prog_bar
         seed_everything(mix(settings.seed, engine.rank))
-        if engine.is_main:
-            for store in self.stores:
-                self.try_files(store.tidy, f"{store.place} could not be tidied")
-        if ckpt_path is None or not self._resume(ckpt_path):
+        if saved is not None:
+            self._put_back(saved)
+        else:
             engine.run_on_main(self._refuse_foreign)
             if engine.is_main:
                 set_aside(self.run_dir)

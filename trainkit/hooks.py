@@ -59,6 +59,12 @@ class Hooks:
         for implementation in self._table.get(name, ()):
             implementation(*args)
 
+    def of_callbacks(self, name: str, *args: Any) -> None:
+        """Call the hook `name` of the callbacks alone."""
+        for implementation in self._table.get(name, ()):
+            if isinstance(implementation, functools.partial):
+                implementation(*args)
+
 
 def _stray_hook(cls: type, known: Collection[str]) -> str | None:
     """Return the name of a method that looks like a hook and is none, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from pathlib import Path
 
@@ -13,13 +14,16 @@ def make_run_dir(wish: str | Path | None, task_name: str) -> Path:
     """Return the folder, made where it is not there.
 
     Args:
-        wish: where; None for a new folder runs/<task_name>/<time> below where the user stands.
+        wish: where; None for a new folder runs/<task_name>/<time> below where the user stands. In an elastic job, whose
+            ranks come later too, the time is the job's.
         task_name: the Task's class.
 
     Raises:
         ConfigError: it cannot be written.
     """
     try:
+        if wish is None and (started := job_started()):
+            wish = Path("runs", task_name, started)
         if wish is None:
             return _new_folder(Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute())
         folder = Path(wish).absolute()
@@ -31,6 +35,11 @@ def make_run_dir(wish: str | Path | None, task_name: str) -> Path:
         shown = f"'{wish}'" if wish is not None else "null (runs/ below the current folder)"
         raise ConfigError(f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder.") from error
     return folder
+
+
+def job_started() -> str:
+    """Return when the elastic job began that this process belongs to, as its launcher says; "" outside of one."""
+    return os.environ.get("TRAINKIT_JOB_STARTED", "")
 
 
 def _new_folder(path: Path) -> Path:

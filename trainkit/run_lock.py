@@ -19,6 +19,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ LOCK = ".lock"
 _HELD = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _MOST_BYTES = 1 << 16
+_AGAIN_S = 0.2
 
 
 class _HeldError(Exception):
@@ -50,11 +52,12 @@ class RunLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
-    def take(self, run_dir: Path) -> None:
+    def take(self, run_dir: Path, patience_s: float = 0.0) -> None:
         """Take the folder, before anything is written there.
 
         Args:
             run_dir: a folder that is there.
+            patience_s: seconds to wait for another run to let it go.
 
         Raises:
             ConfigError: another run has it (names host, process, command and since when), or it cannot be written.
@@ -63,7 +66,7 @@ class RunLock:
         path = run_dir / LOCK
         _refuse_own(path, run_dir)
         try:
-            self._file, locked = _open_locked(path)
+            self._file, locked = _open_locked(path, patience_s)
         except _HeldError:
             raise ConfigError(_refusal(run_dir, _read(path))) from None
         except OSError as error:
@@ -94,8 +97,9 @@ class RunLock:
         self._file = None
 
 
-def _open_locked(path: Path) -> tuple[int, bool]:
+def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:
     """Open and lock the file that stands at `path`; return its descriptor and whether there are locks."""
+    deadline = time.monotonic() + patience_s
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -103,6 +107,12 @@ def _open_locked(path: Path) -> tuple[int, bool]:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), path.stat()):
                     return file, locked
+        except _HeldError:
+            os.close(file)
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
+            continue
         except BaseException:
             os.close(file)
             raise

@@ -8,10 +8,11 @@ an error    rank 0 alone saves what there was before the step that failed, where
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,7 +30,6 @@ from trainkit.loop import Run
 from trainkit.metrics import MetricLog
 from trainkit.optim.contract import Contract
 from trainkit.pulse import Pulse
-from trainkit.run_lock import RunLock
 from trainkit.session import Session
 from trainkit.signals import Signals
 
@@ -63,10 +63,6 @@ class SavingSession(Session):
         self.saves_alone = False  # whether rank 0 saves without the others
         self._part_before: dict[str, Any] | None = None  # of this rank, as of before the validation that is going on
 
-    def _claim(self) -> None:
-        lock = self._stack.enter_context(RunLock())
-        self.engine.run_on_main(lambda: lock.take(self.run_dir))
-
     def _tear_down(self, error: BaseException | None) -> None:
         super()._tear_down(error)
         try:
@@ -78,7 +74,7 @@ class SavingSession(Session):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, PeerError):  # the launcher ends this rank because another failed: that one has told why
+        if isinstance(error, PeerError) and not self._stays:  # the launcher ends this rank: the one that failed has told why
             self.signals.raise_again()
 
     def finish_writing(self) -> None:
@@ -110,21 +106,36 @@ class SavingSession(Session):
         """
         if not self.saves_alone:
             self.engine.broadcast_tensors(self.task.buffers())
+        with self._collected(weights_only) as training:
+            if self.engine.is_main:
+                snapshot = self.writer.snapshot(tensors_of(self.task), training, self._about())
+        if self.engine.is_main:
+            self.writer.start(lambda: settle(self._write(store, name, snapshot)))
+
+    @contextlib.contextmanager
+    def _collected(self, weights_only: bool = False, for_all: bool = False) -> Iterator[dict[str, Any] | None]:
+        """Within the context the task's weights are those to be saved; yield what is saved beside them.
+
+        Args:
+            weights_only: yield None.
+            for_all: any rank is to go on from it as if it were rank 0, whose callbacks alone know of the run's files.
+        """
         extra: dict[str, Any] = {}
         try:
             self.hooks("on_save_checkpoint", extra)
             training = None
             if not weights_only:
                 part = self._part_before or contents.own_part(self.run)
+                if for_all and self.engine.is_main:
+                    part = part | {"of_rank_0": contents.without_tensors(contents.of_callbacks(self.trainer.callbacks, extra))}
                 ranks = [part] if self.saves_alone else self.engine.all_gather_object(part)
                 training = contents.gather(self.run, self.trainer.callbacks, extra, ranks)
                 training |= {"contract": self.contract.to_dict(), "validations": self.num_validations}
-            if self.engine.is_main:
-                snapshot = self.writer.snapshot(_tensors_of(self.task), training, self._about())
+                if for_all:
+                    training |= contents.with_tensors(ranks[0]["of_rank_0"], training)
+            yield training
         finally:
             self.hooks("on_save_checkpoint_end")
-        if self.engine.is_main:
-            self.writer.start(lambda: settle(self._write(store, name, snapshot)))
 
     def _about(self) -> dict[str, Any]:
         about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}
@@ -143,17 +154,46 @@ class SavingSession(Session):
 
     # -- resume -----------------------------------------------------------------------------------------------------
 
-    def _resume(self, ckpt_path: str) -> bool:
-        """Put the run where a checkpoint left it; return False where there is none and "auto" was asked for."""
+    def _find(self, ckpt_path: str | None) -> dict[str, Any] | None:
+        """Load on rank 0 the weights that the run goes on from; return what was kept beside them, on all ranks.
+
+        The state of optimizers stays on rank 0, whose `engine.prepare` sends it on; the others get its settings alone.
+
+        Returns:
+            None where there is nothing to go on from, and "auto" or nothing was asked for.
+        """
+        if not self._may_go_on(ckpt_path):
+            return None
+        states: list[dict[str, Any]] = []
 
         def read() -> tuple[str, dict[str, Any]] | None:
-            found = load(ckpt_path, self.stores, self.task, True, self.tell)
-            return None if found is None else (found.path, found.training or {})
+            found = self._read_training(ckpt_path)
+            if found is None:
+                return None
+            path, training = found
+            states.extend(training["optimizers"])
+            settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
+            return path, training | {"optimizers": settings}
 
         found = self.engine.run_on_main(read)
         if found is None:
-            return False
+            return None
         self.resumed_from, saved = found
+        return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
+
+    def _may_go_on(self, ckpt_path: str | None) -> bool:
+        """Whether there may be something to go on from; the same on all ranks."""
+        return ckpt_path is not None
+
+    def _read_training(self, ckpt_path: str | None) -> tuple[str, dict[str, Any]] | None:
+        """Rank 0: load weights into the task; return where they came from and what was kept beside them."""
+        assert ckpt_path is not None
+        found = load(ckpt_path, self.stores, self.task, True, self.tell)
+        return None if found is None else (found.path, found.training or {})
+
+    def _put_back(self, saved: dict[str, Any]) -> None:
+        """Put the run where it was when it was saved."""
+        assert self.resumed_from is not None
         left = contents.restore(self.run, self.trainer.callbacks, saved)
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
@@ -168,7 +208,6 @@ class SavingSession(Session):
             )
         self._compare_contracts(Contract(**saved["contract"]))
         self.hooks("on_load_checkpoint", saved["extra"])
-        return True
 
     def _compare_contracts(self, saved: Contract) -> None:
         """Say what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
@@ -194,8 +233,10 @@ class SavingSession(Session):
         Raises:
             Preempted: it did.
         """
-        if not self.pulse.beat():
-            return
+        if self.pulse.beat():
+            self._end_with_checkpoint()
+
+    def _end_with_checkpoint(self) -> NoReturn:
         came: list[str | None] = self.engine.all_gather_object(self.signals.received)
         full = [keeper for keeper in keepers(self.trainer.callbacks) if not keeper.save_weights_only]
         written = any(self._written_by(keeper) for keeper in full)
@@ -254,7 +295,12 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, (OSError, TrainkitError)) else f"{type(error).__name__}: {error}"
 
 
-def _tensors_of(task: Any) -> dict[str, Any]:
+def tensors_of(task: Any) -> dict[str, Any]:
+    """Return a Task's weights and buffers by name.
+
+    Raises:
+        TaskError: its state_dict holds something else.
+    """
     state: dict[str, Any] = task.state_dict()
     if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
         raise TaskError(

@@ -57,6 +57,7 @@ class Session:
     hooks: Hooks
     precision: Precision
     run_dir: Path
+    _stays = False  # whether a later session of this process goes on with the Task and its data as they are
 
     def __init__(
         self, trainer: Trainer, task: Task, stage: Stage, datamodule: DataModule | None, earlier: Session | None
@@ -93,10 +94,14 @@ class Session:
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
         sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
-        assembly.prepare_on_each_host(self.engine, [source.prepare_data for source in sources])
-        if self._datamodule is not None:
-            self._datamodule.setup(self.stage)
-        self.hooks("setup", self.stage)
+        prepares = [] if self._goes_on_here else [source.prepare_data for source in sources]
+        assembly.prepare_on_each_host(self.engine, prepares)
+        if self._goes_on_here:
+            self.hooks.of_callbacks("setup", self.stage)
+        else:
+            if self._datamodule is not None:
+                self._datamodule.setup(self.stage)
+            self.hooks("setup", self.stage)
         reset_metrics(self.task)  # what a run that was broken off has counted is not this one's
         self._stack.enter_context(compiled(self.task, settings.compile))
         self.precision = Precision(settings.precision, self.engine.device)
@@ -105,8 +110,17 @@ class Session:
     def _claim(self) -> None:
         """Have the run's folder for oneself; only a fit needs that."""
 
+    @property
+    def _goes_on_here(self) -> bool:
+        """Whether an earlier session of this process has set up the Task and its data, and this one goes on with them."""
+        return False
+
+    def _is_orderly(self, error: BaseException | None) -> bool:
+        """Whether a session that ends with this has not failed."""
+        return isinstance(error, Preempted)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Preempted):  # an orderly end
+        if self._is_orderly(error):
             kind = error = trace = None
         try:
             if self.engine.takes_part:
@@ -120,10 +134,13 @@ class Session:
     def _tear_down(self, error: BaseException | None) -> None:
         if error is not None:
             self.hooks("on_exception", error)
+        self.task._log_target = None
+        if self._stays:
+            self.hooks.of_callbacks("teardown", self.stage)
+            return
         self.hooks("teardown", self.stage)
         if self._datamodule is not None:
             self._datamodule.teardown(self.stage)
-        self.task._log_target = None
 
     @property
     def hyperparams(self) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from trainkit.arguments import IntOrFraction, NonNegativeFloat, NonNegativeInt, 
 from trainkit.callback import Callback
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
+from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.progress import ProgressBar
 from trainkit.checkpoint.store import make_store
 from trainkit.data.module import DataModule, Stage
+from trainkit.elastic import keep_going
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.fitting import FitSession
@@ -182,7 +184,7 @@ class Trainer(Running):
             self.callbacks.append(ModelCheckpoint())
         if quick:
             self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
-        self.callbacks.sort(key=lambda callback: isinstance(callback, ModelCheckpoint))  # they save what the others did
+        self.callbacks.sort(key=lambda c: isinstance(c, ModelCheckpoint) + 2 * isinstance(c, Elastic))  # what saves comes last
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None
@@ -221,17 +223,21 @@ class Trainer(Running):
         check_overrides(task, ("training_step", "configure_optimizers"))
         if self.max_epochs is None and self.max_steps is None:
             raise ConfigError(NO_END)
-        with self.open(task, datamodule) as session:
-            if not session.engine.takes_part:
-                return
-            session.build(train_dataloaders, val_dataloaders, ckpt_path, init_weights, strict)
-            self._fitted = session
-            session.hooks("on_fit_start")
-            session.sanity_check()
-            with session.signals:
-                loop.fit(session.run)
-                session.finish_writing()
-            session.hooks("on_fit_end")
+
+        def fit() -> None:
+            with self.open(task, datamodule) as session:
+                if not session.engine.takes_part:
+                    return
+                session.build(train_dataloaders, val_dataloaders, ckpt_path, init_weights, strict)
+                self._fitted = session
+                session.hooks("on_fit_start")
+                session.sanity_check()
+                with session.signals:
+                    loop.fit(session.run)
+                    session.finish_writing()
+                session.hooks("on_fit_end")
+
+        keep_going(next((c for c in self.callbacks if isinstance(c, Elastic)), None), fit, lambda: self.session)
 
     def validate(
         self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None

@@ -3,6 +3,7 @@
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping
+from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
 from trainkit.callbacks.swa import StochasticWeightAveraging
 from trainkit.callbacks.weight_averaging import EMA
@@ -13,6 +14,7 @@ __all__ = [
     "DivergenceGuard",
     "EMA",
     "EarlyStopping",
+    "Elastic",
     "ModelCheckpoint",
     "StochasticWeightAveraging",
 ]

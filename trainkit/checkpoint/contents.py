@@ -53,15 +53,47 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any], ranks
         "random": [part["random"] for part in ranks],
         "metrics": [part["metrics"] for part in ranks],
         "values": {"metrics": dict(run.metrics), "at": dict(run.metrics_at)},
-        "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)},
-        "extra": extra,
+        **of_callbacks(callbacks, extra),
     }
     _require_plain(contents, "")
     return contents
 
 
+def of_callbacks(callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of `gather` that callbacks and hooks have a say in."""
+    return {"callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)}, "extra": extra}
+
+
+class _Tensor:
+    """Stands where a tensor was; the class itself, which is pickled by name."""
+
+
+def without_tensors(tree: Any) -> Any:
+    """Return a tree of dicts, lists and tuples whose tensors are left out; those are equal on all ranks."""
+    if isinstance(tree, torch.Tensor):
+        return _Tensor
+    if isinstance(tree, dict):
+        return {key: without_tensors(value) for key, value in tree.items()}
+    return type(tree)(map(without_tensors, tree)) if type(tree) in (list, tuple) else tree
+
+
+def with_tensors(tree: Any, own: Any) -> Any:
+    """Return what `without_tensors` has left, with the tensors of `own` in their places (None where it has none)."""
+    if tree is _Tensor:
+        return own
+    if isinstance(tree, dict):
+        there = own if isinstance(own, dict) else {}
+        return {key: with_tensors(value, there.get(key)) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        held = list(own)[: len(tree)] if isinstance(own, (list, tuple)) else []
+        return type(tree)(map(with_tensors, tree, [*held, *[None] * (len(tree) - len(held))]))
+    return tree
+
+
 def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> list[str]:
     """Put a run where `gather` found it.
+
+    The optimizers' state is put back where `saved` has it: rank 0 alone needs it, since `engine.prepare` sends it on.
 
     Returns:
         What could not be put back, in words: states of callbacks that this run does not have, and the like.

@@ -9,6 +9,9 @@ ranks and microbatches only split that batch:
 so cell `micro * world_size + rank` takes the cell'th chunk. A short last step is spread evenly: it uses as many
 microbatches as it needs, of sizes that differ by one at most, and a rank may have no sample in it. Because every rank
 can work out every other rank's share, the weight of a microbatch needs no communication.
+
+Where ranks have come or gone since the run's beginning, a step stays what it was: its samples are spread over the ranks
+that there are, evenly, in as many microbatches as it takes.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ class StepPlan:
         num_samples: samples in an epoch, 0 or more.
         batch_size: samples of one microbatch on one rank.
         world_size: number of ranks.
-        accumulate: microbatches of one rank in a step.
+        accumulate: microbatches of one rank in a step, at as many ranks as it was declared for.
         drop_last: leave out a last step that is short.
         pad: fill a last step that is short with the epoch's first samples, again: places beyond the last one.
+        declared_ranks: the number of ranks that `accumulate` is meant for, where it is another than there are now.
     """
 
     num_samples: int
@@ -35,11 +39,12 @@ class StepPlan:
     accumulate: int = 1
     drop_last: bool = False
     pad: bool = False
+    declared_ranks: int | None = None
 
     @property
     def global_batch_size(self) -> int:
         """Samples of a full step on all ranks."""
-        return self.batch_size * self.world_size * self.accumulate
+        return self.batch_size * (self.declared_ranks or self.world_size) * self.accumulate
 
     @property
     def num_steps(self) -> int:

@@ -19,8 +19,9 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,33 @@ class PeerError(EngineError):
     """A collective failed because another rank ended; that rank's own message says why."""
 
 
+class RanksChanged(EngineError):
+    """The launcher has another set of ranks to go on with; raised on all ranks at the same step."""
+
+
+class Whereabouts(Protocol):
+    """Where this rank is, for a thread that watches it; written without a lock.
+
+    Attributes:
+        step: the optimizer steps taken.
+        progress: rises while the main thread gets on.
+        waiting: what it waits for the other ranks with, as "the sums of gradients"; "" where it waits for nobody.
+    """
+
+    step: int
+    progress: int
+    waiting: str
+
+
+@dataclass
+class Here:
+    """Whereabouts that nobody but this process reads."""
+
+    step: int = 0
+    progress: int = 0
+    waiting: str = ""
+
+
 class Engine(ABC):
     """The ranks of a run and what they do together.
 
@@ -49,12 +77,18 @@ class Engine(ABC):
         local_size: number of processes on this host.
         device: where this rank computes.
         told: options that change what is computed or sent, where they are not the defaults; the banner shows them.
+        is_elastic: whether ranks may be formed anew while this process lives; set once the context was entered.
+        kept_step: the newest step that this process can go on from in memory, -1 for none; an elastic launcher makes the
+            process with the newest one rank 0.
+        whereabouts: where this rank is.
         takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
             its exit until the others have done their work.
     """
 
     name: str
     takes_part = True
+    is_elastic = False
+    kept_step = -1
     told: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
 
     def __init__(self, device: Device = "auto") -> None:
@@ -64,6 +98,7 @@ class Engine(ABC):
         self.rank, self.world_size = self.launcher.rank, self.launcher.world_size
         self.local_rank, self.local_size = self.launcher.local_rank, self.launcher.local_size
         self.device = torch.device("cpu")
+        self.whereabouts: Whereabouts = Here()
 
     @property
     def is_main(self) -> bool:
@@ -81,6 +116,23 @@ class Engine(ABC):
 
     def _wait_for_all(self) -> None:  # noqa: B027 - an engine without process sets has nobody to wait for
         """Keep the ranks outside of a process set from ending, and with them the connections, before the others are done."""
+
+    @property
+    def ranks_change(self) -> bool:
+        """Whether the launcher asks for the ranks to be formed anew. Asks nobody: cheap."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027 - only an elastic engine's ranks are formed anew
+        """Cut the connections, so that entering the engine again joins the ranks that there are then."""
+
+    def outstanding(self) -> list[str]:
+        """Return the names of the tensors that wait for the other ranks now, as far as known. May be called by a thread."""
+        return []
+
+    @property
+    def _gpu_number(self) -> int:
+        """This rank's among the GPUs of its host."""
+        return self.local_rank
 
     def _take_place(self, place: Place) -> None:
         """Count ranks from now on among those of the process set."""
@@ -108,7 +160,7 @@ class Engine(ABC):
                 f"This host runs {self.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''}; each rank needs "
                 "its own. Start fewer ranks (-np, --nproc-per-node), or use engine.device=cpu."
             )
-        self.device = torch.device("cuda", self.local_rank)
+        self.device = torch.device("cuda", self._gpu_number)
         torch.cuda.set_device(self.device)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

@@ -92,7 +92,7 @@ class DDPEngine(Engine):
         self._pin_device()
         if not dist.is_initialized():
             on_gpu = self.device.type == "cuda"
-            with _peers():
+            with self._peers("the other ranks to come"):
                 backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
                 dist.init_process_group(backend, device_id=self.device if on_gpu else None, **_meeting_place())
             atexit.register(_leave)
@@ -102,7 +102,7 @@ class DDPEngine(Engine):
     def _join(self, chosen: tuple[int, ...]) -> None:
         """Make the groups of a process set; all ranks take part in that."""
         hosts: list[int] = [0] * self.world_size
-        with _peers():
+        with self._peers("the process set"):
             dist.all_gather_object(hosts, self.rank - self.local_rank)
             if self._everyone is None:  # an engine may be entered again
                 self._group = _group_of(list(chosen))
@@ -112,7 +112,7 @@ class DDPEngine(Engine):
 
     def _wait_for_all(self) -> None:
         if self._everyone is not None:
-            with _peers():
+            with self._peers("the end of the process set's work"):
                 dist.barrier(self._everyone)
 
     def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -140,7 +140,7 @@ class DDPEngine(Engine):
     def reduce_gradients(self) -> None:
         """See Engine."""
         if self._reducer is not None:
-            with _peers():
+            with self._peers("the sums of gradients"):
                 self._reducer.finish()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class DDPEngine(Engine):
         # torch.distributed matches collectives by their order. A layer's sums and those of gradients come in orders that
         # may differ between ranks (where a branch is idle on one), so they go by different groups.
         if self._statistics is None:
-            with _peers():
+            with self._peers("a group for statistics"):
                 members = None if self._group is None else dist.get_process_group_ranks(self._group)
                 self._statistics = _group_of(members, use_local_synchronization=True)
         group = self._statistics
@@ -159,7 +159,7 @@ class DDPEngine(Engine):
 
     def _sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         total = tensor.detach().clone().contiguous()
-        with _peers():
+        with self._peers("a sum"):
             dist.all_reduce(total, group=group)
         return total
 
@@ -168,7 +168,7 @@ class DDPEngine(Engine):
         if self.world_size == 1:
             return
         sent: list[tuple[Any, Tensor, Tensor]] = []
-        with _peers():
+        with self._peers("the broadcast of tensors"):
             for tensor in tensors:
                 flat = dense_view(tensor)
                 held = tensor.contiguous().reshape(-1) if flat is None else flat
@@ -182,26 +182,37 @@ class DDPEngine(Engine):
     def broadcast_object(self, value: Any) -> Any:
         """See Engine."""
         box = [value]
-        with _peers():
+        with self._peers("the broadcast of an object"):
             dist.broadcast_object_list(box, self._root, group=self._group)
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Engine."""
         values: list[Any] = [None] * self.world_size
-        with _peers():
+        with self._peers("the gathering of objects"):
             dist.all_gather_object(values, value, group=self._group)
         return values
 
     def barrier(self) -> None:
         """See Engine."""
-        with _peers():
+        with self._peers("the barrier"):
             dist.barrier(self._group)
 
     @property
     def _root(self) -> int:
         """Rank 0 of those that take part, as the launcher counts."""
         return 0 if self._group is None else dist.get_process_group_ranks(self._group)[0]
+
+    @contextlib.contextmanager
+    def _peers(self, what: str) -> Iterator[None]:
+        """Say what this rank waits for, and name a collective that failed because another rank is gone."""
+        self.whereabouts.waiting = what
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(f"Another rank ended or sent something else: {error}") from error
+        finally:
+            self.whereabouts.waiting = ""
 
 
 def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | None:
@@ -234,12 +245,3 @@ def _leave() -> None:
     """
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _peers() -> Iterator[None]:
-    """Name a collective that failed because another rank is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerError(f"Another rank ended or sent something else: {error}") from error

@@ -27,6 +27,8 @@ from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_opt
 from trainkit.engine.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
 from trainkit.engine.horovod_reduce import ALLREDUCE_TYPES, HookReducer, StockReducer
 from trainkit.engine.knobs import Knobs
+from trainkit.engine.launcher import read_launcher
+from trainkit.engine.membership import Membership
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
 from trainkit.engine.wire import make_wire
@@ -93,9 +95,14 @@ class HorovodEngine(Engine):
         self._ranks = hvd.global_process_set
         self._knobs = Knobs(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
         self._reducer: HookReducer | StockReducer | None = None
+        self._membership = Membership.current()
+        if self._membership is not None:
+            self.is_elastic, self.whereabouts = True, self._membership
 
     def _start(self) -> None:
         knobs, running = self._knobs, hvd.is_initialized()
+        if self._membership is not None and not running:
+            self._take_seat(self._membership)
         on_gpu = self._device_wish != "cpu" and torch.cuda.is_available()
         if on_gpu and not running and knobs.cycle_time_ms is None and not knobs.autotune:
             # A default, not a wish: it gives way to the user's variable without a word.
@@ -111,6 +118,34 @@ class HorovodEngine(Engine):
             for sentence in overruled:
                 print(sentence, flush=True)
 
+    def _take_seat(self, membership: Membership) -> None:
+        """Wait for a place among the ranks that there are from now on."""
+        if self._sums.process_set is not None:
+            raise ConfigError(
+                f"engine.process_set is {self._sums.process_set}, and this job is elastic: ranks come and go. Leave one out."
+            )
+        os.environ |= membership.join(self.kept_step).environment()
+        self.launcher = read_launcher()
+
+    @property
+    def ranks_change(self) -> bool:
+        """See Engine."""
+        return self._membership is not None and self._membership.wanted
+
+    def leave(self) -> None:
+        """See Engine."""
+        self.release()
+        hvd.shutdown()
+
+    def outstanding(self) -> list[str]:
+        """See Engine."""
+        return self._reducer.outstanding() if isinstance(self._reducer, HookReducer) else []
+
+    @property
+    def _gpu_number(self) -> int:
+        # Where ranks are formed anew local ranks are, too, but a process keeps its GPU.
+        return self.local_rank if self._membership is None else int(os.environ["TRAINKIT_SLOT"])
+
     def _init(self) -> None:
         """Start Horovod, where it does not run yet, and make the process set.
 
@@ -119,6 +154,11 @@ class HorovodEngine(Engine):
             EngineError: the launcher started several processes, and Horovod sees one.
         """
         started = self.launcher
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            raise EngineError(
+                "horovodrun runs in Horovod's own elastic mode, which loses samples and lets ranks drift apart. Build it with "
+                "`python -m trainkit horovod install`: its horovodrun takes the same arguments."
+            )
         chosen = None if self._sums.process_set is None else check_ranks(self._sums.process_set, started.world_size)
         self._ranks = hvd.global_process_set
         if chosen is not None and len(chosen) < started.world_size:
@@ -130,6 +170,8 @@ class HorovodEngine(Engine):
                 f"engine.process_set is {self._sums.process_set}, but Horovod runs in this process already, without this set. "
                 "Give the first engine of the process this set."
             ) from error
+        except (ValueError, RuntimeError) as error:  # a rank that was to be met is gone
+            raise PeerError(f"Horovod could not connect the ranks: {error}") from error
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if started.world_size > 1 and self.world_size == 1:
@@ -197,18 +239,18 @@ class HorovodEngine(Engine):
 
     def backward(self, loss: Tensor) -> None:
         """See Engine."""
-        with _peers():
+        with self._peers(""):
             super().backward(loss)
 
     def reduce_gradients(self) -> None:
         """See Engine."""
         if self._reducer is not None:
-            with _peers():
+            with self._peers("the sums of gradients"):
                 self._reducer.finish()
 
     def _wait_for_all(self) -> None:
         if self._ranks is not hvd.global_process_set:
-            with _peers():
+            with self._peers("the end of the process set's work"):
                 hvd.barrier()
 
     def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
@@ -223,7 +265,7 @@ class HorovodEngine(Engine):
         wire = tensor.detach().reshape(-1)
         if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
-        with _peers():
+        with self._peers(name):
             total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name=name, process_set=self._ranks)
         result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
         return result
@@ -233,7 +275,7 @@ class HorovodEngine(Engine):
         if self.world_size == 1:
             return
         sent: list[tuple[Any, Tensor, Tensor]] = []
-        with _peers():
+        with self._peers("the broadcast of tensors"):
             for i, tensor in enumerate(tensors):
                 flat = dense_view(tensor)
                 held = tensor.contiguous().reshape(-1) if flat is None else flat
@@ -247,21 +289,21 @@ class HorovodEngine(Engine):
 
     def broadcast_object(self, value: Any) -> Any:
         """See Engine."""
-        with _peers():
+        with self._peers("the broadcast of an object"):
             return hvd.broadcast_object(value, self._root, name="trainkit.broadcast_object", process_set=self._ranks)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Engine."""
         # hvd.allgather_object knows no process set.
         own = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
-        with _peers():
+        with self._peers("the gathering of objects"):
             sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self._ranks)
             everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self._ranks)
         return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
 
     def barrier(self) -> None:
         """See Engine."""
-        with _peers():
+        with self._peers("the barrier"):
             hvd.barrier(process_set=self._ranks)
 
     @property
@@ -269,11 +311,13 @@ class HorovodEngine(Engine):
         """Rank 0 of those that take part, as Horovod counts."""
         return 0 if self._ranks is hvd.global_process_set else int(self._ranks.ranks[0])
 
-
-@contextlib.contextmanager
-def _peers() -> Iterator[None]:
-    """Name a collective that failed because another rank is gone."""
-    try:
-        yield
-    except HorovodInternalError as error:
-        raise PeerError(f"Another rank ended or sent something else: {error}") from error
+    @contextlib.contextmanager
+    def _peers(self, what: str) -> Iterator[None]:
+        """Say what this rank waits for, and name a collective that failed because another rank is gone."""
+        self.whereabouts.waiting = what
+        try:
+            yield
+        except HorovodInternalError as error:
+            raise PeerError(f"Another rank ended or sent something else: {error}") from error
+        finally:
+            self.whereabouts.waiting = ""

@@ -73,6 +73,9 @@ class HookReducer(GradientReducer):
                 flat = dense_view(grad)
                 grad.copy_(total.reshape(grad.shape)) if flat is None else flat.copy_(total)
 
+    def _is_done(self, handle: Any) -> bool:
+        return bool(hvd.poll(handle[0])) if isinstance(handle[0], int) else False
+
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         # Horovod has no bfloat16, but rows are only carried: their bits may travel under another name.
         carried = values.view(torch.int16) if values.dtype == torch.bfloat16 else values

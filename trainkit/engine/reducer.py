@@ -118,6 +118,12 @@ class GradientReducer(ABC):
         for parameter in unused:
             parameter.grad = None
 
+    def outstanding(self) -> list[str]:
+        """Return the parameters whose sums have started and are not done. May be called by another thread."""
+        under_way = [(bucket, bucket.handle) for bucket in list(self._buckets)]
+        waiting = [bucket for bucket, handle in under_way if handle is not None and not self._is_done(handle)]
+        return [name for bucket in waiting for name, _ in bucket.entries]
+
     def reset(self) -> None:
         """Forget what is under way in this step."""
         self._done.clear()
@@ -192,6 +198,10 @@ class GradientReducer(ABC):
     @abstractmethod
     def _end(self, bucket: Bucket) -> None:
         """Wait for the bucket's sum and leave it in the parameters' `.grad`."""
+
+    def _is_done(self, handle: Any) -> bool:
+        """Return whether a bucket's sum is known to be done, without waiting for it."""
+        return False
 
     @abstractmethod
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:

@@ -1,0 +1,218 @@
+"""Elastic training, with workers that are threads: what is trained, and on what, does not depend on who dies when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from tests.crew import CrewEngine, Job, Killed
+from tests.toy import Line, rows
+from trainkit.callback import Callback
+from trainkit.callbacks import Elastic, ModelCheckpoint
+from trainkit.loggers import CSVLogger
+from trainkit.trainer import Trainer
+
+SAMPLES, EPOCHS = 50, 3
+
+
+class Numbered(Dataset[Any]):
+    """Rows with their number."""
+
+    def __init__(self) -> None:
+        self.rows = rows(SAMPLES)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        x, y = self.rows[index]
+        return x, y, index
+
+
+class Journal(Callback):
+    """Notes which samples each step trained on; what is trained anew replaces what was lost."""
+
+    lock = threading.Lock()
+
+    def __init__(self, engine: CrewEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]) -> None:
+        self._engine, self._events, self.book = engine, events, book
+
+    def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
+        """Note a microbatch under (epoch, step), with the generation that it belongs to."""
+        key, generation = (trainer.current_epoch, trainer.global_step), len(self._engine.job.sizes)
+        with self.lock:
+            self.book.setdefault(key, []).append((generation, batch[2].tolist()))
+
+    def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+        """Let happen what is to happen to this worker in this step, once."""
+        if event := self._events.pop((self._engine.worker, trainer.global_step), None):
+            event()
+
+
+class Numbers(Line):
+    """A Line on numbered rows, with momentum."""
+
+    def __init__(self) -> None:
+        super().__init__(lr=0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Train, and log how many samples an epoch had and how large they were."""
+        self.log("train/x", batch[0].double().mean(), on_step=False, on_epoch=True)
+        return super().training_step(batch[:2], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss."""
+        super().validation_step(batch[:2], batch_idx)
+
+
+def kill() -> None:
+    """Be gone."""
+    raise Killed
+
+
+def run(
+    tmp_path: Path,
+    workers: str,
+    events: dict[tuple[str, int], Callable[[Job], None]] | None = None,
+    commit: int = 2,
+    **settings: Any,
+) -> tuple[Job, dict[Any, Any], dict[str, Tensor], Trainer]:
+    """Fit with these workers; return the job, the journal, the last weights of each, and a surviving Trainer."""
+    book: dict[Any, Any] = {}
+    trainers: dict[str, Trainer] = {}
+    weights: dict[str, Tensor] = {}
+
+    def work(engine: CrewEngine) -> None:
+        task, own = Numbers(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
+        trainer = Trainer(
+            engine=engine,
+            max_epochs=EPOCHS,
+            run_dir=str(tmp_path / "run"),
+            callbacks=[Journal(engine, own, book), Elastic(commit_every_n_steps=commit), *settings.pop("callbacks", [])],
+            logger=[CSVLogger()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **{"enable_checkpointing": False} | settings,
+        )
+        trainers[engine.worker] = trainer
+        data = DataLoader(Numbered(), batch_size=4, shuffle=True)
+        trainer.fit(task, data, DataLoader(Numbered(), batch_size=4))
+        weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
+
+    job = Job(work, len(workers))
+    for worker in workers:
+        job.start(worker)
+    job.wait()
+    return job, book, weights, next(t for w, t in trainers.items() if w in weights)
+
+
+def check_exactly_once(book: dict[Any, Any]) -> None:
+    """Each epoch's steps, as they were trained last, hold each sample once."""
+    for epoch in range(EPOCHS):
+        seen: list[int] = []
+        for (of, _), parts in book.items():
+            last = max(generation for generation, _ in parts)
+            seen += [i for generation, ids in parts if of == epoch and generation == last for i in ids]
+        assert sorted(seen) == list(range(SAMPLES)), f"epoch {epoch}"
+
+
+def read_rows(tmp_path: Path) -> list[str]:
+    """Return metrics.csv without the rate's rounding."""
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    return [",".join(f"{float(cell):.5f}" if "." in cell else cell for cell in line.split(",")) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[str]]:
+    """The weights and metrics of three ranks to which nothing happens."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    _, book, weights, _ = run(place, "abc")
+    check_exactly_once(book)
+    return weights["a"], read_rows(place)
+
+
+@pytest.mark.parametrize("victims", ["b", "a", "ab"])
+@pytest.mark.parametrize("step", [0, 1, 3, 7, 10])
+def test_ranks_that_die_change_nothing_of_what_is_trained(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]], victims: str, step: int
+) -> None:
+    """Whoever dies at whatever step: the others train each sample once, to the same weights and epoch values."""
+    job, book, weights, _ = run(tmp_path, "abc", {(victim, step): lambda job: kill() for victim in victims})
+    assert job.sizes[0] == 3 and job.sizes[-1] == 3 - len(victims)
+    check_exactly_once(book)
+    assert set(weights) == set("abc") - set(victims)
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+    assert read_rows(tmp_path) == undisturbed[1]
+
+
+def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
+    """A worker that comes while the others train gets all of their state, and no step is lost or trained twice."""
+
+    def call_for_d(job: Job) -> None:
+        job.start("d")
+        while not job.wanted():
+            time.sleep(0.01)
+
+    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): call_for_d})
+    assert job.sizes == [3, 4]
+    check_exactly_once(book)
+    assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), "a step was trained twice"
+    assert set(weights) == set("abcd")
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
+    """Rank 0 dies, a new one comes later, another dies: one history in the files."""
+
+    def call_for_d(job: Job) -> None:
+        job.start("d")
+        while not job.wanted():
+            time.sleep(0.01)
+
+    events = {("a", 2): lambda job: kill(), ("b", 6): call_for_d, ("c", 9): lambda job: kill()}
+    job, book, weights, _ = run(tmp_path, "abc", events)
+    assert job.sizes == [3, 2, 3, 2]
+    check_exactly_once(book)
+    assert set(weights) == set("bd")
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+    assert read_rows(tmp_path) == undisturbed[1]
+
+
+def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
+    """Rate, samples of a step and schedule stay those of three ranks when one trains alone."""
+    job, _, _, trainer = run(tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()})
+    assert job.sizes[-1] == 1
+    assert (trainer.contract.world_size, trainer.contract.global_batch_size, trainer.contract.lr_factor) == (3, 12, 3.0)
+    assert trainer.global_step == EPOCHS * 5
+
+
+def test_rank_0_goes_on_with_the_checkpoints_of_the_one_that_died(tmp_path: Path) -> None:
+    """Checkpoints pass to the new rank 0; the last one is of the last step, and nothing else is left."""
+    keep = ModelCheckpoint(save_top_k=1)
+    run(tmp_path, "abc", {("a", 7): lambda job: kill()}, enable_checkpointing=True, callbacks=[keep])
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["best", "epoch=2-step=15", "last"]
+
+
+def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    """Ranks that fail at the same step each time, though none is gone, end with an error that says so."""
+
+    class Sender(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+            if trainer.global_step == 3:
+                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+
+    with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
+        run(tmp_path, "ab", callbacks=[Sender()])

@@ -1,0 +1,58 @@
+"""Elastic: a run goes on in its living processes when ranks die, leave or come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.arguments import PositiveInt, checked
+from trainkit.callback import Callback
+from trainkit.checkpoint.memory import Memory
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class Elastic(Callback):
+    """Keeps what a checkpoint would hold in the memory of each process, so that a run survives the loss of others.
+
+    Started by an elastic horovodrun (`--min-np`, `--host-discovery-script`), the processes that live go on from the last
+    commit, with the ranks that there are then. Elsewhere nothing is kept in memory, and a run that is started again, at
+    whatever number of ranks, goes on from its checkpoint.
+
+    In both cases the samples of a step, the learning rate and the schedule stay those of the run's beginning.
+
+    Args:
+        commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights
+            and optimizer state into host memory, and a gathering of each rank's random numbers and epoch means.
+
+    Attributes:
+        memory: the last commit.
+        run_dir: the run's folder, once this process has been in it.
+        signalled: the signal that asked this process to end, while ranks were formed anew.
+    """
+
+    runs_last = True  # it keeps what the others, and the Task's own hooks, did
+
+    def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
+        self.commit_every_n_steps = commit_every_n_steps
+        self.memory = Memory()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget an earlier fit."""
+        self.memory.forget()
+        self.run_dir: Path | None = None
+        self.signalled: str | None = None
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Commit: also a rank that has just come can go on from here."""
+        if trainer.session.is_elastic:
+            trainer.session.commit()
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Commit where a step's number says so."""
+        if trainer.session.is_elastic and trainer.global_step % self.commit_every_n_steps == 0:
+            trainer.session.commit()
