@@ -57,7 +57,7 @@ class RunLock:
 
         Args:
             run_dir: a folder that is there.
-            patience_s: seconds to wait for another run to let it go.
+            patience_s: seconds to wait for another run to let it go; who waits is not told of whose it was.
 
         Raises:
             ConfigError: another run has it (names host, process, command and since when), or it cannot be written.
@@ -83,7 +83,7 @@ class RunLock:
             os.close(self._file)
             self._file = None
             raise
-        if holder is not None:
+        if holder is not None and not patience_s:
             print(f"{run_dir} was held by {_name(holder)}, which was killed or lost its host; this run takes over.", flush=True)
 
     def release(self) -> None:

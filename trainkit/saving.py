@@ -34,6 +34,9 @@ from trainkit.session import Session
 from trainkit.signals import Signals
 
 
+MEMORY = "memory"  # where a run goes on from whose ranks have changed; see elastic.py
+
+
 @dataclass(frozen=True)
 class _Begun:
     """Where a step began, so that one that failed can be undone."""
@@ -181,6 +184,11 @@ class SavingSession(Session):
         self.resumed_from, saved = found
         return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
 
+    @property
+    def goes_on_from_memory(self) -> bool:
+        """Whether the run goes on from what a process kept in memory while ranks changed."""
+        return self.resumed_from == MEMORY
+
     def _may_go_on(self, ckpt_path: str | None) -> bool:
         """Whether there may be something to go on from; the same on all ranks."""
         return ckpt_path is not None
@@ -198,10 +206,10 @@ class SavingSession(Session):
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
         self.num_validations = saved["validations"]
-        for keeper in keepers(self.trainer.callbacks):
+        for keeper in [] if self.goes_on_from_memory else keepers(self.trainer.callbacks):
             if not self.resumed_from.startswith(f"{keeper.store.place}/"):
                 keeper.renew()  # another run's: nothing of this step lies here yet
-        if (before := len(saved["random"])) != self.engine.world_size:
+        if (before := len(saved["random"])) != self.engine.world_size and not self.goes_on_from_memory:
             self.tell(
                 f"The checkpoint is of {before} rank{'s' * (before > 1)}, this run has {self.engine.world_size}: random "
                 "numbers begin anew, all else goes on."

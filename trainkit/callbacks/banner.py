@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainkit.callback import Callback
-from trainkit.data.feed import StreamFeed
+from trainkit.data.feed import MapFeed, StreamFeed
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -26,6 +26,9 @@ class Banner(Callback):
         if not trainer.is_global_zero:
             return
         engine, session, console = trainer.engine, trainer.session, console_of()
+        if session.goes_on_from_memory:
+            console.print(_going_on(trainer), soft_wrap=True)
+            return
         ranks = f"{engine.world_size} rank{'s' * (engine.world_size > 1)}"
         told = "".join(f", {option} {value}" for option, value in engine.told.items())
         rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{told}")]
@@ -60,6 +63,20 @@ def _device(device: torch.device) -> str:
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
     return f"{device} with {threads} thread{'s' * (threads > 1)} a rank"
+
+
+def _going_on(trainer: Trainer) -> str:
+    """Say, in an elastic run, what goes on with how many ranks."""
+    ranks, feed = trainer.world_size, trainer.session.run.feed
+    who = f"{ranks} ranks go" if ranks > 1 else "1 rank goes"
+    text = f"{who} on from step {trainer.global_step} (epoch {trainer.current_epoch + 1}), kept in memory"
+    if isinstance(feed, MapFeed) and ranks != trainer.contract.world_size:
+        shares = feed.plan_of(trainer.current_epoch).microbatches(0, 0)
+        sizes = ", ".join(map(str, sorted({len(share) for share in shares}, reverse=True)))
+        total = trainer.contract.at(trainer.current_epoch).global_batch_size
+        parts = f"{len(shares)} microbatches" if len(shares) > 1 else "1 microbatch"
+        text += f"; a step stays {total} samples, in {parts} of {sizes} on each rank"
+    return text
 
 
 def _plan(trainer: Trainer) -> str:
