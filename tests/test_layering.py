@@ -26,7 +26,7 @@ FLOORS = [
     ["task"],
     ["engine"],
     ["callback"],
-    ["hooks", "checkpoint", "guards", "pulse"],
+    ["hooks", "checkpoint", "guards", "pulse", "stalls"],
     ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "predictions", "switches"],
     ["settings"],
     ["session"],
@@ -48,7 +48,7 @@ FLOORS = [
 
 # foreign framework -> the files that may import it.
 HOMES = {
-    "horovod": ["engine/horovod.py", "engine/horovod_reduce.py"],
+    "horovod": ["engine/horovod.py", "engine/horovod_reduce.py", "launch/elastic/driver.py", "launch/elastic/__main__.py"],
     "torch.distributed": ["engine/ddp.py", "engine/ddp_reduce.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config.py", "build.py", "cli/*.py"],

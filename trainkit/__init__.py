@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
     from trainkit.callbacks import EarlyStopping as EarlyStopping
     from trainkit.callbacks import Elastic as Elastic
+    from trainkit.callbacks import FaultInjection as FaultInjection
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
     from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
+    from trainkit.callbacks import Watchdog as Watchdog
     from trainkit.data.module import DataModule as DataModule
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
@@ -41,6 +43,7 @@ _HOMES = {
     "EMA": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
     "Elastic": "trainkit.callbacks",
+    "FaultInjection": "trainkit.callbacks",
     "ModelCheckpoint": "trainkit.callbacks",
     "Preempted": "trainkit.errors",
     "StochasticWeightAveraging": "trainkit.callbacks",
@@ -49,6 +52,7 @@ _HOMES = {
     "Trainer": "trainkit.trainer",
     "TrainkitError": "trainkit.errors",
     "WandbLogger": "trainkit.loggers",
+    "Watchdog": "trainkit.callbacks",
     "export": "trainkit.exporting.export",
     "read_predictions": "trainkit.predictions",
     "seed_everything": "trainkit.session",

@@ -4,8 +4,10 @@ from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping
 from trainkit.callbacks.elastic import Elastic
+from trainkit.callbacks.fault_injection import FaultInjection
 from trainkit.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
 from trainkit.callbacks.swa import StochasticWeightAveraging
+from trainkit.callbacks.watchdog import Watchdog
 from trainkit.callbacks.weight_averaging import EMA
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "EMA",
     "EarlyStopping",
     "Elastic",
+    "FaultInjection",
     "ModelCheckpoint",
     "StochasticWeightAveraging",
+    "Watchdog",
 ]

@@ -125,6 +125,18 @@ class Engine(ABC):
     def leave(self) -> None:  # noqa: B027 - only an elastic engine's ranks are formed anew
         """Cut the connections, so that entering the engine again joins the ranks that there are then."""
 
+    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
+        """Have the launcher watch over the ranks, where it can.
+
+        Args:
+            stall_s: seconds without progress after which a rank counts as stalled, where others wait for it.
+            on_dump: is called, from a thread, when the stacks of all threads are to be written.
+
+        Returns:
+            Whether it does; otherwise the ranks must watch each other.
+        """
+        return False
+
     def outstanding(self) -> list[str]:
         """Return the names of the tensors that wait for the other ranks now, as far as known. May be called by a thread."""
         return []

@@ -133,6 +133,10 @@ class DDPEngine(Engine):
             self._reducer.remove()
             self._reducer = None
 
+    def outstanding(self) -> list[str]:
+        """See Engine."""
+        return [] if self._reducer is None else self._reducer.outstanding()
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """See Engine."""
         return self._reducer.no_sync() if self._reducer is not None else contextlib.nullcontext()

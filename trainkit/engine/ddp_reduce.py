@@ -91,5 +91,8 @@ class BucketReducer(GradientReducer):
     def _start_flags(self, flags: Tensor) -> Any:
         return dist.all_reduce(flags, group=self._group, async_op=True)
 
+    def _is_done(self, handle: Any) -> bool:
+        return bool(handle[0].is_completed())
+
     def _end_flags(self, handle: Any) -> None:
         handle.wait()

@@ -137,6 +137,13 @@ class HorovodEngine(Engine):
         self.release()
         hvd.shutdown()
 
+    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
+        """See Engine."""
+        if self._membership is None:
+            return False
+        self._membership.stall_s, self._membership.on_dump = stall_s, on_dump
+        return True
+
     def outstanding(self) -> list[str]:
         """See Engine."""
         return self._reducer.outstanding() if isinstance(self._reducer, HookReducer) else []

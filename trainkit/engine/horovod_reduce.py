@@ -74,7 +74,10 @@ class HookReducer(GradientReducer):
                 grad.copy_(total.reshape(grad.shape)) if flat is None else flat.copy_(total)
 
     def _is_done(self, handle: Any) -> bool:
-        return bool(hvd.poll(handle[0])) if isinstance(handle[0], int) else False
+        try:
+            return bool(hvd.poll(handle[0])) if isinstance(handle[0], int) else False
+        except ValueError:  # it has been waited for in the meantime
+            return True
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         # Horovod has no bfloat16, but rows are only carried: their bits may travel under another name.

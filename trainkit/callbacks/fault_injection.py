@@ -1,0 +1,183 @@
+"""FaultInjection: what goes wrong on a cluster, on purpose, so that a claim can be tried on a laptop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainkit.arguments import checked
+from trainkit.callback import Callback
+from trainkit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+DURING = ("step", "validation", "saving", "recovery")
+_KEYS: dict[str, tuple[Any, Any]] = {  # key -> (what it must be, its default)
+    "do": (str, None),
+    "rank": (int, 0),
+    "step": (int, None),
+    "during": (str, "step"),
+    "seconds": ((int, float), None),
+    "host": (str, None),
+    "hosts_file": (str, None),
+}
+_FOR_EVER_S = 1e9
+
+
+@checked
+class FaultInjection(Callback):
+    """Lets faults happen, each once in a run, however often the run is started again or its ranks change.
+
+        callbacks.faults.faults='[{do: kill, rank: 1, step: 20}]'
+
+    Each fault is a mapping:
+
+        do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
+                    error in the user's code), hang (the rank does not come any more), slow (each step takes `seconds`
+                    longer, from `step` on), nan (the gradient of the first parameter is NaN in one step), cut_checkpoint
+                    (the newest checkpoint's largest file loses its second half), drop_host and add_host (`host` leaves
+                    or joins `hosts_file`, which a discovery script prints)
+        step        after so many optimizer steps
+        rank        on which rank, as ranks are counted then (default 0)
+        during      "step" (default), "validation" (its second batch), "saving" (a checkpoint or a commit is being
+                    collected), or "recovery" (a run is being put back where it was); the first one at `step` or later
+        seconds     of hang (default: for ever) and slow (default 1)
+
+    That a fault has happened is noted in `<run_dir>/faults/`, before it does.
+
+    Args:
+        faults: the faults.
+    """
+
+    config_key = "callbacks.faults"
+
+    def __init__(self, faults: list[dict[str, Any]]) -> None:
+        self.faults = [_read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)]
+        self._deeds: dict[str, Callable[[dict[str, Any], Trainer, Task], None]] = {
+            "kill": lambda fault, *_: os.kill(os.getpid(), signal.SIGKILL),
+            "terminate": lambda fault, *_: os.kill(os.getpid(), signal.SIGTERM),
+            "stop": lambda fault, *_: os.kill(os.getpid(), signal.SIGSTOP),
+            "raise": _raise,
+            "hang": lambda fault, *_: time.sleep(fault["seconds"] or _FOR_EVER_S),
+            "nan": _poison,
+            "cut_checkpoint": _cut,
+            "drop_host": lambda fault, *_: _edit_hosts(fault, there=False),
+            "add_host": lambda fault, *_: _edit_hosts(fault, there=True),
+        }
+
+    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+        """Do what is due in a step."""
+        for fault in self.faults:
+            if fault["do"] == "slow" and fault["rank"] == trainer.global_rank and trainer.global_step >= fault["step"]:
+                time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
+        self._let_happen("step", trainer, task)
+
+    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Do what is due within a validation."""
+        if batch_idx == 1 and not trainer.sanity_checking:
+            self._let_happen("validation", trainer, task)
+
+    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+        """Do what is due while state is collected."""
+        self._let_happen("saving", trainer, task)
+
+    def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+        """Do what is due while a run is put back where it was."""
+        self._let_happen("recovery", trainer, task)
+
+    def _let_happen(self, during: str, trainer: Trainer, task: Task) -> None:
+        for i, fault in enumerate(self.faults):
+            here = fault["during"] == during and fault["rank"] == trainer.global_rank and fault["do"] != "slow"
+            if here and trainer.global_step >= fault["step"] and self._is_first(trainer.run_dir / "faults" / str(i)):
+                text = f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step {trainer.global_step}"
+                print(text if during == "step" else f"{text}, during {during}", flush=True)
+                self._deeds[fault["do"]](fault, trainer, task)
+
+    @staticmethod
+    def _is_first(mark: Path) -> bool:
+        mark.parent.mkdir(exist_ok=True)
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a fault with all keys.
+
+    Raises:
+        ConfigError: it has other keys, lacks one, or a value cannot be.
+    """
+    if not isinstance(fault, dict):
+        raise ConfigError(f"{where} is {fault!r}; it must be a mapping, as {{do: kill, rank: 1, step: 20}}.")
+    if strange := [key for key in fault if key not in _KEYS]:
+        raise ConfigError(f"{where} has the key '{strange[0]}'; there are {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
+    if missing := [key for key in ("do", "step") if fault.get(key) is None]:
+        raise ConfigError(f"{where} lacks '{missing[0]}'. A fault is, for example, {{do: kill, rank: 1, step: 20}}.")
+    whole = {key: fault.get(key, default) for key, (_, default) in _KEYS.items()}
+    for key, value in whole.items():
+        kind = _KEYS[key][0]
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ConfigError(f"{where}.{key} is {value!r}; it must be {'a text' if kind is str else 'a number'}.")
+        if isinstance(value, (int, float)) and value < 0:
+            raise ConfigError(f"{where}.{key} is {value}; it must be 0 or more.")
+    for key, legal in (("do", DEEDS), ("during", DURING)):
+        if whole[key] not in legal:
+            raise ConfigError(
+                f"{where}.{key} is '{whole[key]}'; it must be one of {', '.join(legal)}.{did_you_mean(str(whole[key]), legal)}"
+            )
+    if whole["do"] in ("drop_host", "add_host") and not (whole["host"] and whole["hosts_file"]):
+        raise ConfigError(
+            f"{where} is a {whole['do']}: it needs 'host' and 'hosts_file', the file that the discovery script prints."
+        )
+    return whole
+
+
+DEEDS = ("kill", "terminate", "stop", "raise", "hang", "slow", "nan", "cut_checkpoint", "drop_host", "add_host")
+
+
+def _raise(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+    raise RuntimeError(f"FaultInjection raises this on rank {trainer.global_rank} after step {trainer.global_step}.")
+
+
+def _poison(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+    """Let the next gradient of the first parameter that has one be NaN."""
+    parameter = next(p for p in task.parameters() if p.requires_grad)
+
+    def fill(grad: Tensor) -> Tensor:
+        handle.remove()
+        return torch.full_like(grad, float("nan"))
+
+    handle = parameter.register_hook(fill)  # type: ignore[no-untyped-call]
+
+
+def _cut(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+    """Cut the largest file of the newest checkpoint in two."""
+    trainer.session.writer.wait()
+    newest = (trainer.run_dir / "checkpoints" / "last").resolve()
+    if not newest.is_dir():
+        print(f"FaultInjection: there is no checkpoint in {newest.parent} to be cut.", flush=True)
+        return
+    largest = max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def _edit_hosts(fault: dict[str, Any], there: bool) -> None:
+    """Add a host ("name" or "name:slots") to the file, or take it out."""
+    path, host = Path(fault["hosts_file"]), fault["host"]
+    others = [
+        line for line in path.read_text().splitlines() if line.strip() and line.partition(":")[0] != host.partition(":")[0]
+    ]
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text("".join(f"{line}\n" for line in [*others, *[host] * there]))
+    draft.replace(path)
