@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from trainkit.callbacks import EarlyStopping as EarlyStopping
     from trainkit.callbacks import Elastic as Elastic
     from trainkit.callbacks import FaultInjection as FaultInjection
+    from trainkit.callbacks import Goodput as Goodput
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
     from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
+    from trainkit.callbacks import Stragglers as Stragglers
     from trainkit.callbacks import Watchdog as Watchdog
     from trainkit.data.module import DataModule as DataModule
     from trainkit.errors import Preempted as Preempted
@@ -44,9 +46,11 @@ _HOMES = {
     "EarlyStopping": "trainkit.callbacks",
     "Elastic": "trainkit.callbacks",
     "FaultInjection": "trainkit.callbacks",
+    "Goodput": "trainkit.callbacks",
     "ModelCheckpoint": "trainkit.callbacks",
     "Preempted": "trainkit.errors",
     "StochasticWeightAveraging": "trainkit.callbacks",
+    "Stragglers": "trainkit.callbacks",
     "Task": "trainkit.task",
     "TensorBoardLogger": "trainkit.loggers",
     "Trainer": "trainkit.trainer",

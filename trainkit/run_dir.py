@@ -57,7 +57,9 @@ def _new_folder(path: Path) -> Path:
 
 def set_aside(run_dir: Path) -> None:
     """Move what an earlier run left in the folder to `before-<time>/` in it, and say so. Nothing is mixed or lost."""
-    there = [run_dir / name for name in ("checkpoints", "metrics.csv", "tensorboard") if (run_dir / name).exists()]
+    there = [
+        run_dir / name for name in ("checkpoints", "metrics.csv", "tensorboard", "goodput.json") if (run_dir / name).exists()
+    ]
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")

@@ -33,7 +33,6 @@ from trainkit.pulse import Pulse
 from trainkit.session import Session
 from trainkit.signals import Signals
 
-
 MEMORY = "memory"  # where a run goes on from whose ranks have changed; see elastic.py
 
 

@@ -42,7 +42,7 @@ class FaultInjection(Callback):
     Each fault is a mapping:
 
         do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
-                    error in the user's code), hang (the rank does not come any more), slow (each step takes `seconds`
+                    error in the user's code), hang (the rank does not come any more), slow (each batch takes `seconds`
                     longer, from `step` on), nan (the gradient of the first parameter is NaN in one step), cut_checkpoint
                     (the newest checkpoint's largest file loses its second half), drop_host and add_host (`host` leaves
                     or joins `hosts_file`, which a discovery script prints)
@@ -76,10 +76,13 @@ class FaultInjection(Callback):
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
         """Do what is due in a step."""
+        self._let_happen("step", trainer, task)
+
+    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+        """Compute slowly."""
         for fault in self.faults:
             if fault["do"] == "slow" and fault["rank"] == trainer.global_rank and trainer.global_step >= fault["step"]:
                 time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
-        self._let_happen("step", trainer, task)
 
     def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Do what is due within a validation."""
@@ -118,8 +121,6 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ConfigError: it has other keys, lacks one, or a value cannot be.
     """
-    if not isinstance(fault, dict):
-        raise ConfigError(f"{where} is {fault!r}; it must be a mapping, as {{do: kill, rank: 1, step: 20}}.")
     if strange := [key for key in fault if key not in _KEYS]:
         raise ConfigError(f"{where} has the key '{strange[0]}'; there are {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
     if missing := [key for key in ("do", "step") if fault.get(key) is None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callback import Callback
 from trainkit.engine.base import Engine
-from trainkit.stalls import Notes, find_stall
+from trainkit.stalls import Note, Notes, find_stall
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -27,9 +27,9 @@ _LONGEST_S = 10.0  # between two notes
 class Watchdog(Callback):
     """Notices a rank that is stalled (in an endless loop, in a read that never returns, frozen) while others wait for it.
 
-    Then every rank that can writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>.txt`, and the run ends with an
-    error that names the rank, its host, its step, and what the others wait for. In an elastic job the launcher replaces the
-    stalled rank instead, and the others go on.
+    Then every rank that can writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run
+    ends with an error that names the rank, its host, its step, and what the others wait for. In an elastic job the launcher
+    replaces the stalled rank instead, and the others go on.
 
     It costs a counter at each hook, and a thread that writes a line each `stall_timeout_s` / 8 (10 s at most).
 
@@ -111,8 +111,6 @@ class _Watch(threading.Thread):
         self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
         self._notes = Notes(folder, engine.rank, engine.world_size)
         self._stop = threading.Event()
-        for stale in (folder / f"rank{engine.rank}.json", self._stacks(engine.rank)):
-            stale.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End the thread; do not wait for it."""
@@ -138,13 +136,13 @@ class _Watch(threading.Thread):
                 continue
             stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
             if stall is not None and not self._stop.is_set():
-                speaking = [rank for rank in notes if silent[rank] < self._timeout_s]
-                self._end(stall, speaking, first=min(rank for rank in speaking if notes[rank].waiting))
+                speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
+                self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
 
     def dump(self) -> None:
         """Write the stacks of all threads, and what this rank waits for."""
         here = self._engine.whereabouts
-        with self._stacks(self._engine.rank).open("w") as file:
+        with self._stacks(self._engine.rank, os.getpid()).open("w") as file:
             what = (
                 f"waits for {here.waiting}: {', '.join(self._engine.outstanding()) or '-'}"
                 if here.waiting
@@ -154,18 +152,15 @@ class _Watch(threading.Thread):
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 
-    def _stacks(self, rank: int) -> Path:
-        return self._folder / f"stacks-rank{rank}.txt"
+    def _stacks(self, rank: int, pid: int) -> Path:
+        return self._folder / f"stacks-rank{rank}-{pid}.txt"
 
-    def _end(self, stall: str, speaking: list[int], first: int) -> None:
+    def _end(self, stall: str, speaking: list[Note], first: int) -> None:
         self.dump()
         if self._engine.rank == first:
-            print(
-                f"Error: {stall}\nThe stacks of all ranks: {self._stacks(0).parent}/stacks-rank*.txt",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
+            print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline and not all(self._stacks(rank).exists() for rank in speaking):
+        while time.monotonic() < deadline and not all(self._stacks(n.rank, n.pid).exists() for n in speaking):
             time.sleep(0.05)  # the launcher ends all ranks when the first one is gone
         os._exit(1)  # the main thread cannot be reached

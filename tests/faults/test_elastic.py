@@ -1,0 +1,231 @@
+"""Elastic training under a real horovodrun with a discovery script: workers die, hosts leave and come, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.jobs import ROOT, WORKERS
+from tests.faults.workers.elastic_job import SAMPLES
+from tests.launching import run_command
+
+pytestmark = pytest.mark.parallel
+
+JOB = WORKERS / "elastic_job.py"
+EPOCHS = 5
+STEPS = EPOCHS * SAMPLES // 8  # a step takes 8 samples: two ranks of 4
+
+
+@dataclass
+class Ended:
+    """A job that has ended.
+
+    Attributes:
+        code: horovodrun's.
+        text: what it said.
+        lines: of all journals, by the processes' ids.
+        ends: what the processes that came to the end wrote, by id.
+        rows: of metrics.csv.
+    """
+
+    code: int
+    text: str
+    lines: dict[int, list[dict[str, Any]]]
+    ends: dict[int, dict[str, Any]]
+    rows: list[str]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of ranks in each generation that trained, in order."""
+        return [
+            size
+            for _, size in sorted({line["generation"]: line["ranks"] for own in self.lines.values() for line in own}.items())
+        ]
+
+    @property
+    def pause_s(self) -> list[float]:
+        """Seconds from the last batch of a generation to the first one of the next."""
+        times: dict[int, list[float]] = {}
+        for own in self.lines.values():
+            for line in own:
+                times.setdefault(line["generation"], []).append(line["t"])
+        order = [times[generation] for generation in sorted(times)]
+        return [min(after) - max(before) for before, after in zip(order, order[1:], strict=False)]
+
+
+Run = Callable[..., Ended]
+
+
+def start(tmp_path: Path) -> Run:
+    """Return what runs a job to its end in this folder."""
+
+    def run(*faults: dict[str, Any], hosts: str = "localhost:2", np: int = 2, options: str = "", **wish: Any) -> Ended:
+        (tmp_path / "hosts.txt").write_text(hosts.replace(",", "\n") + "\n")
+        script = tmp_path / "hosts.sh"
+        script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts.txt\n")
+        script.chmod(0o755)
+        for fault in faults:
+            if "host" in fault:
+                fault["hosts_file"] = str(tmp_path / "hosts.txt")
+        wish = {"faults": list(faults), "commit": 3, "every": None, "epochs": EPOCHS, "stall_s": 120} | wish
+        elastic = f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
+        run_dir = tmp_path / "run"
+        line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
+        done = run_command(line, tmp_path, 150, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        journals = {int(path.stem.partition("-")[2]): path for path in run_dir.glob("journal-*.jsonl")}
+        lines = {pid: [json.loads(line) for line in path.read_text().splitlines()] for pid, path in journals.items()}
+        ends = {int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in run_dir.glob("end-*.json")}
+        metrics = run_dir / "metrics.csv"
+        return Ended(done.code, done.text, lines, ends, metrics.read_text().splitlines() if metrics.exists() else [])
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a job to its end."""
+    return start(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The same fit to which nothing happens, on two ranks, not elastic."""
+    return start(tmp_path_factory.mktemp("undisturbed"))(np=0)
+
+
+def check(ended: Ended, undisturbed: Ended) -> None:
+    """What was trained is what was to be trained: each sample once an epoch, the same weights, one history in the files."""
+    assert ended.code == 0, ended.text
+    last: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for own in ended.lines.values():
+        for line in own:
+            by_generation = last.setdefault((line["epoch"], line["step"]), {})
+            by_generation.setdefault(line["generation"], []).extend(line["ids"])
+    for epoch in range(EPOCHS):
+        ids = [i for (of, _), parts in last.items() if of == epoch for i in parts[max(parts)]]
+        assert sorted(ids) == list(range(SAMPLES)), f"epoch {epoch}\n{ended.text}"
+    expected = next(iter(undisturbed.ends.values()))
+    assert ended.ends, ended.text
+    first = next(iter(ended.ends.values()))
+    for end in ended.ends.values():
+        assert end == first, "the ranks' last weights differ"
+    assert first["step"] == STEPS
+    assert first["weights"] == pytest.approx(expected["weights"], rel=1e-4)
+    assert _rounded(ended.rows) == _rounded(undisturbed.rows)
+    for pid, own in ended.lines.items():
+        assert [line["generation"] for line in own] == sorted(line["generation"] for line in own)
+        assert own, pid
+
+
+def _rounded(rows: list[str]) -> list[list[str]]:
+    return [[f"{float(cell):.4f}" if "." in cell else cell for cell in row.split(",")] for row in rows]
+
+
+def survivors(ended: Ended) -> set[int]:
+    """Return the processes that were there from the first generation to the end."""
+    return {pid for pid, own in ended.lines.items() if own[0]["generation"] == 1} & set(ended.ends)
+
+
+def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ended) -> None:
+    """Being elastic changes nothing."""
+    ended = run()
+    check(ended, undisturbed)
+    assert ended.sizes == [2] and len(survivors(ended)) == 2
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(run: Run, undisturbed: Ended, rank: int) -> None:
+    """The other goes on in its process, alone at first; rank 0 is no special case."""
+    ended = run({"do": "kill", "rank": rank, "step": 10})
+    print(f"from the last batch before the kill to the first one after it: {ended.pause_s[0]:.2f} s")
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    assert "killed by SIGKILL" in ended.text
+
+
+def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undisturbed: Ended) -> None:
+    """What memory has lost the last checkpoint holds."""
+    ended = run({"do": "kill", "rank": 0, "step": 20}, {"do": "kill", "rank": 1, "step": 20})
+    check(ended, undisturbed)
+    assert not survivors(ended) and len(ended.ends) == 2
+
+
+@pytest.mark.parametrize(
+    ("during", "wish"),
+    [("saving", {"commit": 3}), ("saving", {"commit": 1000, "every": 5}), ("validation", {}), ("recovery", {})],
+)
+def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during: str, wish: dict[str, Any]) -> None:
+    """Within a commit, within a checkpoint, within a validation, and while the ranks recover from another kill."""
+    faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
+    if during == "recovery":
+        faults.insert(0, {"do": "kill", "rank": 2, "step": 7})
+        ended = run(*faults, np=3, hosts="localhost:3", epochs=EPOCHS)
+        assert ended.code == 0, ended.text
+        assert len(survivors(ended)) == 1, ended.text
+        return
+    ended = run(*faults, **wish)
+    check(ended, undisturbed)
+    assert len(survivors(ended)) == 1
+
+
+def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
+    """The others commit, no step is lost, and three ranks go on."""
+    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"})
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
+    seen = [(line["epoch"], line["step"], i) for own in ended.lines.values() for line in own for i in line["ids"]]
+    assert len(seen) == len(set(seen)), "a step was trained twice, though nobody was lost"
+
+
+def test_a_host_that_leaves_and_comes_again(run: Run, undisturbed: Ended) -> None:
+    """The workers of a host that leaves the list end, the others go on; later it is back."""
+    faults = [{"do": "drop_host", "step": 5, "host": "127.0.0.1"}, {"do": "add_host", "step": 25, "host": "127.0.0.1:1"}]
+    ended = run(*faults, hosts="localhost:1,127.0.0.1:1")
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2]
+
+
+def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
+    """A mistake in the code is no lost host: the job ends, and says which rank raised what."""
+    ended = run({"do": "raise", "rank": 1, "step": 10})
+    assert ended.code == 1
+    assert "FaultInjection raises this on rank 1 after step 10" in ended.text
+    assert not ended.ends
+
+
+def test_a_frozen_worker_is_replaced(run: Run, undisturbed: Ended) -> None:
+    """A process that is stopped, and does not die, is killed by the launcher."""
+    ended = run({"do": "stop", "rank": 1, "step": 10}, stall_s=3)
+    check(ended, undisturbed)
+    assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+
+
+def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Path) -> None:
+    """A process that lives and does not come any more is killed, and its stack says where it was."""
+    ended = run({"do": "hang", "rank": 1, "step": 10}, stall_s=3)
+    check(ended, undisturbed)
+    assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+    stacks = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").glob("stacks-*.txt")}
+    assert len(stacks) == 2
+    assert any(name.startswith("stacks-rank1-") and "fault_injection.py" in text for name, text in stacks.items())
+
+
+def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> None:
+    """A scheduler that takes one node away: its rank leaves after a commit, and no step is lost."""
+    ended = run({"do": "terminate", "rank": 0, "step": 10})
+    check(ended, undisturbed)
+    assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+
+
+def test_no_process_is_left(run: Run) -> None:
+    """After a job with a kill nothing goes on."""
+    ended = run({"do": "kill", "rank": 1, "step": 3}, epochs=1)
+    assert ended.code == 0, ended.text
+    assert not [pid for pid in ended.lines if os.path.exists(f"/proc/{pid}")]

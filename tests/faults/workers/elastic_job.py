@@ -1,0 +1,104 @@
+"""What the ranks of test_elastic.py run: a fit whose every rank writes down the samples that it trains on.
+
+elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from tests.toy import Line, rows
+from trainkit.callback import Callback
+from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
+from trainkit.cli.run import fail
+from trainkit.engine.launcher import read_launcher
+from trainkit.errors import TrainkitError
+from trainkit.loggers import CSVLogger
+from trainkit.trainer import Trainer
+
+SAMPLES, BATCH, STEP_S = 96, 4, 0.1
+
+
+class Numbered(Dataset[Any]):
+    """Rows with their number."""
+
+    def __init__(self) -> None:
+        self.rows = rows(SAMPLES)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        x, y = self.rows[index]
+        return x, y, index
+
+
+class Numbers(Line):
+    """A Line on numbered rows, with momentum; its epoch value tells whether each sample was counted once."""
+
+    def __init__(self) -> None:
+        super().__init__(lr=0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Train."""
+        self.log("train/x", batch[0].double().mean(), on_step=False, on_epoch=True)
+        return super().training_step(batch[:2], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss."""
+        super().validation_step(batch[:2], batch_idx)
+
+
+class Journal(Callback):
+    """A line for each microbatch, in a file of this process's own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
+
+    def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
+        """Write it down before it counts."""
+        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")
+        line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": batch[2].tolist(), "t": time.monotonic()}
+        line |= {"rank": trainer.global_rank, "ranks": trainer.world_size, "generation": int(scope[1:-1])}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        time.sleep(STEP_S)
+
+
+def main() -> None:
+    """Fit."""
+    run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    task = Numbers()
+    callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir)]
+    callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
+    callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
+    trainer = Trainer(
+        max_epochs=wish["epochs"],
+        run_dir=str(run_dir),
+        callbacks=callbacks,
+        logger=[CSVLogger()],
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1000,
+    )
+    trainer.fit(task, DataLoader(Numbered(), batch_size=BATCH, shuffle=True), DataLoader(Numbered(), batch_size=BATCH))
+    weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
+    (run_dir / f"end-{os.getpid()}.json").write_text(json.dumps({"weights": weights, "step": trainer.global_step}))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TrainkitError as error:
+        sys.exit(fail(error, read_launcher(), str(error), error.exit_code))

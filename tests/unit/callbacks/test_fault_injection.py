@@ -1,0 +1,112 @@
+"""FaultInjection: what it is asked for is checked, and each fault happens once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toy import Line, loader
+from trainkit.callbacks import FaultInjection, ModelCheckpoint
+from trainkit.callbacks.fault_injection import DEEDS
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.trainer import Trainer
+
+
+def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
+    """Fit two epochs of six steps, with faults."""
+    task = Line()
+    trainer = Trainer(
+        max_epochs=2,
+        run_dir=str(tmp_path / "run"),
+        callbacks=[FaultInjection(list(faults)), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    trainer.fit(task, loader(), loader(), ckpt_path="auto")
+    return task
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"do": "kil", "step": 3}, r"faults\[0\].do is 'kil'; it must be one of kill, .* Did you mean 'kill'\?"),
+        ({"do": "kill"}, r"faults\[0\] lacks 'step'"),
+        ({"do": "kill", "step": -1}, r"faults\[0\].step is -1; it must be 0 or more"),
+        ({"do": "kill", "step": "3"}, r"faults\[0\].step is '3'; it must be a number"),
+        ({"do": "kill", "step": True}, r"faults\[0\].step is True; it must be a number"),
+        ({"do": "kill", "at": 3}, r"faults\[0\] has the key 'at'; there are do, rank, step"),
+        (
+            {"do": "kill", "step": 3, "during": "commit"},
+            r"during is 'commit'; it must be one of step, validation, saving, recovery",
+        ),
+        ({"do": "drop_host", "step": 3}, r"it needs .host. and .hosts_file., the file"),
+        ("kill", r"faults is \['kill'\]; it must be a list of which each is a mapping"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(fault: Any, message: str) -> None:
+    """With its place, what was given, and what is legal."""
+    with pytest.raises(ConfigError, match=message):
+        FaultInjection([fault])
+
+
+def test_an_error_comes_once_in_a_run_however_often_it_is_started(tmp_path: Path) -> None:
+    """The run that goes on from the checkpoint passes the place where it failed."""
+    fault = {"do": "raise", "step": 7}
+    with pytest.raises(RuntimeError, match="FaultInjection raises this on rank 0 after step 7"):
+        fit(tmp_path, fault)
+    held = torch.cat([p.detach().flatten() for p in fit(tmp_path, fault).parameters()])
+    whole = torch.cat([p.detach().flatten() for p in fit(tmp_path / "whole").parameters()])
+    assert torch.equal(held, whole)
+
+
+@pytest.mark.parametrize("during", ["validation", "saving", "recovery"])
+def test_a_fault_comes_during_what_it_was_asked_for(tmp_path: Path, during: str) -> None:
+    """The first validation, saving or recovery from the step on."""
+    fault = {"do": "raise", "step": 3, "during": during}
+    if during == "recovery":
+        fit(tmp_path, fault)  # nothing is put back in it
+    with pytest.raises(RuntimeError, match="FaultInjection raises this"):
+        fit(tmp_path, fault)
+
+
+def test_a_gradient_is_nan_in_one_step(tmp_path: Path) -> None:
+    """As a damaged memory cell would have it; stop_on_nonfinite then names the loss of the next step."""
+    with pytest.raises(TrainkitError, match="not finite|nan"):
+        fit(tmp_path, {"do": "nan", "step": 2}, stop_on_nonfinite=True)
+
+
+def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest one is passed over, the one before it is taken."""
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, {"do": "cut_checkpoint", "step": 5}, {"do": "raise", "step": 5})
+    fit(tmp_path)
+    assert "The one before it is taken" in capsys.readouterr().out
+
+
+def test_steps_are_slow_from_a_step_on(tmp_path: Path) -> None:
+    """A straggler."""
+    begun = time.monotonic()
+    fit(tmp_path, {"do": "slow", "step": 2, "seconds": 0.02})
+    assert time.monotonic() - begun >= 10 * 0.02
+
+
+def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:
+    """The other lines stay as they are."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a:2\nb:1\n")
+    about = {"hosts_file": str(hosts)}
+    fit(tmp_path, {"do": "drop_host", "host": "a", "step": 1} | about, {"do": "add_host", "host": "c:4", "step": 2} | about)
+    assert hosts.read_text() == "b:1\nc:4\n"
+
+
+def test_every_deed_can_be_asked_for() -> None:
+    """What the docstring promises is there."""
+    for deed in DEEDS:
+        FaultInjection([{"do": deed, "step": 1, "host": "a", "hosts_file": "f"}])
+        assert deed in (FaultInjection.__doc__ or "")

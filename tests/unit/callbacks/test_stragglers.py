@@ -1,0 +1,87 @@
+"""Stragglers: the slow rank is named, with the reason, from each rank's own clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.threads import ThreadEngine, World
+from tests.toy import Line, loader
+from trainkit.callbacks import FaultInjection, Stragglers
+from trainkit.callbacks.step_clock import PARTS, StepClock
+from trainkit.callbacks.stragglers import Straggler, find_stragglers
+from trainkit.trainer import Trainer
+
+
+def parts(**seconds: float) -> dict[str, float]:
+    """Return a rank's seconds."""
+    return {"data": 0.01, "compute": 0.1, "communication": 0.02, "optimizer": 0.01, "hooks": 0.0} | seconds
+
+
+def find(*ranks: dict[str, float], factor: float = 1.25) -> list[Straggler]:
+    """Return the stragglers among these ranks."""
+    return find_stragglers([(f"node{i}", rank) for i, rank in enumerate(ranks)], factor)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("data", "waits for data"), ("compute", "computes"), ("hooks", "is in callbacks between steps")]
+)
+def test_the_slow_rank_is_named_with_its_reason(part: str, words: str) -> None:
+    """The part that makes the difference, against the median rank."""
+    (found,) = find(parts(), parts(), parts(**{part: 0.3}), parts())
+    assert (found.rank, found.host, found.part, found.seconds) == (2, "node2", part, 0.3)
+    assert f"rank 2 (node2) {words} for 300 ms" in str(found)
+
+
+def test_of_two_ranks_the_slower_one_is_it() -> None:
+    """There is no median between two."""
+    (found,) = find(parts(), parts(compute=0.2))
+    assert found.rank == 1 and found.behind == pytest.approx(0.1)
+
+
+def test_waiting_for_others_is_not_being_slow() -> None:
+    """Whoever is fast spends the difference in communication."""
+    assert find(parts(communication=0.5), parts(communication=0.5), parts()) == []
+
+
+def test_small_differences_are_not_told() -> None:
+    """Below the factor, or below two milliseconds a step."""
+    assert find(parts(), parts(compute=0.12)) == []
+    tiny = dict.fromkeys(PARTS, 0.0001)
+    assert find(tiny, tiny | {"compute": 0.001}) == []
+
+
+def test_the_slowest_comes_first() -> None:
+    """Several may be slow."""
+    assert [s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())] == [3, 1]
+
+
+def test_the_clock_counts_each_part_where_it_ends() -> None:
+    """Two microbatches in a step, then something between two steps, then a validation that does not count."""
+    times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 100.0, 101.0])
+    clock = StepClock(torch.device("cpu"), now=lambda: next(times))
+    for call in ("begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end"):
+        getattr(clock, call)()
+    for call in ("begin", "batch_came", "batch_done", "sums_came", "end", "pause", "begin", "batch_came"):
+        getattr(clock, call)()
+    expected = {"data": 3.5, "compute": 6.0, "communication": 0.75, "optimizer": 0.5, "hooks": 4.0}
+    assert clock.seconds == expected
+    assert clock.per_step() == {part: seconds / 2 for part, seconds in expected.items()}
+
+
+def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two real Trainers, one of which computes slowly: rank 0 says so once."""
+
+    def work(engine: ThreadEngine) -> list[Straggler]:
+        watch = Stragglers(every_n_steps=2)
+        slow = FaultInjection([{"do": "slow", "rank": 1, "step": 0, "seconds": 0.02}])
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        options: dict[str, Any] = dict.fromkeys(quiet, False)
+        Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(Line(), loader(16, 2))
+        return watch.found
+
+    for found in World(2).run(work):
+        assert [(s.rank, s.part) for s in found] == [(1, "compute")]
+    assert capsys.readouterr().out.count("Straggler: rank 1") == 1
