@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trainkit.errors import EngineError, TrainkitError
-from trainkit.launch import horovod_build, horovod_pip, horovod_proof
+from trainkit.launch import horovod_build, horovod_edits, horovod_pip, horovod_proof
 from trainkit.launch.horovod_machine import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
 
 _MEND = "python -m trainkit horovod install"
@@ -31,12 +31,14 @@ _say = functools.partial(print, flush=True)  # in order with stderr, also into a
 
 _ABOUT = f"""\
 Horovod {horovod_pip.VERSION} is the last release, and as pip would build it, it does not compile against today's torch.
-This command builds it from its unchanged source for the torch of this environment, and proves that it works."""
+This command builds it for the torch of this environment, with trainkit's edits, and proves that it works."""
 
 _INSTALL_ABOUT = f"""\
 Build Horovod {horovod_pip.VERSION} for the torch of this environment, install it, and prove it with two ranks.
 
 The source comes from the package index, as your pip is set up, and its SHA-256 is checked before any of it runs.
+trainkit's edits are applied to it then: elastic jobs on one host too, signed requests to the rendezvous server, errors
+in Python where a lost connection used to end the process. Each of them is a file in trainkit/launch/horovod_edits.
 The build takes about 2 to 10 minutes on 2 cores and happens once: the wheel is kept in $TRAINKIT_CACHE,
 $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit, and the next install of the same build takes seconds.
 It needs a C++ compiler and make (Debian, Ubuntu: apt-get install g++ make); what it needs from pip it installs."""
@@ -247,6 +249,7 @@ def _new_log(command: str) -> Path:
 def _tell_plan(machine: Machine, plan: Plan) -> None:
     assert machine.torch is not None
     _say(f"Horovod {horovod_pip.VERSION} for torch {machine.torch.version}")
+    _tell("edits", f"{horovod_edits.identity()} ({len(horovod_edits.edits())} files)")
     _tell("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
     _tell("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
     _tell("compilers", f"{plan.jobs} at once ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
@@ -258,6 +261,7 @@ def _tell_plan(machine: Machine, plan: Plan) -> None:
 def _tell_installed(installed: horovod_proof.Installed, torch_version: str) -> None:
     _say(f"Horovod {installed.version}")
     _tell("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
+    _tell("edits", f"{installed.edits or 'none'} (this trainkit's: {horovod_edits.identity()})")
     _tell("imports", "yes" if installed.error is None else f"no: {installed.error}")
     for part in ("gloo", "mpi", "nccl"):
         _tell({"gloo": "Gloo"}.get(part, part.upper()), _yes(part in installed.parts))

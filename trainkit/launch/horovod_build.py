@@ -2,9 +2,10 @@
 
     wheel_key             which builds can stand in for one another
     cached_wheel, store   <cache>/wheels/<key>/: written whole or not at all, read only where undamaged
-    build_wheel           pip wheel in build_environment(), then store
+    build_wheel           the release with trainkit's edits, pip wheel in build_environment(), then store
 
-The source is not touched. horovod.cmake, which CMake reads through CMAKE_TOOLCHAIN_FILE, raises the C++ standard.
+What the build itself needs is not in the edits: horovod.cmake, which CMake reads through CMAKE_TOOLCHAIN_FILE, raises the
+C++ standard.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainkit.launch.horovod_commands import run
+from trainkit.launch.horovod_edits import edited_source, version
 from trainkit.launch.horovod_machine import Machine, Plan, search_path
-from trainkit.launch.horovod_pip import VERSION, fetch_source, pip
+from trainkit.launch.horovod_pip import fetch_source, pip
 
 _TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
 _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
@@ -75,7 +77,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a readable name that differs wherever one build cannot stand in for another."""
     assert machine.torch is not None
-    parts = [f"horovod-{VERSION}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
+    parts = [f"horovod-{version()}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
     parts += [f"torch-{machine.torch.version}", "gloo"]
     recipe = _TOOLCHAIN.read_text(encoding="utf-8") + environ.get("CXXFLAGS", "")
     if plan.mpi.on and machine.mpicxx is not None:
@@ -189,7 +191,7 @@ def build_wheel(
     """Build Horovod and return the wheel, which lies in the cache from then on.
 
     Args:
-        source: the release on disk, already verified; None to download it.
+        source: the release on disk, already verified; None to download it. It is edited in a folder of the build.
         on_percent: called with make's progress, 0 to 100, rising.
     """
     furthest = 0
@@ -203,10 +205,10 @@ def build_wheel(
 
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:
         folder = Path(name)
-        source = source or fetch_source(folder, log)
+        source = edited_source(source or fetch_source(folder, log), folder / "source")
         # pip's own cache of wheels knows nothing of the options above, and would hand out a build made with other ones.
         options = ["-v", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)
-        run(command, what=f"Building Horovod {VERSION}", log=log, env=env, on_line=follow)
+        run(command, what=f"Building Horovod {version()}", log=log, env=env, on_line=follow)
         return store(next((folder / "wheels").glob("horovod-*.whl")), cache / "wheels" / wheel_key(machine, plan, environ))

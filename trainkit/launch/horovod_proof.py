@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trainkit.errors import EngineError
 from trainkit.launch.horovod_commands import failure, run
+from trainkit.launch.horovod_edits import edits_of, identity
 from trainkit.launch.horovod_machine import Plan, Wanted
 from trainkit.launch.horovod_pip import VERSION
 from trainkit.launch.ranks import start_with
@@ -62,10 +63,19 @@ class Installed:
     parts: tuple[str, ...]
     error: str | None
 
+    @property
+    def edits(self) -> str | None:
+        """Which of trainkit's edits it has, as horovod_edits.identity() names them."""
+        return edits_of(self.version)
+
     def problem(self, torch_version: str) -> str | None:
         """Return what is wrong with it for a torch of this version, or None."""
-        if self.version != VERSION:
+        if self.version.partition("+")[0] != VERSION:
             return f"it is version {self.version}, and trainkit is made for {VERSION}"
+        if self.edits is None:
+            return "it has none of trainkit's edits: elastic jobs, signed requests and errors in place of aborts need them"
+        if self.edits != identity():
+            return f"it has trainkit's edits of another version ({self.edits}; this trainkit's are {identity()})"
         if self.built_for is None:
             return "it was built without torch"
         if self.built_for != torch_version:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch import horovod_build, horovod_pip
+from trainkit.launch import horovod_build, horovod_edits, horovod_pip
 from trainkit.launch.horovod_build import build_environment, cache_folder, cached_wheel, store, wheel_key
 from trainkit.launch.horovod_machine import Choice, Machine, Nccl, Plan, Tool, Torch, search_path
 from trainkit.launch.horovod_pip import fetch_source, missing_needs, verify
@@ -67,11 +67,20 @@ def test_key_is_the_same_where_the_wheel_is():
     assert wheel_key(other, replace(CPU, jobs=1), {}) == wheel_key(MACHINE, CPU, {})
 
 
+def test_key_follows_the_edits(monkeypatch: pytest.MonkeyPatch):
+    """A wheel that was built with other edits is another wheel."""
+    before = wheel_key(MACHINE, CPU, {})
+    monkeypatch.setattr(horovod_build, "version", lambda: "0.28.1+trainkit.e00000000")
+    assert wheel_key(MACHINE, CPU, {}) != before
+
+
 def test_key_can_be_read_and_is_one_folder():
     """The key names Horovod, Python, torch and the options in words, without a character that paths give a meaning."""
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
     key = wheel_key(replace(MACHINE, platform="x86_64/-mavx -mfma"), GPU, {})
-    assert key.startswith(f"horovod-0.28.1-{python}-torch-2.15.0+cu132-gloo-nccl-cuda13.0-x86_64_-mavx_-mfma-")
+    assert key.startswith(
+        f"horovod-{horovod_edits.version()}-{python}-torch-2.15.0+cu132-gloo-nccl-cuda13.0-x86_64_-mavx_-mfma-"
+    )
     assert Path(key).name == key
 
 
@@ -207,6 +216,7 @@ def test_build_reports_rising_percents_and_caches_the_wheel(tmp_path: Path, monk
         return []
 
     monkeypatch.setattr(horovod_build, "run", fake_run)
+    monkeypatch.setattr(horovod_build, "edited_source", lambda archive, folder: folder / f"edited-{archive.name}")
     percents: list[int] = []
     wheel = horovod_build.build_wheel(
         MACHINE,
@@ -220,6 +230,7 @@ def test_build_reports_rising_percents_and_caches_the_wheel(tmp_path: Path, monk
     assert percents == [7, 30, 100]
     assert wheel.parent == tmp_path / "wheels" / wheel_key(MACHINE, CPU, {})
     assert {"--no-build-isolation", "--no-deps", "--no-cache-dir"} <= set(commands[0])
+    assert Path(commands[0][-3]).name == "edited-horovod-0.28.1.tar.gz"
 
 
 def _hostile_sdist(folder: Path) -> tuple[Path, Path]:

@@ -12,6 +12,7 @@ import pytest
 
 from trainkit.cli import horovod
 from trainkit.errors import EngineError
+from trainkit.launch.horovod_edits import identity, version
 from trainkit.launch.horovod_machine import Machine, Tool, Torch
 from trainkit.launch.horovod_proof import Installed
 
@@ -27,7 +28,7 @@ MACHINE = Machine(
     cores=2,
     free_gib=8.0,
 )
-GOOD = Installed("0.28.1", "2.15.0", ("gloo",), None)
+GOOD = Installed(version(), "2.15.0", ("gloo",), None)
 
 
 class Steps:
@@ -147,9 +148,10 @@ def test_rebuild_builds_whatever_is_there(steps: Steps):
     assert steps.done == ["build", "install built.whl", "prove"]
 
 
-def test_horovod_for_another_torch_is_replaced(steps: Steps):
-    """After a change of torch, install builds anew."""
-    steps.installed = replace(GOOD, built_for="2.13.0")
+@pytest.mark.parametrize("change", [{"built_for": "2.13.0"}, {"version": "0.28.1"}, {"version": "0.28.1+trainkit.e00000000"}])
+def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: Steps):
+    """After a change of torch, and where the edits are missing or those of another trainkit, install builds anew."""
+    steps.installed = replace(GOOD, **change)
     assert horovod.main(["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
 
@@ -186,6 +188,7 @@ def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.Ca
     for word in (
         "Horovod 0.28.1",
         "built for     torch 2.15.0",
+        f"edits         {identity()}",
         "Gloo          yes",
         "MPI           no",
         "rank 0 of 2",
@@ -200,9 +203,12 @@ def test_check_without_proof_starts_no_ranks(steps: Steps):
     assert steps.done == []
 
 
-@pytest.mark.parametrize("installed", [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x")])
+@pytest.mark.parametrize(
+    "installed",
+    [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x"), replace(GOOD, version="0.28.1")],
+)
 def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """No Horovod, one for another torch and one that does not import end with 1 and the command that mends it."""
+    """None, one for another torch, without the edits or that does not import end with 1 and the command that mends it."""
     steps.installed = installed
     assert horovod.main(["check"]) == 1
     assert "python -m trainkit horovod install" in capsys.readouterr().err

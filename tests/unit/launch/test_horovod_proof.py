@@ -10,10 +10,11 @@ import pytest
 
 from trainkit.errors import EngineError
 from trainkit.launch import horovod_proof
+from trainkit.launch.horovod_edits import version
 from trainkit.launch.horovod_machine import Choice, Plan, Wanted
 from trainkit.launch.horovod_proof import Installed, look, prove
 
-GOOD = Installed("0.28.1", "2.15.0", ("gloo",), None)
+GOOD = Installed(version(), "2.15.0", ("gloo",), None)
 CPU = Plan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
 MPI = replace(CPU, mpi=Choice(True, ""))
 
@@ -22,6 +23,8 @@ MPI = replace(CPU, mpi=Choice(True, ""))
     ("change", "problem"),
     [
         ({"version": "0.27.0"}, "it is version 0.27.0"),
+        ({"version": "0.28.1"}, "it has none of trainkit's edits"),
+        ({"version": "0.28.1+trainkit.e00000000"}, "edits of another version (e00000000; this trainkit's are e"),
         ({"built_for": None}, "built without torch"),
         ({"built_for": "2.13.0"}, "built for torch 2.13.0, and torch 2.15.0 is installed"),
         ({"error": "ImportError: undefined symbol"}, "does not import: ImportError: undefined symbol"),
@@ -29,7 +32,7 @@ MPI = replace(CPU, mpi=Choice(True, ""))
     ],
 )
 def test_horovod_that_does_not_fit_is_told_why(change: dict[str, Any], problem: str):
-    """Another version, another torch, a failed import and a build without Gloo each have their words."""
+    """Another version, no edits or old ones, another torch, a failed import and a build without Gloo each have their words."""
     assert GOOD.problem("2.15.0") is None
     assert problem in str(replace(GOOD, **change).problem("2.15.0"))
 
@@ -45,11 +48,11 @@ def test_installed_build_serves_what_is_asked():
 
 
 def _fake_horovod(folder: Path, init: str) -> str:
-    info = folder / "horovod-0.28.1.dist-info"
+    info = folder / f"horovod-{version()}.dist-info"
     torch = folder / "horovod" / "torch"
     for made in (info, torch):
         made.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: horovod\nVersion: {version()}\n")
     (folder / "horovod" / "__init__.py").touch()
     (folder / "horovod" / "metadata.json").write_text('{"pytorch": "2.15.0", "dummy": "none"}')
     (torch / "__init__.py").write_text(init)
@@ -61,7 +64,7 @@ def test_library_that_does_not_load_is_found_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, "print('Warning! MPI libs are missing')"))
     found = look()
     assert found is not None
-    assert (found.version, found.built_for) == ("0.28.1", "2.15.0")
+    assert (found.version, found.built_for) == (version(), "2.15.0")
     assert "mpi_lib_v2" in str(found.error)
 
 
@@ -77,7 +80,7 @@ def test_horovod_that_loads_tells_its_parts(tmp_path: Path, monkeypatch: pytest.
     """What it was built with comes from its own answers."""
     init = "mpi_lib_v2 = None\ngloo_built = nccl_built = lambda: 1\nmpi_built = cuda_built = lambda: 0\n"
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, init))
-    assert look() == Installed("0.28.1", "2.15.0", ("gloo", "nccl"), None)
+    assert look() == Installed(version(), "2.15.0", ("gloo", "nccl"), None)
 
 
 def _prove_with(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:

@@ -1,0 +1,190 @@
+"""trainkit's Horovod set up and taken down many times, left by a peer, and refused: errors in Python, no abort and no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
+
+from tests.faults.jobs import WORKERS
+from tests.launching import run_command
+from trainkit.launch.horovod_edits import identity, installed_edits
+
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
+
+RANK = WORKERS / "horovod_rank.py"
+PAIR = f"horovodrun --gloo -np 2 {sys.executable} {RANK}"
+SECRET = "5e" * 32
+
+
+def said(text: str) -> list[Any]:
+    """Return what ranks said, horovodrun's prefix left out."""
+    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line and line.endswith("}")]
+
+
+class Ranks:
+    """A rendezvous server, and ranks that a test starts itself: horovodrun would end them all when one dies."""
+
+    def __init__(self, handler: type[RendezvousHandler] = RendezvousHandler) -> None:
+        self._server = RendezvousServer()
+        self._port = self._server.start(handler, address="127.0.0.1")
+        self._server.init([])
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, work: str, rank: int, size: int, scope: str = "g1.") -> subprocess.Popen[str]:
+        """Start a rank of this host."""
+        seat = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+        where = {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": self._port, "GLOO_IFACE": "lo"}
+        how = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "HOSTNAME": "localhost", "RENDEZVOUS_SCOPE": scope}
+        env = {f"HOROVOD_{name}": str(value) for name, value in (seat | where | how).items()}
+        command = [sys.executable, str(RANK), *work.split()]
+        process = subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True)
+        self._started.append(process)
+        return process
+
+    def keys(self) -> dict[str, Any]:
+        """Return what the server holds."""
+        return dict(self._server._httpd.cache)
+
+    def end(self) -> None:
+        """End what is left of the ranks, and the server."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        self._server.stop()
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """A server of the test's own, and nothing left of it."""
+    monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
+    started = Ranks()
+    yield started
+    started.end()
+
+
+def first_line(process: subprocess.Popen[str]) -> Any:
+    """Wait for what a rank says next."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_this_environment_has_the_edits() -> None:
+    """What is tested here is a Horovod with the edits of this trainkit, none that was built before or by others."""
+    assert installed_edits() == identity(), "run: python -m trainkit horovod install"
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
+    """Two ranks under horovodrun set up, add and take down again and again: no refused connection, no abort, no hang."""
+    done = run_command(f"{PAIR} cycles {count}", tmp_path)
+    assert done.code == 0, done.text
+    assert [facts["cycles"] for facts in said(done.out)] == [count, count]
+    assert "exception" not in done.text
+
+
+def check_outlived(facts: Any, seat: list[int]) -> None:
+    """Assert what a survivor has to say of its peer's death, and where it is afterwards."""
+    assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")
+    assert facts["later_ms"] < 500
+    assert facts["shutdown_ms"] < 500
+    assert facts["seat"] == seat
+    assert facts["ranks"] == seat[1]
+
+
+@pytest.mark.parametrize(("survivors", "victim"), [([0], 1), ([1], 0), ([0, 1], 2), ([1, 2], 0)])
+def test_survivors_of_a_killed_peer_start_anew(survivors: list[int], victim: int, ranks: Ranks) -> None:
+    """Who waits for a killed peer gets an error at once; then the same process shuts down, and is rank 0 of 1 elsewhere."""
+    size = len(survivors) + 1
+    processes = {rank: ranks.start("wait" if rank == victim else f"outlive g{2 + rank}. 1", rank, size) for rank in range(size)}
+    assert [first_line(process) for process in processes.values()] == size * [{"ready": True}]
+    processes[victim].kill()
+    for rank in survivors:
+        check_outlived(first_line(processes[rank]), seat=[0, 1, 0, 1])
+        assert processes[rank].wait(20) == 0
+
+
+def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
+    """Rank 1 outlives rank 0, becomes rank 0 itself in the same process, and adds with a process that has just begun."""
+    victim, survivor = ranks.start("wait", 0, 2), ranks.start("outlive g2. 2", 1, 2)
+    assert first_line(victim) == first_line(survivor) == {"ready": True}
+    victim.kill()
+    newcomer = ranks.start("wait", 1, 2, scope="g2.")
+    check_outlived(first_line(survivor), seat=[0, 2, 0, 2])
+    assert first_line(newcomer) == {"ready": True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_moment_of_a_death_hangs_the_survivor(ranks: Ranks) -> None:
+    """Thirty deaths: a survivor's next sum may meet the taking down at any point (one in ten hung, waiting for the GIL)."""
+    for generation in range(30):
+        scope = f"x{generation}."
+        pair = [ranks.start(work, rank, 2, scope) for rank, work in enumerate(("wait", f"outlive y{generation}. 1"))]
+        assert [first_line(process) for process in pair] == 2 * [{"ready": True}]
+        pair[0].kill()
+        check_outlived(first_line(pair[1]), seat=[0, 1, 0, 1])
+
+
+def test_refused_init_is_an_error_and_can_be_tried_again(ranks: Ranks) -> None:
+    """A wrong secret, none, and a server that is not there are errors in words; then init works in the same process."""
+    rank = ranks.start("retry", 0, 1)
+    facts = first_line(rank)
+    assert rank.wait(20) == 0
+    wrong, missing, away = facts["errors"]
+    assert "HOROVOD_RENDEZVOUS_SECRET of this process is not the server's" in wrong
+    assert "HOROVOD_RENDEZVOUS_SECRET is not set" in missing
+    assert "http://127.0.0.1:9 did not answer" in away
+    assert facts["ranks"] == 1.0
+
+
+class GivenUp(RendezvousHandler):
+    """A driver that has formed another generation: nobody comes to this one any more."""
+
+    def do_GET(self) -> None:
+        """Say so."""
+        self.send_status_code(410)
+
+
+def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a peer that will not come is told by the server (410), and does not wait for the time limit of 30 s."""
+    monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
+    ranks = Ranks(GivenUp)
+    try:
+        rank = ranks.start("fail", 0, 2)
+        facts = first_line(rank)
+        assert "refuses GET /g1.global/1 (410)" in facts["error"]
+        assert facts["ms"] < 2000
+        assert rank.wait(20) == 0
+    finally:
+        ranks.end()
+
+
+def test_rank_that_comes_late_is_named(tmp_path: Path) -> None:
+    """The stall inspector works under Gloo: it names who is missing and for what, and the sum is done when he comes."""
+    done = run_command(f"{PAIR} late 5", tmp_path, HOROVOD_STALL_CHECK_TIME_SECONDS="2")
+    assert done.code == 0, done.text
+    assert "1: [allreduce.awaited]" in done.text
+    assert [facts["late"] for facts in said(done.out)] == 2 * ["no error: 2.0"]
+
+
+def test_rank_that_does_not_come_ends_the_wait(tmp_path: Path) -> None:
+    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS makes an error of a wait that has lasted so long."""
+    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    done = run_command(f"{PAIR} late 8", tmp_path, **limits)
+    assert "1!: [allreduce.awaited]" in done.text
+    assert [facts["late"] for facts in said(done.out)] == 2 * ["HorovodInternalError"]
+
+
+def test_scopes_are_cleared_behind_the_ranks(ranks: Ranks) -> None:
+    """What ranks put into the store for one another is gone when they are connected: many cycles do not fill the server."""
+    done = [ranks.start("cycles 3", rank, 2) for rank in (0, 1)]
+    assert [process.wait(30) for process in done] == [0, 0]
+    assert ranks.keys() == {}

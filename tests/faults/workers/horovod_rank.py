@@ -1,0 +1,112 @@
+"""One rank on bare Horovod: `horovod_rank.py cycles N`, `wait`, `outlive`, `retry`, `fail` or `late S`; see the functions.
+
+What a test reads is printed as JSON, one object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+
+def say(**facts: Any) -> None:
+    """Print facts for the test; one write, or the lines of two ranks would mix."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def add(name: str) -> float:
+    """Return how many ranks there are, by a sum over all."""
+    return float(hvd.allreduce(torch.ones(1), op=hvd.Sum, name=name))
+
+
+def error_of(name: str) -> tuple[str, float]:
+    """Return which error a sum ends with, and after how many milliseconds."""
+    begun = time.monotonic()
+    try:
+        return f"no error: {add(name)}", 0.0
+    except HorovodInternalError as error:
+        return type(error).__name__, 1000 * (time.monotonic() - begun)
+
+
+def cycles(count: str) -> None:
+    """Set Horovod up and take it down again and again, with a sum in between."""
+    begun = time.monotonic()
+    for _ in range(int(count)):
+        hvd.init()
+        assert add("ranks") == hvd.size() == 2
+        hvd.shutdown()
+    say(cycles=int(count), ms_each=1000 * (time.monotonic() - begun) / int(count))
+
+
+def wait() -> None:
+    """Take part in one sum, then in nothing more."""
+    hvd.init()
+    add("first")
+    say(ready=True)
+    time.sleep(600)
+
+
+def outlive(scope: str, size: str) -> None:
+    """Wait in a sum for a peer that dies, take Horovod down, and set it up as rank 0 of another size, in this process."""
+    hvd.init()
+    add("first")
+    say(ready=True)
+    waiting = error_of("second")[0]
+    later, later_ms = error_of("third")
+    begun = time.monotonic()
+    hvd.shutdown()
+    shutdown_ms = 1000 * (time.monotonic() - begun)
+    os.environ |= {"HOROVOD_RENDEZVOUS_SCOPE": scope, "HOROVOD_RANK": "0", "HOROVOD_SIZE": size}
+    os.environ |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": size}
+    hvd.init()
+    say(
+        waiting=waiting,
+        later=later,
+        later_ms=later_ms,
+        shutdown_ms=shutdown_ms,
+        seat=[hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
+        ranks=add("first"),
+    )
+
+
+def retry() -> None:
+    """Try to set Horovod up with a wrong secret, without a server, and as it should be."""
+    right, port = os.environ["HOROVOD_RENDEZVOUS_SECRET"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    errors = []
+    for secret, number in (("0" * 64, port), ("", port), (right, "9"), (right, port)):
+        os.environ |= {"HOROVOD_RENDEZVOUS_SECRET": secret, "HOROVOD_GLOO_RENDEZVOUS_PORT": number}
+        try:
+            hvd.init()
+        except HorovodInternalError as error:
+            errors.append(str(error))
+            assert not hvd.is_initialized()
+    say(errors=errors, ranks=add("ranks"))
+
+
+def fail() -> None:
+    """Try to set Horovod up where that cannot be."""
+    begun = time.monotonic()
+    try:
+        hvd.init()
+    except HorovodInternalError as error:
+        say(error=str(error), ms=1000 * (time.monotonic() - begun))
+
+
+def late(seconds: str) -> None:
+    """Let rank 1 come late to a sum."""
+    hvd.init()
+    add("first")
+    time.sleep(float(seconds) if hvd.rank() == 1 else 0)
+    say(late=error_of("awaited")[0])
+
+
+if __name__ == "__main__":
+    {"cycles": cycles, "wait": wait, "outlive": outlive, "retry": retry, "fail": fail, "late": late}[sys.argv[1]](*sys.argv[2:])
