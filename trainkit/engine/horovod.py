@@ -170,6 +170,7 @@ class HorovodEngine(Engine):
         self._ranks = hvd.global_process_set
         if chosen is not None and len(chosen) < started.world_size:
             self._ranks = hvd.ProcessSet(chosen)
+        self.whereabouts.waiting = "the other ranks to connect"
         try:
             hvd.init(process_sets=[] if self._ranks is hvd.global_process_set else [self._ranks])
         except KeyError as error:  # it started earlier in this process, without this set
@@ -179,6 +180,8 @@ class HorovodEngine(Engine):
             ) from error
         except (ValueError, RuntimeError) as error:  # a rank that was to be met is gone
             raise PeerError(f"Horovod could not connect the ranks: {error}") from error
+        finally:
+            self.whereabouts.waiting = ""
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if started.world_size > 1 and self.world_size == 1:

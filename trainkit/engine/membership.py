@@ -88,7 +88,7 @@ class Membership:
         self._address = address
         self._secret = secret
         self._asked = 0  # the generation that the driver would like
-        self._heard = time.monotonic()  # when the driver last answered
+        self._silent: float | None = None  # since when requests have failed; None: the last one was answered
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -130,7 +130,6 @@ class Membership:
             JobEnded: the job is over, or the driver cannot be reached.
         """
         if self._thread is None:
-            self._heard = time.monotonic()  # building a model may have taken long
             self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
             self._thread.start()
         request = {"worker": self.worker, "commit": commit, "generation": self.generation}
@@ -152,6 +151,7 @@ class Membership:
             try:
                 return self._post(connection, "/elastic/join", request)
             except (OSError, http.client.HTTPException) as error:
+                self._note_silence()
                 if self._is_lost():
                     raise JobEnded(self._lost(error)) from None
             finally:
@@ -169,7 +169,7 @@ class Membership:
                 f"The elastic driver at {self._address[0]}:{self._address[1]} answered {response.status} {response.reason} "
                 f"to {target} of worker {self.worker}: {text.decode(errors='replace')[:200]}"
             )
-        self._heard = time.monotonic()
+        self._silent = None
         answer: dict[str, Any] = json.loads(text)
         return answer
 
@@ -180,6 +180,7 @@ class Membership:
             try:
                 answer = self._post(connection, "/elastic/beat", beat | {"waiting": self.waiting, "stall_s": self.stall_s})
             except (OSError, http.client.HTTPException, JobEnded):
+                self._note_silence()
                 connection.close()  # the next request opens it again
             else:
                 self._asked, self.why = int(answer["wanted"]), str(answer["why"])
@@ -187,8 +188,13 @@ class Membership:
                     self.on_dump()
             time.sleep(BEAT_S)
 
+    def _note_silence(self) -> None:
+        if self._silent is None:
+            self._silent = time.monotonic()
+
     def _is_lost(self) -> bool:
-        return time.monotonic() - self._heard > UNREACHABLE_S
+        since = self._silent  # the other thread may clear it at any time
+        return since is not None and time.monotonic() - since > UNREACHABLE_S
 
     def _lost(self, error: Exception) -> str:
         host, port = self._address

@@ -1,0 +1,257 @@
+"""The driver of an elastic job: it starts workers, gives them seats, and replaces those that are lost.
+
+    run_elastic(args)                   what horovodrun calls, with the arguments that it has parsed
+        settings.py                     what was asked for
+        network.py, server.py           where workers meet; their requests become events
+        hosts.py, processes.py          hosts that come and go, processes that end: events too
+        Driver.run                      one loop: event -> roster.py -> decisions -> processes
+
+All events go through one queue, so the roster has one thread. Nothing polls: whatever ends a process is heard by a thread that
+waits for it, and who waits for a seat is answered in the same turn of the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+
+from trainkit.errors import ConfigError
+from trainkit.launch.elastic.hosts import EVERY_S, Discovery
+from trainkit.launch.elastic.network import Network, choose, is_local
+from trainkit.launch.elastic.output import Output
+from trainkit.launch.elastic.processes import Process, RemoteProcess, Warden
+from trainkit.launch.elastic.roster import Roster
+from trainkit.launch.elastic.rules import Decision, Say, Send, Start
+from trainkit.launch.elastic.server import Request, Server
+from trainkit.launch.elastic.settings import Settings, settings_of, worker_environment
+from trainkit.signing import SECRET, new_secret
+
+TICK_S = 0.2
+_DRAIN_S = 2.0
+
+Event = Callable[[float], list[Decision]]
+
+
+def run_elastic(args: argparse.Namespace) -> int:
+    """Run an elastic job for horovodrun, and return its exit code.
+
+    Args:
+        args: as horovod.runner.launch.parse_args() returns them.
+    """
+    from horovod.runner.common.util import config_parser
+
+    environ = dict(os.environ)
+    config_parser.set_env_from_args(environ, args)
+    try:
+        return run(settings_of(args, environ))
+    except ConfigError as error:
+        print(f"[elastic] {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def run(settings: Settings) -> int:
+    """Run a job to its end, and return its exit code.
+
+    Raises:
+        ConfigError: there are no hosts, or no way to them.
+    """
+    output = Output(settings.output, settings.with_time)
+    discovery = None if settings.script is None else Discovery(settings.script, settings.slots)
+    with contextlib.ExitStack() as stack:
+        if discovery is not None:
+            stack.callback(discovery.close)
+        hosts = _first_hosts(settings, discovery, output)
+        driver = Driver(settings, choose(hosts, settings.interfaces), output)
+        stack.callback(driver.close)
+        stack.enter_context(_signals(driver))
+        return driver.run(hosts, discovery)
+
+
+def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output) -> dict[str, int]:
+    if discovery is None:
+        return dict(settings.hosts)
+    end = time.monotonic() + settings.rules.timeout_s
+    told = False
+    while not (hosts := discovery.ask()):
+        if time.monotonic() > end:
+            raise ConfigError(f"--host-discovery-script '{settings.script}' named no host for {settings.rules.timeout_s:g} s.")
+        if not told:
+            output.say(f"'{settings.script}' names no host yet; it is asked each second")
+        told = True
+        time.sleep(EVERY_S)
+    return hosts
+
+
+@contextlib.contextmanager
+def _signals(driver: Driver) -> Iterator[None]:
+    def note(number: int, frame: FrameType | None) -> None:
+        driver.post(lambda now: driver.roster.signalled(now, signal.Signals(number)))
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Driver:
+    """One job's loop and what it holds: server, processes, and workers that wait for an answer."""
+
+    def __init__(self, settings: Settings, network: Network, output: Output) -> None:
+        self._settings = settings
+        self._network = network
+        self._output = output
+        self._secret = new_secret()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._asking: dict[str, Request] = {}
+        self._processes: dict[str, Process] = {}
+        self._generation = 0
+        self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
+        self._refused: set[str] = set()
+        self.roster = Roster(settings.rules, time.monotonic())
+        self._server = Server(network.address, self._secret, self._on_join, self._on_beat)
+        self._warden = Warden()
+
+    def post(self, event: Event) -> None:
+        """Let the loop handle an event; from any thread, and from a signal's handler."""
+        self._inbox.put(event)
+
+    def run(self, hosts: dict[str, int], discovery: Discovery | None) -> int:
+        """Run the job; return horovodrun's exit code."""
+        self._on_hosts(hosts)
+        if discovery is not None:
+            discovery.watch(hosts, self._on_hosts, self._output.say)
+        while not self.roster.finished:
+            try:
+                event = self._inbox.get(timeout=TICK_S)
+            except queue.Empty:
+                event = self.roster.tick
+            decisions = event(time.monotonic())
+            self._answer()  # before anything is started: those that wait go on
+            for decision in decisions:
+                self._do(decision)
+        over = self.roster.job.over
+        assert over is not None
+        self._output.drain(_DRAIN_S)
+        self._output.say(f"{over.why}" if over.code == 0 else f"the job ends with exit code {over.code}: {over.why}")
+        return over.code
+
+    def close(self) -> None:
+        """End what is left; there is something only if `run` raised."""
+        for process in self._processes.values():
+            process.send(signal.SIGKILL)
+        self._server.close()
+        self._warden.close()
+
+    # ---- events from other threads
+
+    def _on_hosts(self, hosts: dict[str, int]) -> None:
+        reachable = {host: slots for host, slots in hosts.items() if not self._network.is_closed or is_local(host)}
+        for host in hosts.keys() - reachable.keys() - self._refused:
+            self._refused.add(host)
+            self._output.say(
+                f"{host} is not taken: the job began on this host alone and meets at {self._network.address}; "
+                "start it with --network-interface to let other hosts come later"
+            )
+        self.post(lambda now: self.roster.hosts(now, reachable))
+
+    def _on_join(self, request: Request) -> None:
+        said = request.content
+
+        def event(now: float) -> list[Decision]:
+            self._asking[said["worker"]] = request
+            if said["generation"] == self._generation:
+                self._server.give_up(self._generation)
+            return self.roster.joined(now, said["worker"], said["commit"], said["generation"])
+
+        self.post(event)
+
+    def _on_beat(self, request: Request) -> None:
+        said = request.content
+
+        def event(now: float) -> list[Decision]:
+            decisions = self.roster.beat(now, said["worker"], said)
+            request.answer(self.roster.reply(said["worker"]))
+            return decisions
+
+        self.post(event)
+
+    def _on_exit(self, worker: str, code: int | None) -> None:
+        def event(now: float) -> list[Decision]:
+            self._processes.pop(worker, None)
+            if code != 0:
+                self._server.give_up(self._generation)
+            return self.roster.exited(now, worker, code)
+
+        self.post(event)
+
+    # ---- decisions
+
+    def _answer(self) -> None:
+        """Answer those that wait for a seat, if there is an answer."""
+        if self.roster.job.generation > self._generation:
+            self._generation = self.roster.job.generation
+            self._server.forget(before=self._generation)
+            for worker in self.roster.job.workers.values():
+                if worker.seat is not None:
+                    self._output.label(worker.name, str(worker.seat.rank))
+        for name in list(self._asking):
+            answer = self.roster.answer(name)
+            if answer is not None:
+                self._asking.pop(name).answer(answer)
+
+    def _do(self, decision: Decision) -> None:
+        if isinstance(decision, Say):
+            self._output.say(decision.text)
+        elif isinstance(decision, Send):
+            if decision.worker in self._processes:
+                self._processes[decision.worker].send(decision.number)
+        else:
+            self._start(decision)
+
+    def _start(self, start: Start) -> None:
+        environ = worker_environment(self._settings, self._given(start))
+        settings = self._settings
+        if settings.verbose:
+            self._output.say(f"{start.worker} is started: {' '.join(settings.command)}")
+        try:
+            if is_local(start.host):
+                process = Process(settings.command, environ)
+            else:
+                ssh = settings.ssh_port, settings.ssh_identity_file
+                process = RemoteProcess(start.host, *ssh, settings.command, environ)
+        except OSError as error:
+            self._output.say(f"{start.worker} cannot be started: {error}")
+            self._on_exit(start.worker, 127)
+            return
+        self._processes[start.worker] = process
+        process.follow(start.worker, self._output, self._warden, functools.partial(self._on_exit, start.worker))
+
+    def _given(self, start: Start) -> Mapping[str, str]:
+        """Return what a worker's environment holds of the job. Its numbers are placeholders until it has a seat."""
+        np = self._settings.rules.np
+        rank = np if start.first is None else start.first
+        numbers = {"RANK": rank, "SIZE": max(np, rank + 1), "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+        return {f"HOROVOD_{name}": str(value) for name, value in numbers.items()} | {
+            SECRET: self._secret,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._network.address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.port),
+            "HOROVOD_GLOO_IFACE": self._network.interfaces[0],
+            "NCCL_SOCKET_IFNAME": ",".join(self._network.interfaces),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_HOSTNAME": start.host,
+            "PYTHONUNBUFFERED": "1",
+            "TRAINKIT_WORKER": start.worker,
+            "TRAINKIT_SLOT": str(start.slot),
+            "TRAINKIT_JOB_STARTED": self._started,
+        }

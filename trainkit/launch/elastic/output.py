@@ -1,0 +1,85 @@
+"""What workers print, line by line with their rank before it, as horovodrun does: "[1]<stdout>:step 20"."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TextIO
+
+
+class Output:
+    """Where lines go.
+
+    Args:
+        folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", beside the screen; None: no files.
+        with_time: whether each line begins with the time.
+    """
+
+    def __init__(self, folder: Path | None, with_time: bool) -> None:
+        self._folder = folder
+        self._with_time = with_time
+        self._lock = threading.Lock()
+        self._labels: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+
+    def label(self, worker: str, text: str) -> None:
+        """Let a worker's lines begin with its rank from now on."""
+        self._labels[worker] = text
+
+    def follow(self, worker: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        """Copy a worker's output until it ends."""
+        for pipe, screen, name in ((stdout, sys.stdout, "stdout"), (stderr, sys.stderr, "stderr")):
+            thread = threading.Thread(target=self._copy, args=(worker, pipe, screen, name), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all that workers have printed is written; something that they left behind may hold a pipe open."""
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def say(self, text: str) -> None:
+        """Print a line of the driver's own."""
+        self._write(sys.stderr, None, f"[elastic] {text}\n")
+
+    def _copy(self, worker: str, pipe: IO[bytes], screen: TextIO, name: str) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pipe)
+            file = None
+            if self._folder is not None:
+                folder = self._folder / f"worker.{re.sub('[/#]', '-', worker)}"
+                folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context((folder / name).open("w", encoding="utf-8"))
+            for line in _lines(pipe):
+                when = time.asctime() if self._with_time else ""
+                self._write(screen, file, f"{when}[{self._labels.get(worker, worker)}]<{name}>:{line}")
+
+    def _write(self, screen: TextIO, file: TextIO | None, text: str) -> None:
+        with self._lock:
+            for target in (screen, file):
+                if target is not None:
+                    with contextlib.suppress(OSError, ValueError):  # a reader that went away must not stop the workers
+                        target.write(text)
+                        target.flush()
+
+
+def _lines(pipe: IO[bytes]) -> Iterator[str]:
+    """Yield lines as they come; progress bars end theirs with a carriage return."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    while True:
+        chunk = pipe.read1(2**16)  # type: ignore[attr-defined]
+        *whole, rest = re.split(r"(?<=[\r\n])", rest + decoder.decode(chunk, final=not chunk))
+        yield from (line for line in whole if line)
+        if not chunk:
+            break
+    if rest:
+        yield rest + "\n"

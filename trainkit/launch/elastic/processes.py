@@ -1,0 +1,139 @@
+"""Workers as processes: each in a group of its own, on this host or, by ssh, on another; signalled and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+from trainkit.launch.elastic import warden
+from trainkit.launch.elastic.output import Output
+from trainkit.launch.elastic.remote import first_lines, ssh_command
+
+_SSH_S = 5.0  # so long an ssh may take to end after its worker was sent SIGKILL
+
+# Called with the exit code as the roster counts: minus a signal's number, None for a link that was lost.
+OnExit = Callable[[int | None], None]
+
+
+class Warden:
+    """The process that ends this host's workers should the driver be killed (warden.py)."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-S", "-E", str(Path(warden.__file__))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        self._lock = threading.Lock()
+
+    def tell(self, sign: str, group: int) -> None:
+        """A group has come ("+") or gone ("-")."""
+        assert self._process.stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # somebody killed it: the workers are still ours
+            self._process.stdin.write(f"{sign}{group}\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let it end: all workers have."""
+        assert self._process.stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+class Process:
+    """A worker's process, here; base of the one elsewhere.
+
+    Args:
+        command: the program and its arguments.
+        environ: its whole environment.
+        stdin: subprocess.DEVNULL or PIPE.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], stdin: int = subprocess.DEVNULL) -> None:
+        pipe = subprocess.PIPE
+        self.popen = subprocess.Popen(command, env=environ, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def follow(self, worker: str, output: Output, warden: Warden, on_exit: OnExit) -> None:
+        """Copy its output, and call `on_exit` from another thread as soon as it ends."""
+        assert self.popen.stdout is not None and self.popen.stderr is not None
+        warden.tell("+", self.popen.pid)
+        output.follow(worker, self.popen.stdout, self.popen.stderr)
+
+        def wait() -> None:
+            os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+            with self._lock:
+                self._ended = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.popen.pid, signal.SIGKILL)  # what it has left behind; its number is still its own
+                code = self.popen.wait()
+            warden.tell("-", self.popen.pid)
+            on_exit(self._ended_with(code))
+
+        threading.Thread(target=wait, name=f"wait {worker}", daemon=True).start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and all that it started."""
+        with self._lock:
+            if not self._ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.popen.pid, number)
+
+    def _ended_with(self, code: int) -> int | None:
+        return code_of(code)
+
+
+class RemoteProcess(Process):
+    """A worker's process on another host (remote.py).
+
+    Args:
+        host: its name.
+        port: ssh's, or None.
+        identity_file: ssh's, or None.
+        command: the program and its arguments.
+        environ: the environment that it gets.
+    """
+
+    def __init__(
+        self, host: str, port: int | None, identity_file: str | None, command: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        mark = f"go-{secrets.token_hex(8)}"
+        super().__init__(ssh_command(host, port, identity_file, mark), os.environ, subprocess.PIPE)
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._lines.put(first_lines(environ, os.getcwd(), command, mark))
+        threading.Thread(target=self._write, name=f"ssh {host}", daemon=True).start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to it and all that it started."""
+        self._lines.put(f"{number.name.removeprefix('SIG')}\n")
+        if number == signal.SIGKILL:
+            timer = threading.Timer(_SSH_S, super().send, [number])  # the host may be gone
+            timer.daemon = True
+            timer.start()
+
+    def _write(self) -> None:
+        assert self.popen.stdin is not None
+        while line := self._lines.get():
+            try:
+                self.popen.stdin.write(line.encode())
+                self.popen.stdin.flush()
+            except OSError:
+                return  # ssh has ended
+
+    def _ended_with(self, code: int) -> int | None:
+        self._lines.put("")  # ends _write
+        return None if code == 255 else code_of(code)
+
+
+def code_of(code: int) -> int:
+    """Return minus a signal's number for the exit code by which a shell tells of it, 128 + number; all others as they are."""
+    with contextlib.suppress(ValueError):
+        return -signal.Signals(code - 128)
+    return code
