@@ -20,7 +20,7 @@ from typing import Any
 
 from trainkit.callbacks.elastic import Elastic
 from trainkit.engine.base import PeerError, RanksChanged
-from trainkit.errors import EngineError, Preempted
+from trainkit.errors import ConfigError, EngineError, Preempted
 from trainkit.optim.contract import Contract
 from trainkit.run_lock import RunLock
 from trainkit.saving import MEMORY, SavingSession, tensors_of
@@ -85,6 +85,11 @@ class ElasticSession(SavingSession):
             self.elastic.memory.keep(self.state.global_step, tensors_of(self.task), training)
 
     def _may_go_on(self, ckpt_path: str | None) -> bool:
+        if self.elastic is not None and self.engine.name == "ddp" and ckpt_path != "auto":
+            raise ConfigError(
+                "callbacks=elastic under torchrun, which starts all processes anew when one is lost: they would begin anew. "
+                "Let them go on from the run's checkpoint: resume=auto run_dir=runs/mine (Trainer: ckpt_path='auto', run_dir)."
+            )
         return super()._may_go_on(ckpt_path) or self.is_elastic
 
     def _read_training(self, ckpt_path: str | None) -> tuple[str, dict[str, Any]] | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.jobs import ROOT, WORKERS
+from tests.faults.jobs import ROOT, WORKERS, free_port, wait_for
 from tests.faults.workers.elastic_job import SAMPLES
 from tests.launching import run_command
 
@@ -79,13 +83,18 @@ def start(tmp_path: Path) -> Run:
         run_dir = tmp_path / "run"
         line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
         done = run_command(line, tmp_path, 150, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-        journals = {int(path.stem.partition("-")[2]): path for path in run_dir.glob("journal-*.jsonl")}
-        lines = {pid: [json.loads(line) for line in path.read_text().splitlines()] for pid, path in journals.items()}
-        ends = {int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in run_dir.glob("end-*.json")}
-        metrics = run_dir / "metrics.csv"
-        return Ended(done.code, done.text, lines, ends, metrics.read_text().splitlines() if metrics.exists() else [])
+        return read(done.code, done.text, run_dir)
 
     return run
+
+
+def read(code: int, text: str, run_dir: Path) -> Ended:
+    """Return what a job left behind."""
+    journals = {int(path.stem.partition("-")[2]): path for path in run_dir.glob("journal-*.jsonl")}
+    lines = {pid: [json.loads(line) for line in path.read_text().splitlines()] for pid, path in journals.items()}
+    ends = {int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in run_dir.glob("end-*.json")}
+    metrics = run_dir / "metrics.csv"
+    return Ended(code, text, lines, ends, metrics.read_text().splitlines() if metrics.exists() else [])
 
 
 @pytest.fixture
@@ -100,8 +109,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return start(tmp_path_factory.mktemp("undisturbed"))(np=0)
 
 
-def check(ended: Ended, undisturbed: Ended) -> None:
-    """What was trained is what was to be trained: each sample once an epoch, the same weights, one history in the files."""
+def check_samples(ended: Ended) -> None:
+    """Each epoch's steps, as they were trained last, hold each sample once, and the ranks end alike."""
     assert ended.code == 0, ended.text
     last: dict[tuple[int, int], dict[int, list[int]]] = {}
     for own in ended.lines.values():
@@ -111,11 +120,15 @@ def check(ended: Ended, undisturbed: Ended) -> None:
     for epoch in range(EPOCHS):
         ids = [i for (of, _), parts in last.items() if of == epoch for i in parts[max(parts)]]
         assert sorted(ids) == list(range(SAMPLES)), f"epoch {epoch}\n{ended.text}"
+    ends = list(ended.ends.values())
+    assert ends and all(end == ends[0] for end in ends), "the ranks' last weights differ"
+
+
+def check(ended: Ended, undisturbed: Ended) -> None:
+    """What was trained is what was to be trained: each sample once an epoch, the same weights, one history in the files."""
+    check_samples(ended)
     expected = next(iter(undisturbed.ends.values()))
-    assert ended.ends, ended.text
     first = next(iter(ended.ends.values()))
-    for end in ended.ends.values():
-        assert end == first, "the ranks' last weights differ"
     assert first["step"] == STEPS
     assert first["weights"] == pytest.approx(expected["weights"], rel=1e-4)
     assert _rounded(ended.rows) == _rounded(undisturbed.rows)
@@ -166,8 +179,8 @@ def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during
     faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
     if during == "recovery":
         faults.insert(0, {"do": "kill", "rank": 2, "step": 7})
-        ended = run(*faults, np=3, hosts="localhost:3", epochs=EPOCHS)
-        assert ended.code == 0, ended.text
+        ended = run(*faults, np=3, hosts="localhost:3")
+        check_samples(ended)
         assert len(survivors(ended)) == 1, ended.text
         return
     ended = run(*faults, **wish)
@@ -222,6 +235,42 @@ def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> Non
     ended = run({"do": "terminate", "rank": 0, "step": 10})
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+
+
+def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_path: Path, undisturbed: Ended) -> None:
+    """Of two agents one is killed with its rank: the other starts anew with one rank, and the problem stays that of two."""
+    run_dir = tmp_path / "run"
+    wish = json.dumps({"faults": [], "commit": 3, "every": 4, "epochs": EPOCHS, "stall_s": 120})
+    place = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id job --rdzv-conf last_call_timeout=8"
+    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    line += [*place.split(), str(JOB), str(run_dir), wish]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    logs = [tmp_path / f"agent{i}.log" for i in range(2)]
+    agents = []
+    try:
+        for path in logs:
+            with path.open("w") as log:
+                agents.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+            time.sleep(1.0)  # the first one holds the store
+        wait_for(lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")), "step 14", 120)
+        for pid in [agents[1].pid, *_children(agents[1].pid)]:
+            os.kill(pid, signal.SIGKILL)
+        code = agents[0].wait(120)
+    finally:
+        for agent in agents:
+            for pid in [agent.pid, *_children(agent.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            agent.wait()
+    ended = read(code, logs[0].read_text(), run_dir)
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1]
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], check=False, capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
 
 
 def test_no_process_is_left(run: Run) -> None:

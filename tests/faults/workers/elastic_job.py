@@ -67,7 +67,7 @@ class Journal(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
         """Write it down before it counts."""
-        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")
+        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") + ".")
         line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": batch[2].tolist(), "t": time.monotonic()}
         line |= {"rank": trainer.global_rank, "ranks": trainer.world_size, "generation": int(scope[1:-1])}
         self._file.write(json.dumps(line) + "\n")
@@ -92,7 +92,8 @@ def main() -> None:
         num_sanity_val_steps=0,
         log_every_n_steps=1000,
     )
-    trainer.fit(task, DataLoader(Numbered(), batch_size=BATCH, shuffle=True), DataLoader(Numbered(), batch_size=BATCH))
+    data = DataLoader(Numbered(), batch_size=BATCH, shuffle=True), DataLoader(Numbered(), batch_size=BATCH)
+    trainer.fit(task, *data, ckpt_path="auto" if "TORCHELASTIC_RUN_ID" in os.environ else None)
     weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
     (run_dir / f"end-{os.getpid()}.json").write_text(json.dumps({"weights": weights, "step": trainer.global_step}))
 
