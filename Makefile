@@ -55,6 +55,7 @@ slow: $(READY)
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/throughput.py
 	$(BIN)/python tests/benchmarks/checkpoints.py
+	$(BIN)/python tests/benchmarks/elastic.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -18,7 +18,7 @@ class Rules:
         reset_limit: generations after the first at most; None: any number.
         pause_s: the pauses before a slot's worker is replaced a second time, and at the longest.
         leave_s: so long a worker has to leave after its slot was taken away.
-        finish_s: so long the others have to end once the first is done, unless they get on.
+        finish_s: so long others may wait in a collective once the first is done, who will not come any more.
         stop_s: so long all have to end after a signal.
         end_s: so long the others have to end after a failure.
         term_s: between SIGTERM and SIGKILL.

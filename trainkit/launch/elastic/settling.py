@@ -63,10 +63,11 @@ def _dismiss(job: Job) -> None:
                 w.unwanted = "the others are done"
                 if w.phase == "starting":
                     job.kill(w, "")  # it has nothing to save
-        for w in job.alive("waiting", "running"):
+        # Who waits for somebody that has ended waits for ever; who waits for nobody may be writing the last checkpoint.
+        for w in [*job.alive("waiting"), *(w for w in job.alive("running") if w.waiting)]:
             still = job.now - max(w.moved, w.joined, job.done_at)
             if w.term_at is None and w.kill_at is None and still > job.rules.finish_s:
-                w.unwanted = f"it has not got on for {job.rules.finish_s:g} s after the first was done"
+                w.unwanted = f"it has waited for others for {job.rules.finish_s:g} s after the first was done"
                 job.kill(w, "", signal.SIGTERM)
     for w in job.alive("waiting"):
         if w.unwanted:
