@@ -94,15 +94,15 @@ def train_feed(
         )
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     accumulate_at = functools.partial(accumulation_at, changes)
+    declared = declared_ranks or engine.world_size
     if source is None:
         _refuse_own_batches(data, engine)
-        return _stream(data, accumulate_at, limit, seed, engine, move)
-    if source.num_samples < engine.world_size:
+        return _stream(data, accumulate_at, limit, seed, engine, move, declared / engine.world_size)
+    if source.num_samples < declared:
         raise DataError(
-            f"The training data has {source.num_samples} samples for {engine.world_size} ranks; each rank needs one at "
+            f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
             "least. Start fewer ranks."
         )
-    declared = declared_ranks or engine.world_size
     samples = _limited(source, limit, declared)
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
     plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad, declared)
@@ -114,8 +114,16 @@ def train_feed(
     return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move, accumulate_at)
 
 
-def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]) -> list[Feed]:
-    """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders."""
+def eval_feeds(
+    data: Any,
+    name: str,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
+    declared_ranks: int | None = None,
+) -> list[Feed]:
+    """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders. See `train_feed`."""
     several = isinstance(data, (list, tuple)) and all(isinstance(item, DataLoader) for item in data) and data
     feeds: list[Feed] = []
     for item in data if several else [data]:
@@ -125,7 +133,8 @@ def eval_feeds(data: Any, name: str, limit: Limit, seed: int, engine: Engine, mo
             feeds.append(_stream(item, lambda epoch: 1, limit, seed, engine, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
-            plan = StepPlan(_limited(source, limit, engine.world_size), source.batch_size, engine.world_size)
+            samples = _limited(source, limit, declared_ranks or engine.world_size)
+            plan = StepPlan(samples, source.batch_size, engine.world_size)
             feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
     return feeds
 
@@ -179,13 +188,19 @@ def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> Shard
 
 
 def _stream(
-    data: Any, accumulate_at: AccumulateAt, limit: Limit, seed: int, engine: Engine, move: Callable[[Any], Any]
+    data: Any,
+    accumulate_at: AccumulateAt,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
+    share: float = 1.0,
 ) -> StreamFeed:
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(shield(data), length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank))
+    return StreamFeed(shield(data), length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank), share)
 
 
 def _length_of(stream: Any) -> int | None:

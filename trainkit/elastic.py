@@ -8,7 +8,8 @@
             others are asked    the pulse tells all ranks at the same step: they commit, and RanksChanged
 
 The contract of batch and learning rate is that of the run's beginning. A step stays the same samples, spread evenly over the
-ranks that there are (data/plan.py), so that each sample of an epoch counts once, whatever happens to ranks.
+ranks that there are (data/plan.py), so that each sample of an epoch counts once, whatever happens to ranks. (A stream cannot be
+dealt anew: each rank reads its own, and the user is told.)
 """
 
 from __future__ import annotations

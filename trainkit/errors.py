@@ -58,7 +58,15 @@ class EngineError(TrainkitError):
 
 
 class JobEnded(EngineError):  # noqa: N818 - it is what happened
-    """The elastic job that this worker belongs to is over, or its driver cannot be reached any more."""
+    """The elastic job that this worker belongs to is over, or its driver cannot be reached any more.
+
+    Attributes:
+        is_told: whether the driver itself says so to the user.
+    """
+
+    def __init__(self, text: str, is_told: bool = False) -> None:
+        super().__init__(text)
+        self.is_told = is_told
 
 
 class CheckpointError(TrainkitError):

@@ -16,7 +16,7 @@ from trainkit.callbacks.checkpoint import keepers
 from trainkit.checkpoint import contents
 from trainkit.checkpoint.sources import load_into, read_weights
 from trainkit.checkpoint.store import local_copy
-from trainkit.data.feed import Feed, MapFeed
+from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import read_source
 from trainkit.data.order import mix
 from trainkit.elastic import ElasticSession
@@ -65,13 +65,19 @@ class FitSession(ElasticSession):
                 self.try_files(store.tidy, f"{store.place} could not be tidied")
         assembly.place(task, engine, self.precision, settings.channels_last)  # before weights are loaded: loading casts
         saved = self._find(ckpt_path)
-        declared = self._declared_ranks(saved)
+        self.declared_ranks = declared = self._declared_ranks(saved)
         changes = derive_accumulation(batch_size, declared, settings.accumulate, settings.global_batch_size)
         if settings.overfit and source is not None:
             source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
         feed = assembly.train_feed(
             data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad, declared
         )
+        if isinstance(feed, StreamFeed) and declared != engine.world_size:
+            self.tell(
+                "The training data is a stream, of which each rank reads its own: "
+                f"for the {changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
+                f"{engine.world_size}, and of this epoch samples may be left out or come again."
+            )
         self._feed = feed
         self._feeds.append(feed)
         val_feeds = self._val_feeds(val_data)
@@ -160,9 +166,16 @@ class FitSession(ElasticSession):
                 "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
                 "pieces than others would wait for them in batch norm. Leave one of the two out."
             )
-        if self.engine.world_size > 1:
+        now, most = self.engine.world_size, self.engine.most_ranks
+        for ranks in range(2 if self.engine.is_elastic else now, most + 1) if most > 1 else ():
             for epoch in (0, *(first for first, _ in self.contract.later)):
-                check_even(feed.plan_of(epoch) if isinstance(feed, MapFeed) else None)
+                try:
+                    plan = feed.plan_of(epoch) if isinstance(feed, MapFeed) else None
+                    check_even(None if plan is None else dataclasses.replace(plan, world_size=ranks))
+                except ConfigError as error:
+                    if ranks <= now:
+                        raise
+                    raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
         self.engine.convert_sync_batchnorm(self.task)
         self._stack.callback(release, self.task)
 

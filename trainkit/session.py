@@ -57,6 +57,7 @@ class Session:
     hooks: Hooks
     precision: Precision
     run_dir: Path
+    declared_ranks: int | None = None  # that limits are meant for, where it is not as many as there are
     _stays = False  # whether a later session of this process goes on with the Task and its data as they are
 
     def __init__(
@@ -225,6 +226,6 @@ class Session:
     def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:
         if data is None or limit == 0:
             return []
-        feeds = assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move)
+        feeds = assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move, self.declared_ranks)
         self._feeds += feeds
         return feeds

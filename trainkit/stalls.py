@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SHOWN = 4  # tensors in a message
+from trainkit.engine.membership import what_waits
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,10 @@ def find_stall(notes: Mapping[int, Note], silent: Mapping[int, float], world_siz
     told += [f"{_name(n)} has been frozen or cut off for {silent[n.rank]:.0f} s; it was at step {n.step}" for n in frozen]
     if not told:
         told = ["All ranks wait, and not for the same: their calls do not match"]
-    return (
-        ".\n".join(told)
-        + ".\n"
-        + "\n".join(f"  {_name(note)} waits, at step {note.step}, for {_what(note)}" for note in waiting)
-    )
+    for note in waiting:
+        told.append(f"  {_name(note)} waits, at step {note.step}, for {what_waits(note.waiting, note.tensors)}")
+    return ".\n".join(told)
 
 
 def _name(note: Note) -> str:
     return f"rank {note.rank} ({note.host}, process {note.pid})"
-
-
-def _what(note: Note) -> str:
-    if not note.tensors:
-        return note.waiting
-    more = len(note.tensors) - _SHOWN
-    return f"{note.waiting}: {', '.join(note.tensors[:_SHOWN])}{f' and {more} more' if more > 0 else ''}"

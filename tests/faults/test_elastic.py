@@ -210,6 +210,7 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
     ended = run({"do": "raise", "rank": 1, "step": 10})
     assert ended.code == 1
     assert "FaultInjection raises this on rank 1 after step 10" in ended.text
+    assert "Error on rank 1" in ended.text and ended.text.count("Error on rank") == 1, "told once, of the right rank"
     assert not ended.ends
 
 
@@ -225,6 +226,7 @@ def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Pa
     ended = run({"do": "hang", "rank": 1, "step": 10}, stall_s=3)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+    assert "the sums of gradients: model." in ended.text, "the error names the tensors that wait"
     stacks = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").glob("stacks-*.txt")}
     assert len(stacks) == 2
     assert any(name.startswith("stacks-rank1-") and "fault_injection.py" in text for name, text in stacks.items())

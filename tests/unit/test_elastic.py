@@ -17,6 +17,7 @@ from tests.crew import CrewEngine, Job, Killed
 from tests.toy import Line, rows
 from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, ModelCheckpoint
+from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -83,6 +84,9 @@ def run(
     workers: str,
     events: dict[tuple[str, int], Callable[[Job], None]] | None = None,
     commit: int = 2,
+    batch_size: int = 4,
+    stream: bool = False,
+    make_callbacks: Callable[[], list[Callback]] = list,
     **settings: Any,
 ) -> tuple[Job, dict[Any, Any], dict[str, Tensor], Trainer]:
     """Fit with these workers; return the job, the journal, the last weights of each, and a surviving Trainer."""
@@ -96,7 +100,7 @@ def run(
             engine=engine,
             max_epochs=EPOCHS,
             run_dir=str(tmp_path / "run"),
-            callbacks=[Journal(engine, own, book), Elastic(commit_every_n_steps=commit), *settings.pop("callbacks", [])],
+            callbacks=[Journal(engine, own, book), Elastic(commit_every_n_steps=commit), *make_callbacks()],
             logger=[CSVLogger()],
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -104,8 +108,9 @@ def run(
             **{"enable_checkpointing": False} | settings,
         )
         trainers[engine.worker] = trainer
-        data = DataLoader(Numbered(), batch_size=4, shuffle=True)
-        trainer.fit(task, data, DataLoader(Numbered(), batch_size=4))
+        data = DataLoader(Numbered(), batch_size=batch_size, shuffle=True)
+        batches = [torch.utils.data.default_collate([Numbered()[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
+        trainer.fit(task, batches if stream else data, DataLoader(Numbered(), batch_size=4))
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
@@ -200,8 +205,8 @@ def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
 
 def test_rank_0_goes_on_with_the_checkpoints_of_the_one_that_died(tmp_path: Path) -> None:
     """Checkpoints pass to the new rank 0; the last one is of the last step, and nothing else is left."""
-    keep = ModelCheckpoint(save_top_k=1)
-    run(tmp_path, "abc", {("a", 7): lambda job: kill()}, enable_checkpointing=True, callbacks=[keep])
+    keep = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint(save_top_k=1)]}
+    run(tmp_path, "abc", {("a", 7): lambda job: kill()}, **keep)
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["best", "epoch=2-step=15", "last"]
 
@@ -215,4 +220,80 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
                 trainer.engine._world.break_off()  # type: ignore[attr-defined]
 
     with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
-        run(tmp_path, "ab", callbacks=[Sender()])
+        run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
+
+
+def call_for(worker: str) -> Callable[[Job], None]:
+    """Return what starts a worker and waits until it asks for a place."""
+
+    def call(job: Job) -> None:
+        job.start(worker)
+        while not job.wanted():
+            time.sleep(0.01)
+
+    return call
+
+
+def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
+    """What is validated, and compared by monitors, is the same set however many ranks there are."""
+    values = []
+    for events in ({}, {("b", 3): lambda job: kill()}):
+        folder = tmp_path / str(len(events))
+        run(folder, "abc", events, limit_val_batches=2, limit_train_batches=3)
+        values.append(read_rows(folder))
+    assert values[0] == values[1]
+
+
+def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
+    """A rank that has come and has no sample in a step takes part with nothing."""
+    job, book, _, trainer = run(tmp_path, "a", {("a", 2): call_for("b"), ("a", 4): call_for("c")}, batch_size=2)
+    assert job.sizes == [1, 2, 3] and trainer.contract.global_batch_size == 2
+    check_exactly_once(book)
+
+
+def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the third rank comes: --max-np is known."""
+    monkeypatch.setattr(CrewEngine, "most_ranks", 3)
+    with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
+        run(tmp_path, "ab", sync_batchnorm=True)
+
+
+class Best(Callback):
+    """Has something on rank 0 alone."""
+
+    def __init__(self) -> None:
+        self.best: Tensor | None = None
+        self.loaded: list[Any] = []
+
+    def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+        """Remember a value where files are written."""
+        if trainer.is_global_zero:
+            self.best = torch.tensor([float(trainer.global_step)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep it."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+        self.loaded.append(state_dict["best"])
+
+
+def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> None:
+    """Plain values, and tensors too."""
+    _, _, _, trainer = run(tmp_path, "abc", {("a", 5): lambda job: kill()}, make_callbacks=lambda: [Best()])
+    (best,) = [c for c in trainer.callbacks if isinstance(c, Best)]
+    assert [b.item() for b in best.loaded] == [4.0]
+
+
+def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot be dealt anew; a step takes as many batches as before, as far as whole numbers allow."""
+    _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=True)
+    assert "a stream, of which each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
+        capsys.readouterr().out
+    )
+    (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
+    sizes = {sum(len(ids) for of, ids in parts if of == last) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
+    assert sizes == {8}, "a step stays 8 samples"

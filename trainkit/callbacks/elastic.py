@@ -22,7 +22,9 @@ class Elastic(Callback):
     commit, with the ranks that there are then. Elsewhere nothing is kept in memory, and a run that is started again, at
     whatever number of ranks, goes on from its checkpoint.
 
-    In both cases the samples of a step, the learning rate and the schedule stay those of the run's beginning.
+    In both cases the samples of a step, the learning rate and the schedule stay those of the run's beginning, and each sample
+    of an epoch counts once. Streams (iterables) cannot be dealt anew: a step takes nearly as many of their batches, and of the
+    epoch in which ranks change samples may be left out or come again; it is told.
 
     Args:
         commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights

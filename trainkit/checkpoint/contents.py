@@ -64,14 +64,17 @@ def of_callbacks(callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[s
     return {"callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)}, "extra": extra}
 
 
+_SMALL_BYTES = 1 << 20  # of a tensor that a callback may have on rank 0 alone
+
+
 class _Tensor:
     """Stands where a tensor was; the class itself, which is pickled by name."""
 
 
 def without_tensors(tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples whose tensors are left out; those are equal on all ranks."""
+    """Return a tree of dicts, lists and tuples whose large tensors are left out; those are equal on all ranks."""
     if isinstance(tree, torch.Tensor):
-        return _Tensor
+        return _Tensor if tree.numel() * tree.element_size() > _SMALL_BYTES else tree.detach().cpu()
     if isinstance(tree, dict):
         return {key: without_tensors(value) for key, value in tree.items()}
     return type(tree)(map(without_tensors, tree)) if type(tree) in (list, tuple) else tree

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.engine.launcher import Launcher, read_launcher
-from trainkit.errors import Preempted, TrainkitError
+from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.shipped import conf_folders, make_importable
 
 # How long another rank waits before it prints an error. When rank 0 has the same one, it has printed it by then and
@@ -51,6 +51,8 @@ def main(
         return ended.exit_code
     except KeyboardInterrupt:
         return 130
+    except JobEnded as error:
+        return fail(error, launcher, "" if error.is_told else str(error), error.exit_code)
     except TrainkitError as error:
         return fail(error, launcher, str(error), error.exit_code)
     except Exception as error:
@@ -64,13 +66,17 @@ def _work(job: Any) -> None:
 
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
-    """Print an error once, and make sure that this process ends and takes the job with it."""
+    """Print an error once, where there is a text, and make sure that this process ends and takes the job with it."""
+    if launcher.name == "horovodrun":
+        launcher = read_launcher()  # in an elastic job the rank is another one than at the start
     if launcher.world_size == 1:
         _let_go(error)
         print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
         return code
     if not launcher.is_main:
         time.sleep(_RANK_0_FIRST_S)
+    if not text:
+        os._exit(code)
     host = os.environ.get("HOROVOD_HOSTNAME", "")
     where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
     print(f"Error on {where}: {text}", file=sys.stderr, flush=True)

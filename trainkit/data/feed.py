@@ -129,6 +129,7 @@ class StreamFeed(Feed):
         sum_over_ranks: Callable[[int], int],
         move: Move,
         seed: int,
+        share: float = 1.0,
     ) -> None:
         """Build the feed.
 
@@ -140,7 +141,10 @@ class StreamFeed(Feed):
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
             seed: this rank's.
+            share: how many of the ranks that `accumulate_at` is meant for this one stands for: 1.5 of three where two are
+                left. A step has the nearest whole number of microbatches.
         """
+        self._share = share
         self._seed = seed
         self._stream, self._accumulate_at, self._limit = stream, accumulate_at, limit
         self._sum_over_ranks, self._move = sum_over_ranks, move
@@ -150,15 +154,19 @@ class StreamFeed(Feed):
 
     def num_steps_in(self, epoch: int) -> int | None:
         """See Feed."""
-        return None if self._length is None else -(-self._length // self._accumulate_at(epoch))
+        return None if self._length is None else -(-self._length // self.accumulate_in(epoch))
+
+    def accumulate_in(self, epoch: int) -> int:
+        """Return the microbatches of a step on this rank."""
+        return max(1, round(self._accumulate_at(epoch) * self._share))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
-        accumulate = self._accumulate_at(epoch)
+        accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
         random_numbers = OwnRandomNumbers(mix(self._seed, epoch))
         with random_numbers():
             batches = itertools.islice(iter(self._stream), self._limit)
-            for _ in itertools.islice(batches, start * accumulate):
+            for _ in itertools.islice(batches, read):
                 pass
         while True:
             with random_numbers():

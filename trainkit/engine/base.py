@@ -118,6 +118,11 @@ class Engine(ABC):
         """Keep the ranks outside of a process set from ending, and with them the connections, before the others are done."""
 
     @property
+    def most_ranks(self) -> int:
+        """The number of ranks that there can be while this process lives, as far as it is limited."""
+        return self.world_size
+
+    @property
     def ranks_change(self) -> bool:
         """Whether the launcher asks for the ranks to be formed anew. Asks nobody: cheap."""
         return False

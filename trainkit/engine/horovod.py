@@ -98,6 +98,7 @@ class HorovodEngine(Engine):
         self._membership = Membership.current()
         if self._membership is not None:
             self.is_elastic, self.whereabouts = True, self._membership
+            self._membership.tensors = self.outstanding
 
     def _start(self) -> None:
         knobs, running = self._knobs, hvd.is_initialized()
@@ -126,6 +127,11 @@ class HorovodEngine(Engine):
             )
         os.environ |= membership.join(self.kept_step).environment()
         self.launcher = read_launcher()
+
+    @property
+    def most_ranks(self) -> int:
+        """See Engine."""
+        return max(self.world_size, int(os.environ.get("TRAINKIT_MAX_RANKS", "0")))
 
     @property
     def ranks_change(self) -> bool:

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from trainkit.signing import HEADER, SECRET, sign
 BEAT_S = 0.5  # seconds between two beats
 UNREACHABLE_S = 60.0  # so long a driver may be silent before the job counts as over
 _POLL_S = 30.0  # a join is answered within 10 s
+_SHOWN = 4  # names of tensors in a message
 _PAUSE_S = 0.2  # between two attempts to reach a driver
 
 
@@ -60,6 +61,14 @@ class Seat:
         }
 
 
+def what_waits(waiting: str, tensors: Sequence[str]) -> str:
+    """Return what a rank waits for, with the first few of the tensors that wait with it."""
+    if not tensors:
+        return waiting
+    more = len(tensors) - _SHOWN
+    return f"{waiting}: {', '.join(tensors[:_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+
+
 class Membership:
     """One worker's link to its driver.
 
@@ -69,6 +78,7 @@ class Membership:
         step: the optimizer step that the loop is at.
         progress: a counter that rises while the main thread gets on.
         waiting: what the main thread waits for in a collective, "" while it is in none.
+        tensors: returns the names of the tensors that wait with it; called from the beating thread.
         stall_s: seconds after which a worker without progress counts as stalled; None: never.
         on_dump: called from the beating thread when the driver asks for the stacks of all threads.
         why: why the driver would like to form a new generation, "" while it does not.
@@ -82,6 +92,7 @@ class Membership:
         self.step = 0
         self.progress = 0
         self.waiting = ""
+        self.tensors: Callable[[], list[str]] = list
         self.stall_s: float | None = None
         self.on_dump: Callable[[], None] | None = None
         self.why = ""
@@ -143,7 +154,7 @@ class Membership:
             if answer["answer"] == "leave":
                 raise Dismissed(str(answer["why"]))
             if answer["answer"] == "end":
-                raise JobEnded(str(answer["why"]))
+                raise JobEnded(str(answer["why"]), is_told=True)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:
@@ -178,7 +189,8 @@ class Membership:
         while True:
             beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
             try:
-                answer = self._post(connection, "/elastic/beat", beat | {"waiting": self.waiting, "stall_s": self.stall_s})
+                waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
+                answer = self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
             except (OSError, http.client.HTTPException, JobEnded):
                 self._note_silence()
                 connection.close()  # the next request opens it again

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
 from trainkit.cli.run import fail
 from trainkit.engine.launcher import read_launcher
-from trainkit.errors import TrainkitError
+from trainkit.errors import JobEnded
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -101,5 +102,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except TrainkitError as error:
-        sys.exit(fail(error, read_launcher(), str(error), error.exit_code))
+    except JobEnded as error:
+        fail(error, read_launcher(), "" if error.is_told else str(error), 1)
+    except Exception as error:
+        fail(error, read_launcher(), traceback.format_exc(), 1)

@@ -254,4 +254,5 @@ class Driver:
             "TRAINKIT_WORKER": start.worker,
             "TRAINKIT_SLOT": str(start.slot),
             "TRAINKIT_JOB_STARTED": self._started,
+            "TRAINKIT_MAX_RANKS": str(self._settings.rules.max_np or 0),
         }
