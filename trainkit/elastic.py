@@ -21,7 +21,7 @@ from typing import Any
 
 from trainkit.callbacks.elastic import Elastic
 from trainkit.engine.base import PeerError, RanksChanged
-from trainkit.errors import ConfigError, EngineError, Preempted
+from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
 from trainkit.optim.contract import Contract
 from trainkit.run_lock import RunLock
 from trainkit.saving import MEMORY, SavingSession, tensors_of
@@ -37,11 +37,19 @@ class ElasticSession(SavingSession):
         """See Session."""
         super().__init__(*args)
         self.elastic: Elastic | None = next((c for c in self.trainer.callbacks if isinstance(c, Elastic)), None)
-        self._was_signalled = False
+        self._was_signalled, self.is_set_up = False, False
+        if self.engine.is_elastic and self.elastic is None:
+            raise ConfigError(
+                "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot go on when "
+                "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
+            )
         if self.elastic is not None:
             self.engine.kept_step = self.elastic.memory.step
             self._folder_wish = self.elastic.run_dir or self._folder_wish
             self.signals.received = self.elastic.signalled  # in an earlier session
+            if self.elastic.writing is not None:
+                self.writer, self._unwritten = self.elastic.writing
+                self.writer.get_on = self._get_on
 
     @property
     def is_elastic(self) -> bool:
@@ -52,8 +60,17 @@ class ElasticSession(SavingSession):
     def _goes_on_here(self) -> bool:
         return self.elastic is not None and self.elastic.run_dir is not None
 
+    def end(self, error: BaseException) -> None:
+        """Do what the end of a fit owes the user, where no later session came so far as to do it."""
+        if not isinstance(error, (Dismissed, Preempted)):
+            self.hooks("on_exception", error)
+        self.hooks.of_task("teardown", self.stage)
+        if self._datamodule is not None:
+            self._datamodule.teardown(self.stage)
+
     def _set_up(self) -> None:
         super()._set_up()
+        self.is_set_up = True
         if self.elastic is not None:
             self.elastic.run_dir = self.run_dir
 
@@ -71,8 +88,10 @@ class ElasticSession(SavingSession):
     def let_go(self) -> None:
         """Drop what the loop worked with, so that its memory is free for the next session."""
         if self.elastic is not None:
-            self.elastic.signalled = self.signals.received
-        self.__dict__.pop("run", None)
+            self.elastic.signalled, self.elastic.writing = self.signals.received, (self.writer, self._unwritten)
+        for name in ("run", "writer", "_val_data"):
+            self.__dict__.pop(name, None)
+        self._feeds.clear()
         if self.engine.device.type == "cuda":
             gc.collect()  # torch's schedulers and optimizers refer to each other
 
@@ -144,21 +163,28 @@ def keep_going(elastic: Elastic | None, fit: Callable[[], None], session: Callab
         return
     elastic.begin()
     fruitless, last = 0, -1
-    while True:
-        try:
-            fit()
-            break
-        except (PeerError, RanksChanged) as change:
-            ended = session()
-            if not ended.is_elastic:
-                raise
-            fruitless = 0 if elastic.memory.step > last or isinstance(change, RanksChanged) else fruitless + 1
-            if fruitless == _FRUITLESS:
-                raise EngineError(
-                    f"The ranks were formed anew {_FRUITLESS} times, and each time the run failed before it got on from step "
-                    f"{last}. The last time: {change}"
-                ) from change
-        last = elastic.memory.step
-        ended.engine.leave()
-        ended.let_go()
-    elastic.memory.forget()
+    before: ElasticSession | None = None
+    try:
+        while True:
+            try:
+                fit()
+                break
+            except (PeerError, RanksChanged) as change:
+                if not session().is_elastic:
+                    raise
+                before = session() if session().is_set_up else before
+                fruitless = 0 if elastic.memory.step > last or isinstance(change, RanksChanged) else fruitless + 1
+                if fruitless == _FRUITLESS:
+                    raise EngineError(
+                        f"The ranks were formed anew {_FRUITLESS} times, and each time the run failed before it got on from "
+                        f"step {last}. The last time: {change}"
+                    ) from change
+            last = elastic.memory.step
+            session().engine.leave()
+            session().let_go()
+    except BaseException as error:
+        if before is not None and (session() is before or not session().is_set_up):
+            before.end(error)
+        raise
+    finally:
+        elastic.begin()

@@ -74,8 +74,8 @@ class FitSession(ElasticSession):
         )
         if isinstance(feed, StreamFeed) and declared != engine.world_size:
             self.tell(
-                "The training data is a stream, of which each rank reads its own: "
-                f"for the {changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
+                "The training data is a stream, of which each rank reads its own: for the "
+                f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
                 f"{engine.world_size}, and of this epoch samples may be left out or come again."
             )
         self._feed = feed
@@ -178,6 +178,11 @@ class FitSession(ElasticSession):
                     raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
         self.engine.convert_sync_batchnorm(self.task)
         self._stack.callback(release, self.task)
+
+    def let_go(self) -> None:
+        """See ElasticSession."""
+        super().let_go()
+        self._feed = None
 
     @property
     def num_training_steps(self) -> int | None:

@@ -59,6 +59,12 @@ class Hooks:
         for implementation in self._table.get(name, ()):
             implementation(*args)
 
+    def of_task(self, name: str, *args: Any) -> None:
+        """Call the hook `name` of the Task alone."""
+        for implementation in self._table.get(name, ()):
+            if not isinstance(implementation, functools.partial):
+                implementation(*args)
+
     def of_callbacks(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the callbacks alone."""
         for implementation in self._table.get(name, ()):

@@ -58,6 +58,7 @@ class SavingSession(Session):
         """See Session."""
         super().__init__(*args)
         self.writer, self.signals = Writer(), Signals()
+        self.writer.get_on = self._get_on
         self.pulse = Pulse(self.engine, self.signals)
         self.num_validations = 0
         self._unwritten: list[str] = []
@@ -67,6 +68,8 @@ class SavingSession(Session):
 
     def _tear_down(self, error: BaseException | None) -> None:
         super()._tear_down(error)
+        if self._stays:
+            return  # the next session goes on with the writing
         try:
             self.finish_writing()
         except Exception as failed:
@@ -78,6 +81,9 @@ class SavingSession(Session):
         super().__exit__(kind, error, trace)
         if isinstance(error, PeerError) and not self._stays:  # the launcher ends this rank: the one that failed has told why
             self.signals.raise_again()
+
+    def _get_on(self) -> None:
+        self.engine.whereabouts.progress += 1
 
     def finish_writing(self) -> None:
         """Wait for the last checkpoint, and say once more what the disk did not take."""
@@ -187,6 +193,12 @@ class SavingSession(Session):
     def goes_on_from_memory(self) -> bool:
         """Whether the run goes on from what a process kept in memory while ranks changed."""
         return self.resumed_from == MEMORY
+
+    @property
+    def goes_on_in_place(self) -> bool:
+        """Whether the run goes on from its own checkpoint, or from memory, and not from another run's."""
+        source = self.resumed_from or ""
+        return self.goes_on_from_memory or any(source.startswith(f"{store.place}/") for store in self.stores)
 
     def _may_go_on(self, ckpt_path: str | None) -> bool:
         """Whether there may be something to go on from; the same on all ranks."""

@@ -78,6 +78,8 @@ class Session:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
+        if not self._goes_on_here:
+            self.engine.begin(self.stage)
         self.engine.__enter__()
         try:
             if self.engine.takes_part:

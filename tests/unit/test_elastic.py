@@ -17,7 +17,9 @@ from tests.crew import CrewEngine, Job, Killed
 from tests.toy import Line, rows
 from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, ModelCheckpoint
-from trainkit.errors import ConfigError
+from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.store import LocalStore
+from trainkit.errors import ConfigError, EngineError
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -86,6 +88,7 @@ def run(
     commit: int = 2,
     batch_size: int = 4,
     stream: bool = False,
+    make_task: Callable[[], Numbers] | None = None,
     make_callbacks: Callable[[], list[Callback]] = list,
     **settings: Any,
 ) -> tuple[Job, dict[Any, Any], dict[str, Tensor], Trainer]:
@@ -95,7 +98,7 @@ def run(
     weights: dict[str, Tensor] = {}
 
     def work(engine: CrewEngine) -> None:
-        task, own = Numbers(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
+        task, own = (make_task or Numbers)(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
         trainer = Trainer(
             engine=engine,
             max_epochs=EPOCHS,
@@ -297,3 +300,79 @@ def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.Capt
     (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
     sizes = {sum(len(ids) for of, ids in parts if of == last) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
     assert sizes == {8}, "a step stays 8 samples"
+
+
+def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
+    """Its fit would end with the first rank that goes."""
+
+    def work(engine: CrewEngine) -> None:
+        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(), batch_size=4))
+
+    job = Job(work, 1)
+    job.start("a")
+    with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
+        job.wait()
+
+
+class Ends(Numbers):
+    """Notes how a fit ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[str] = []
+
+    def setup(self, stage: str) -> None:
+        """Note it."""
+        self.ends.append("setup")
+
+    def teardown(self, stage: str) -> None:
+        """Note it."""
+        self.ends.append("teardown")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_path: Path, fails: bool) -> None:
+    """Also where the fit ends between two sessions; on_exception tells of the error."""
+    tasks: list[Ends] = []
+    told: list[str] = []
+
+    class Told(Callback):
+        def on_exception(self, trainer: Trainer, task: Line, exception: BaseException) -> None:
+            told.append(type(exception).__name__)
+
+        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+            if trainer.global_step == 3 and (fails or len(trainer.engine.job.sizes) < 3):  # type: ignore[attr-defined]
+                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+
+    def make() -> Ends:
+        tasks.append(Ends())
+        return tasks[-1]
+
+    if fails:
+        with pytest.raises(EngineError, match="formed anew 5 times"):
+            run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+    else:
+        run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+    assert tasks[0].ends == ["setup", "teardown"]
+    assert told == ["EngineError"] * fails
+
+
+def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
+    formed = threading.Event()
+    write = LocalStore.write
+
+    def slow_write(store: LocalStore, name: str, snapshot: Snapshot) -> None:
+        assert formed.wait(30), "the recovery waited for the disk"
+        write(store, name, snapshot)
+
+    class Formed(Callback):
+        def on_train_start(self, trainer: Trainer, task: Line) -> None:
+            if len(trainer.engine.job.sizes) > 1:  # type: ignore[attr-defined]
+                formed.set()
+
+    monkeypatch.setattr(LocalStore, "write", slow_write)
+    save = {"enable_checkpointing": True, "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2)]}
+    job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
+    assert job.sizes == [2, 1] and set(weights) == {"a"}
+    check_exactly_once(book)

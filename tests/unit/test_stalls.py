@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from trainkit.callbacks.watchdog import _Watch
+from trainkit.checkpoint.writer import Writer
+from trainkit.engine.single import SingleEngine
 from trainkit.stalls import Note, Notes, find_stall
 
 
@@ -78,3 +82,23 @@ def test_notes_travel_by_files(tmp_path: Path) -> None:
     assert silent[0] > 0 and silent[1] > first
     own.write(5, SUMS, ["w"], 2.0)
     assert other.read()[1][0] == 0
+
+
+def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
+    """A forked loader worker, and whoever asks whether it lives, find nothing strange in it."""
+    watch = _Watch(SingleEngine("cpu"), tmp_path, 1.0)
+    watch.start()
+    assert watch.is_alive()
+    watch.stop()
+    watch.join(5)
+    assert not watch.is_alive()
+
+
+def test_a_slow_disk_is_no_stall() -> None:
+    """Who waits for a checkpoint to be written gets on."""
+    seen = []
+    writer = Writer()
+    writer.get_on = lambda: seen.append(1)
+    writer.start(lambda: time.sleep(1.2))
+    writer.wait()
+    assert len(seen) >= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.callback import Callback
@@ -26,6 +26,10 @@ class Elastic(Callback):
     of an epoch counts once. Streams (iterables) cannot be dealt anew: a step takes nearly as many of their batches, and of the
     epoch in which ranks change samples may be left out or come again; it is told.
 
+    After each change a fit's beginning is gone through again on all ranks: configure_optimizers, dataloaders, and hooks from
+    on_fit_start to on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are
+    called once a process.
+
     Args:
         commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights
             and optimizer state into host memory, and a gathering of each rank's random numbers and epoch means.
@@ -34,6 +38,7 @@ class Elastic(Callback):
         memory: the last commit.
         run_dir: the run's folder, once this process has been in it.
         signalled: the signal that asked this process to end, while ranks were formed anew.
+        writing: what an earlier session of this process left to be written.
     """
 
     runs_last = True  # it keeps what the others, and the Task's own hooks, did
@@ -48,6 +53,7 @@ class Elastic(Callback):
         self.memory.forget()
         self.run_dir: Path | None = None
         self.signalled: str | None = None
+        self.writing: Any = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Commit: also a rank that has just come can go on from here."""

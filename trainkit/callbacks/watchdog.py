@@ -110,11 +110,11 @@ class _Watch(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
         self._notes = Notes(folder, engine.rank, engine.world_size)
-        self._stop = threading.Event()
+        self._ended = threading.Event()
 
     def stop(self) -> None:
         """End the thread; do not wait for it."""
-        self._stop.set()
+        self._ended.set()
 
     def note(self, still_s: float) -> None:
         """Note where this rank is, where it has stood for so many seconds."""
@@ -126,7 +126,7 @@ class _Watch(threading.Thread):
         """See Thread."""
         here, rounds_s = self._engine.whereabouts, min(_LONGEST_S, self._timeout_s / _ROUNDS)
         progress, since = here.progress, time.monotonic()
-        while not self._stop.wait(rounds_s):
+        while not self._ended.wait(rounds_s):
             if here.progress != progress:
                 progress, since = here.progress, time.monotonic()
             try:
@@ -135,7 +135,7 @@ class _Watch(threading.Thread):
             except OSError:  # the disk is full or gone: whoever needs it says so
                 continue
             stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
-            if stall is not None and not self._stop.is_set():
+            if stall is not None and not self._ended.is_set():
                 speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
                 self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
 

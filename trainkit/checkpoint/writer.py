@@ -58,10 +58,15 @@ class HostCopy:
 
 
 class Writer:
-    """Runs one piece of writing at a time in a thread; the next waits for it, so that they never pile up."""
+    """Runs one piece of writing at a time in a thread; the next waits for it, so that they never pile up.
+
+    Attributes:
+        get_on: is called while somebody waits.
+    """
 
     def __init__(self) -> None:
         self.host = HostCopy()
+        self.get_on: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -88,9 +93,11 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the last work, if any."""
+        """Wait for the last work, if any; `get_on` is called each second, since a slow disk is no stall."""
         if self._thread is not None:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(1.0)
+                self.get_on()
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

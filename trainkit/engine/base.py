@@ -127,6 +127,13 @@ class Engine(ABC):
         """Whether the launcher asks for the ranks to be formed anew. Asks nobody: cheap."""
         return False
 
+    def begin(self, stage: str) -> None:  # noqa: B027 - only an elastic job has ranks that come later
+        """Hear what all ranks are about to do: "fit", "validate", "test" or "predict".
+
+        Raises:
+            ConfigError: a rank that comes later, and starts the script from its top, would not find the others there.
+        """
+
     def leave(self) -> None:  # noqa: B027 - only an elastic engine's ranks are formed anew
         """Cut the connections, so that entering the engine again joins the ranks that there are then."""
 

@@ -138,6 +138,18 @@ class HorovodEngine(Engine):
         """See Engine."""
         return self._membership is not None and self._membership.wanted
 
+    def begin(self, stage: str) -> None:
+        """See Engine."""
+        if self._membership is None:
+            return
+        if (stage == "fit") == (self._membership.fits > 0):
+            what = "a second fit" if stage == "fit" else f"{stage} before the fit"
+            raise ConfigError(
+                f"This job is elastic, and its script does {what}. A rank that comes later starts the script from its top, and "
+                "would not find the others there: an elastic script has one fit, and begins with it. The rest is another job."
+            )
+        self._membership.fits += stage == "fit"
+
     def leave(self) -> None:
         """See Engine."""
         self.release()

@@ -81,6 +81,7 @@ class Membership:
         tensors: returns the names of the tensors that wait with it; called from the beating thread.
         stall_s: seconds after which a worker without progress counts as stalled; None: never.
         on_dump: called from the beating thread when the driver asks for the stacks of all threads.
+        fits: how many fits this process has begun.
         why: why the driver would like to form a new generation, "" while it does not.
     """
 
@@ -92,6 +93,7 @@ class Membership:
         self.step = 0
         self.progress = 0
         self.waiting = ""
+        self.fits = 0
         self.tensors: Callable[[], list[str]] = list
         self.stall_s: float | None = None
         self.on_dump: Callable[[], None] | None = None

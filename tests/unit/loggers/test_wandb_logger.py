@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.toy import Line, loader, quiet
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.loggers import WandbLogger
 
@@ -28,6 +29,8 @@ def test_offline_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 class Fake:
     """Stands for the module wandb: keeps what it is told."""
+
+    id = "run7"
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -84,3 +87,21 @@ def test_an_unknown_mode_is_refused() -> None:
     """The mode is one of W&B's own."""
     with pytest.raises(ConfigError, match=r"WandbLogger\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'"):
         WandbLogger(mode="off")  # type: ignore[arg-type]
+
+
+def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its own checkpoint; a run that starts from another one's is a new run."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    def start(folder: str, epochs: int, **options: Any) -> dict[str, Any]:
+        fake.told.clear()
+        save = {"enable_checkpointing": True, "callbacks": ModelCheckpoint()}
+        trainer = quiet(tmp_path / folder, logger=WandbLogger(), **{"max_epochs": epochs} | save)
+        trainer.fit(Line(), loader(8), loader(4), **options)
+        told: dict[str, Any] = fake.told[0]
+        return told
+
+    assert start("a", 1)["id"] is None
+    assert start("a", 2, ckpt_path="last")["id"] == "run7"
+    assert start("b", 3, ckpt_path=str(tmp_path / "a" / "checkpoints" / "last"))["id"] is None

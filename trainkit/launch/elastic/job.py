@@ -118,7 +118,7 @@ class Job:
             self.over = Over(code, why)
             for w in self.workers.values():
                 if w.term_at is None and w.kill_at is None:
-                    w.term_at = self.now + self.rules.end_s
+                    w.term_at = self.now + (self.rules.end_s if w.seat is not None else 0.0)  # else it has nothing to save
 
     def lose(self, w: Worker, text: str) -> None:
         """A worker is gone that was not meant to go."""
