@@ -48,7 +48,7 @@ class Job:
     """
 
     def __init__(self, work: Callable[[CrewEngine], Any], first: int) -> None:
-        self._work, self._first = work, first
+        self._work, self.first = work, first
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._alive: list[str] = []
@@ -98,13 +98,18 @@ class Job:
             assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), "the others do not come"
             return self._seats[worker]
 
+    @property
+    def seated(self) -> set[str]:
+        """Those that have a place now."""
+        return set(self._seats)
+
     def wanted(self) -> bool:
         """Whether somebody waits for the others."""
         return bool(self._waiting)
 
     def _form(self) -> None:
         running = [worker for worker in self._alive if worker in self._seats]
-        if running or not self._waiting or (not self.sizes and len(self._waiting) < self._first):
+        if running or not self._waiting or (not self.sizes and len(self._waiting) < self.first):
             return
         order = sorted(self._waiting, key=lambda w: (-self._waiting[w], self._old_rank.get(w, 99), w))
         generation = _Generation(len(order))
@@ -129,6 +134,11 @@ class CrewEngine(ThreadEngine):
         self.rank = self.local_rank = self.place
         self.world_size = self.local_size = self._world.size
         self.device = torch.device("cpu")
+
+    @property
+    def first_ranks(self) -> int:
+        """See Engine."""
+        return self.job.first
 
     @property
     def ranks_change(self) -> bool:

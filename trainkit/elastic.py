@@ -23,6 +23,7 @@ from trainkit.callbacks.elastic import Elastic
 from trainkit.engine.base import PeerError, RanksChanged
 from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
 from trainkit.optim.contract import Contract
+from trainkit.pulse import Pulse
 from trainkit.run_lock import RunLock
 from trainkit.saving import MEMORY, SavingSession, tensors_of
 
@@ -46,7 +47,8 @@ class ElasticSession(SavingSession):
         if self.elastic is not None:
             self.engine.kept_step = self.elastic.memory.step
             self._folder_wish = self.elastic.run_dir or self._folder_wish
-            self.signals.received = self.elastic.signalled  # in an earlier session
+            self.signals = self.elastic.signals
+            self.pulse = Pulse(self.engine, self.signals)
             if self.elastic.writing is not None:
                 self.writer, self._unwritten = self.elastic.writing
                 self.writer.get_on = self._get_on
@@ -88,7 +90,7 @@ class ElasticSession(SavingSession):
     def let_go(self) -> None:
         """Drop what the loop worked with, so that its memory is free for the next session."""
         if self.elastic is not None:
-            self.elastic.signalled, self.elastic.writing = self.signals.received, (self.writer, self._unwritten)
+            self.elastic.writing = self.writer, self._unwritten
         for name in ("run", "writer", "_val_data"):
             self.__dict__.pop(name, None)
         self._feeds.clear()
@@ -125,7 +127,7 @@ class ElasticSession(SavingSession):
     def _declared_ranks(self, saved: dict[str, Any] | None) -> int:
         """Return the number of ranks that the settings of batch and learning rate are meant for."""
         if self.elastic is None or saved is None:
-            return self.engine.world_size
+            return self.engine.first_ranks if self.is_elastic else self.engine.world_size
         return Contract(**saved["contract"]).world_size
 
     # -- other ranks ------------------------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ import os
 import shlex
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +97,15 @@ class RunLock:
                 os.ftruncate(self._file, 0)
         os.close(self._file)
         self._file = None
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Within the context no other process of this user on this host is in one of the same name; wait for it."""
+    path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
+    with path.open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:

@@ -24,13 +24,14 @@ from trainkit.checkpoint.finding import load
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
+from trainkit.data.order import mix
 from trainkit.engine.base import PeerError
 from trainkit.errors import Preempted, TaskError, TrainkitError
 from trainkit.loop import Run
 from trainkit.metrics import MetricLog
 from trainkit.optim.contract import Contract
 from trainkit.pulse import Pulse
-from trainkit.session import Session
+from trainkit.session import Session, seed_everything
 from trainkit.signals import Signals
 
 MEMORY = "memory"  # where a run goes on from whose ranks have changed; see elastic.py
@@ -216,6 +217,8 @@ class SavingSession(Session):
         left = contents.restore(self.run, self.trainer.callbacks, saved)
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
+        if len(saved["random"]) != self.engine.world_size:  # others than those of the beginning, whose dropout was used
+            seed_everything(mix(self.settings.seed, self.engine.rank, self.state.global_step))
         self.num_validations = saved["validations"]
         for keeper in [] if self.goes_on_from_memory else keepers(self.trainer.callbacks):
             if not self.resumed_from.startswith(f"{keeper.store.place}/"):

@@ -34,7 +34,8 @@ from trainkit.hooks import Hooks
 from trainkit.metric_objects import reset_metrics
 from trainkit.precision import Precision
 from trainkit.predictions import clear_predictions, write_prediction
-from trainkit.run_dir import make_run_dir
+from trainkit.run_dir import job_started, make_run_dir
+from trainkit.run_lock import one_at_a_time
 from trainkit.state import TrainState
 from trainkit.switches import torch_switches
 from trainkit.task import Task
@@ -76,10 +77,13 @@ class Session:
         self.resumed_from: str | None = None
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
+        self._has_data = False
 
     def __enter__(self) -> Session:
         if not self._goes_on_here:
             self.engine.begin(self.stage)
+            if self.engine.comes_late:
+                self._prepare_before_others_wait()
         self.engine.__enter__()
         try:
             if self.engine.takes_part:
@@ -97,18 +101,28 @@ class Session:
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
         sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
-        prepares = [] if self._goes_on_here else [source.prepare_data for source in sources]
+        prepares = [] if self._goes_on_here or self._has_data else [source.prepare_data for source in sources]
         assembly.prepare_on_each_host(self.engine, prepares)
         if self._goes_on_here:
             self.hooks.of_callbacks("setup", self.stage)
         else:
-            if self._datamodule is not None:
+            if self._datamodule is not None and not self._has_data:
                 self._datamodule.setup(self.stage)
             self.hooks("setup", self.stage)
         reset_metrics(self.task)  # what a run that was broken off has counted is not this one's
         self._stack.enter_context(compiled(self.task, settings.compile))
         self.precision = Precision(settings.precision, self.engine.device)
         self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
+
+    def _prepare_before_others_wait(self) -> None:
+        """Prepare and set up the data, which may take long; of several processes of this host one after the other."""
+        sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
+        with one_at_a_time(f"prepare-{job_started()}"):
+            for source in sources:
+                source.prepare_data()
+        if self._datamodule is not None:
+            self._datamodule.setup(self.stage)
+        self._has_data = True
 
     def _claim(self) -> None:
         """Have the run's folder for oneself; only a fit needs that."""

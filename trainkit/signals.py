@@ -18,7 +18,7 @@ _SAME_S = 1.0
 
 
 class Signals:
-    """Notes the first signal while it is entered; a context manager. Does nothing outside the main thread.
+    """Notes the first signal while it is entered; a context manager, also within itself. Does nothing outside the main thread.
 
     Attributes:
         received: the name of the signal that came, as "SIGTERM", or None.
@@ -28,8 +28,12 @@ class Signals:
         self.received: str | None = None
         self._when = 0.0
         self._before: dict[signal.Signals, Any] = {}
+        self._depth = 0
 
     def __enter__(self) -> Signals:
+        self._depth += 1
+        if self._depth > 1:
+            return self
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: whoever ignores one goes on doing so
@@ -37,6 +41,11 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth < 1:
+            self._restore()
+
+    def _restore(self) -> None:
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -51,5 +60,5 @@ class Signals:
         if self.received is None:
             self.received, self._when = signal.Signals(number).name, now
         elif now - self._when > _SAME_S:
-            self.__exit__()
+            self._restore()
             os.kill(os.getpid(), number)

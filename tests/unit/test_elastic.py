@@ -19,6 +19,7 @@ from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import LocalStore
+from trainkit.data.module import DataModule
 from trainkit.errors import ConfigError, EngineError
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
@@ -357,6 +358,53 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
     assert told == ["EngineError"] * fails
 
 
+class Prepared(DataModule):
+    """Notes when data are prepared, and whether others waited for it."""
+
+    def __init__(self, engine: CrewEngine, book: list[tuple[str, str, bool]]) -> None:
+        self.engine, self.book = engine, book
+
+    def prepare_data(self) -> None:
+        """Note it."""
+        self.book.append((self.engine.worker, "prepare", self.engine.worker in self.engine.job.seated))
+
+    def setup(self, stage: str) -> None:
+        """Note it."""
+        self.book.append((self.engine.worker, "setup", self.engine.worker in self.engine.job.seated))
+
+    def train_dataloader(self) -> Any:
+        """Return numbered rows."""
+        return DataLoader(Numbered(), batch_size=4, shuffle=True)
+
+
+def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:
+    """A download on a new host must not stop all ranks; those that go on prepare nothing again."""
+    seen: list[tuple[str, str, bool]] = []
+
+    class Grow(Callback):
+        def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+            engine = trainer.engine
+            assert isinstance(engine, CrewEngine)
+            if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
+                call_for("c")(engine.job)
+
+    def work(engine: CrewEngine) -> None:
+        engine.comes_late = engine.worker == "c"
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        options: dict[str, Any] = dict.fromkeys(quiet, False)
+        trainer = Trainer(engine=engine, max_epochs=2, run_dir=str(tmp_path), callbacks=[Grow(), Elastic()], **options)
+        trainer.fit(Numbers(), datamodule=Prepared(engine, seen))
+
+    job = Job(work, 2)
+    job.start("a")
+    job.start("b")
+    job.wait()
+    assert job.sizes == [2, 3]
+    assert [entry for entry in seen if entry[0] == "c"] == [("c", "prepare", False), ("c", "setup", False)]
+    others = sorted(entry[:2] for entry in seen if entry[0] != "c")
+    assert others in ([("a", "prepare"), ("a", "setup"), ("b", "setup")], [("a", "setup"), ("b", "prepare"), ("b", "setup")])
+
+
 def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
     formed = threading.Event()
@@ -376,3 +424,30 @@ def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Pat
     job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
     assert job.sizes == [2, 1] and set(weights) == {"a"}
     check_exactly_once(book)
+
+
+@pytest.mark.parametrize("during", ["start", "commit"])
+def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]], during: str
+) -> None:
+    """The job was started with three ranks: batch and rate are those of three."""
+    gone: list[str] = []
+
+    class Early(Callback):
+        def on_fit_start(self, trainer: Trainer, task: Line) -> None:
+            self._die(trainer, "start")
+
+        def on_save_checkpoint(self, trainer: Trainer, task: Line, checkpoint: dict[str, Any]) -> None:
+            self._die(trainer, "commit")
+
+        def _die(self, trainer: Trainer, here: str) -> None:
+            if during == here and trainer.engine.worker == "b" and not gone:  # type: ignore[attr-defined]
+                gone.append("b")
+                raise Killed
+
+    job, book, weights, trainer = run(tmp_path, "abc", make_callbacks=lambda: [Early()])
+    assert job.sizes == [3, 2]
+    assert (trainer.contract.world_size, trainer.contract.lr_factor) == (3, 3.0)
+    check_exactly_once(book)
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.callback import Callback
 from trainkit.checkpoint.memory import Memory
+from trainkit.signals import Signals
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -37,7 +39,7 @@ class Elastic(Callback):
     Attributes:
         memory: the last commit.
         run_dir: the run's folder, once this process has been in it.
-        signalled: the signal that asked this process to end, while ranks were formed anew.
+        signals: what asked this process to end; noted from the first step on, also while ranks are formed anew.
         writing: what an earlier session of this process left to be written.
     """
 
@@ -45,18 +47,23 @@ class Elastic(Callback):
 
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
         self.commit_every_n_steps = commit_every_n_steps
-        self.memory = Memory()
+        self.memory, self._held = Memory(), contextlib.ExitStack()
         self.begin()
 
     def begin(self) -> None:
         """Forget an earlier fit."""
+        self._held.close()
+        self._is_held = False
         self.memory.forget()
         self.run_dir: Path | None = None
-        self.signalled: str | None = None
+        self.signals, self._held = Signals(), contextlib.ExitStack()
         self.writing: Any = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Commit: also a rank that has just come can go on from here."""
+        if not self._is_held and trainer.session.is_elastic:
+            self._held.enter_context(self.signals)
+            self._is_held = True
         if trainer.session.is_elastic:
             trainer.session.commit()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -125,6 +126,8 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} has the key '{strange[0]}'; there are {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
     if missing := [key for key in ("do", "step") if fault.get(key) is None]:
         raise ConfigError(f"{where} lacks '{missing[0]}'. A fault is, for example, {{do: kill, rank: 1, step: 20}}.")
+    if isinstance(fault.get("do"), float) and math.isnan(fault["do"]):
+        fault = fault | {"do": "nan"}  # Hydra reads it as a number
     whole = {key: fault.get(key, default) for key, (_, default) in _KEYS.items()}
     for key, value in whole.items():
         kind = _KEYS[key][0]

@@ -12,6 +12,7 @@ from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callback import Callback
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.data.feed import StreamFeed
+from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -91,7 +92,12 @@ class Stragglers(Callback):
     config_key = "callbacks.stragglers"
 
     def __init__(self, every_n_steps: PositiveInt = 100, factor: PositiveFloat = 1.25) -> None:
+        if factor <= 1:
+            raise ConfigError(
+                f"{self.config_key}.factor is {factor}; it must be above 1: how much longer than the median rank's."
+            )
         self.every_n_steps, self.factor = every_n_steps, factor
+        self._clock: StepClock | None = None
         self.found: list[Straggler] = []
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
@@ -101,33 +107,39 @@ class Stragglers(Callback):
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
         """See StepClock."""
-        self._clock.begin()
+        self._running.begin()
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
         """See StepClock."""
-        self._clock.batch_came()
+        self._running.batch_came()
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """See StepClock."""
-        self._clock.batch_done()
+        self._running.batch_done()
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
         """See StepClock."""
-        self._clock.sums_came()
+        self._running.sums_came()
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
         """Leave validations out."""
-        self._clock.pause()
+        if self._clock is not None:
+            self._clock.pause()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Compare where it is due."""
-        self._clock.end()
-        if trainer.world_size > 1 and self._clock.steps >= self.every_n_steps:
+        self._running.end()
+        if trainer.world_size > 1 and self._running.steps >= self.every_n_steps:
             self._compare(trainer)
 
+    @property
+    def _running(self) -> StepClock:
+        assert self._clock is not None, "training has begun"
+        return self._clock
+
     def _compare(self, trainer: Trainer) -> None:
-        ranks = trainer.engine.all_gather_object((socket.gethostname(), self._clock.per_step()))
-        self._clock.clear()
+        ranks = trainer.engine.all_gather_object((socket.gethostname(), self._running.per_step()))
+        self._running.clear()
         self.found = find_stragglers(ranks, self.factor)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._told:

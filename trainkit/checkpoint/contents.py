@@ -154,11 +154,13 @@ def versions() -> dict[str, str]:
 def random_state() -> dict[str, Any]:
     """Return this process's random states as tensors and plain values."""
     name, keys, *rest = np.random.get_state()
+    version, numbers, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(r) for r in rest)],
-        "python": random.getstate(),
+        # As one tensor: a commit gathers the states of all ranks, and 625 numbers of each would be walked through one by one.
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss_next],
     }
 
 
@@ -170,7 +172,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     name, keys, place, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss))
     version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers), gauss_next))
+    random.setstate((version, tuple(numbers.tolist()), gauss_next))
 
 
 def _keyed(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:

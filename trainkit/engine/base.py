@@ -81,6 +81,8 @@ class Engine(ABC):
         kept_step: the newest step that this process can go on from in memory, -1 for none; an elastic launcher makes the
             process with the newest one rank 0.
         whereabouts: where this rank is.
+        comes_late: whether this process was started to join others that may be training; they wait for it from the moment at
+            which it enters the context.
         takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
             its exit until the others have done their work.
     """
@@ -88,6 +90,7 @@ class Engine(ABC):
     name: str
     takes_part = True
     is_elastic = False
+    comes_late = False
     kept_step = -1
     told: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
 
@@ -116,6 +119,11 @@ class Engine(ABC):
 
     def _wait_for_all(self) -> None:  # noqa: B027 - an engine without process sets has nobody to wait for
         """Keep the ranks outside of a process set from ending, and with them the connections, before the others are done."""
+
+    @property
+    def first_ranks(self) -> int:
+        """The number of ranks that the job was started with."""
+        return self.world_size
 
     @property
     def most_ranks(self) -> int:

@@ -99,6 +99,7 @@ class HorovodEngine(Engine):
         if self._membership is not None:
             self.is_elastic, self.whereabouts = True, self._membership
             self._membership.tensors = self.outstanding
+            self.comes_late = os.environ.get("TRAINKIT_LATE") == "1"
 
     def _start(self) -> None:
         knobs, running = self._knobs, hvd.is_initialized()
@@ -127,6 +128,11 @@ class HorovodEngine(Engine):
             )
         os.environ |= membership.join(self.kept_step).environment()
         self.launcher = read_launcher()
+
+    @property
+    def first_ranks(self) -> int:
+        """See Engine."""
+        return int(os.environ.get("TRAINKIT_NP", "0")) or self.world_size
 
     @property
     def most_ranks(self) -> int:

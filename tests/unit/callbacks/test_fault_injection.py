@@ -109,4 +109,5 @@ def test_every_deed_can_be_asked_for() -> None:
     """What the docstring promises is there."""
     for deed in DEEDS:
         FaultInjection([{"do": deed, "step": 1, "host": "a", "hosts_file": "f"}])
+        FaultInjection([{"do": float("nan"), "step": 1}])  # what Hydra makes of nan
         assert deed in (FaultInjection.__doc__ or "")

@@ -12,6 +12,7 @@ from tests.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Stragglers
 from trainkit.callbacks.step_clock import PARTS, StepClock
 from trainkit.callbacks.stragglers import Straggler, find_stragglers
+from trainkit.errors import ConfigError
 from trainkit.trainer import Trainer
 
 
@@ -79,9 +80,15 @@ def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> No
         slow = FaultInjection([{"do": "slow", "rank": 1, "step": 0, "seconds": 0.02}])
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
-        Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(Line(), loader(16, 2))
+        Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(Line(), loader(16, 2), loader(4, 2))
         return watch.found
 
     for found in World(2).run(work):
         assert [(s.rank, s.part) for s in found] == [(1, "compute")]
     assert capsys.readouterr().out.count("Straggler: rank 1") == 1
+
+
+def test_a_factor_that_makes_everybody_a_straggler_is_refused() -> None:
+    """It must be above 1."""
+    with pytest.raises(ConfigError, match=r"stragglers.factor is 0.5; it must be above 1"):
+        Stragglers(factor=0.5)

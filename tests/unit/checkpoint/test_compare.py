@@ -104,9 +104,11 @@ def one_bit(tensor: torch.Tensor) -> torch.Tensor:
 def drawn(state: Any) -> Any:
     """Return the state of Python's generator one number on."""
     generator = random.Random()
-    generator.setstate(state)
+    version, numbers, gauss_next = state
+    generator.setstate((version, tuple(numbers.tolist()), gauss_next))
     generator.random()
-    return generator.getstate()
+    version, changed, gauss_next = generator.getstate()
+    return [version, torch.tensor(changed), gauss_next]
 
 
 CHANGES = {

@@ -254,5 +254,7 @@ class Driver:
             "TRAINKIT_WORKER": start.worker,
             "TRAINKIT_SLOT": str(start.slot),
             "TRAINKIT_JOB_STARTED": self._started,
+            "TRAINKIT_LATE": "" if start.first is not None else "1",
+            "TRAINKIT_NP": str(np),
             "TRAINKIT_MAX_RANKS": str(self._settings.rules.max_np or 0),
         }

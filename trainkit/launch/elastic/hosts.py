@@ -96,6 +96,11 @@ class Discovery:
                     continue
                 if self._stop.is_set():
                     return
+                if not hosts:  # a cloud's interface that fails prints nothing: nobody takes all hosts away to end a job
+                    if not failing:
+                        say(f"--host-discovery-script '{self._script}' names no host. The hosts stay as they were")
+                    failing = True
+                    continue
                 if failing:
                     say("the host discovery script works again")
                 failing = False

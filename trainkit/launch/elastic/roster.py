@@ -112,18 +112,27 @@ class Roster:
         elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
             job.preempted = False
             job.say(f"{w} has left ({describe(code)}): {w.unwanted}")
+        elif code == 0 and not job.generation:
+            job.end(
+                1, f"{w} ended with 0 and never asked for a seat: an elastic job runs trainkit (python -m trainkit fit ...)"
+            )
         elif code == 0:
             job.members.discard(name)
             job.done_at = now if job.done_at is None else job.done_at
         elif code == PREEMPTED and not w.fate:
             self._leave(now, w, job.slots[w.host, w.slot])
-        elif code is None or code < 0 or w.fate:
+        elif code is None or code < 0 or w.fate or self._is_of_its_own(w):
             job.preempted = False
             job.lose(w, w.fate or describe(code))
             job.count_crash(w, w.fate or describe(code))
         else:
             job.end(code, f"{w} {describe(code)}: see what it printed")
         return settle(job, now)
+
+    def _is_of_its_own(self, w: Worker) -> bool:
+        """Whether a worker that has failed has only just come to others that train: the cause is its host, not the job."""
+        got_on = w.entered is not None and w.step > w.entered
+        return w.commit < 0 and not got_on and any(other.commit >= 0 for other in self.job.workers.values())
 
     def _leave(self, now: float, w: Worker, slot: Slot) -> None:
         self.job.preempted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,9 @@ def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
     """
     crew = list(workers)
     running = [w for w in crew if w.phase == "running"]
-    hang = [w for w in running if w.stall_s is not None and now - w.moved > w.stall_s]
+    # One that has come and still sets up has not said it: what holds for the others holds for it.
+    usual = max((w.stall_s for w in crew if w.stall_s is not None), default=math.inf)
+    hang = [w for w in running if now - w.moved > (usual if w.stall_s is None else w.stall_s)]
     busy = [w for w in hang if not w.waiting]
     blocked = [w for w in hang if w.waiting]
     seatless = [w for w in crew if w.phase == "waiting" and w.seat is not None and w.stall_s is not None]

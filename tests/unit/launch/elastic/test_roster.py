@@ -634,3 +634,41 @@ def test_an_unknown_worker_is_told_to_end() -> None:
     job.join("node9/0#1")
     answer = job.roster.answer("node9/0#1")
     assert answer is not None and answer["answer"] == "end"
+
+
+def test_a_newcomer_that_fails_of_itself_is_no_end_of_the_job() -> None:
+    """A host without the data, or with another Python: its slot is given up in the end, and the others train."""
+    job = started()
+    job.beat(A, B, step=5)
+    job.exit(B)
+    job.join(A, commit=5)
+    late = job.alive[-1]
+    assert late != A
+    job.join(late)
+    job.join(A, commit=6)
+    job.exit(late, code=1)
+    assert job.code is None and A in job.alive
+
+
+def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
+    """Not "done"."""
+    job = Simulated()
+    job.exit(A, code=0)
+    assert job.code == 1 and job.roster.job.over is not None
+    assert "never asked for a seat" in job.roster.job.over.why
+
+
+def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
+    """It has not said yet how long is too long: what the others said holds for it."""
+    job = started()
+    job.beat(A, B, step=5, stall_s=8.0)
+    job.exit(B)
+    job.join(A, commit=5)
+    late = job.alive[-1]
+    job.join(late)
+    job.join(A, commit=6)
+    for _ in range(14):
+        job.wait(1)
+        job.beat(A, step=6, waiting="the barrier", stall_s=8.0)
+        job.beat(late)
+    assert signal.SIGKILL in job.sent.get(late, [])
