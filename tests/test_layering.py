@@ -30,6 +30,7 @@ FLOORS = [
     ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "predictions", "switches"],
     ["settings"],
     ["session"],
+    ["resuming"],
     ["saving"],
     ["elastic"],
     ["fitting"],
@@ -48,7 +49,13 @@ FLOORS = [
 
 # foreign framework -> the files that may import it.
 HOMES = {
-    "horovod": ["engine/horovod.py", "engine/horovod_reduce.py", "launch/elastic/driver.py", "launch/elastic/__main__.py"],
+    "horovod": [
+        "engine/horovod.py",
+        "engine/horovod_reduce.py",
+        "engine/horovod_seat.py",
+        "launch/elastic/driver.py",
+        "launch/elastic/__main__.py",
+    ],
     "torch.distributed": ["engine/ddp.py", "engine/ddp_reduce.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config.py", "build.py", "cli/*.py"],

@@ -24,8 +24,9 @@ from trainkit.engine.base import PeerError, RanksChanged
 from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
 from trainkit.optim.contract import Contract
 from trainkit.pulse import Pulse
+from trainkit.resuming import MEMORY
 from trainkit.run_lock import RunLock
-from trainkit.saving import MEMORY, SavingSession, tensors_of
+from trainkit.saving import SavingSession, tensors_of
 
 _LOCK_PATIENCE_S = 60.0  # a rank 0 that was dismissed may still write its last checkpoint
 _FRUITLESS = 5  # recoveries without a step in between, after which an error is an error

@@ -1,4 +1,4 @@
-"""Horovod behind the wall: the engine. How it sums gradients stands in horovod_reduce.py.
+"""Horovod behind the wall: the engine. How it sums gradients stands in horovod_reduce.py, elastic jobs in horovod_seat.py.
 
 What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as
 float32, and broadcasts go as bytes.
@@ -23,12 +23,11 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
-from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_optimizer_state, tensors_of
+from trainkit.engine.base import Device, PeerError, dense_view, send_optimizer_state, tensors_of
 from trainkit.engine.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
 from trainkit.engine.horovod_reduce import ALLREDUCE_TYPES, HookReducer, StockReducer
+from trainkit.engine.horovod_seat import SeatedEngine
 from trainkit.engine.knobs import Knobs
-from trainkit.engine.launcher import read_launcher
-from trainkit.engine.membership import Membership
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
 from trainkit.engine.wire import make_wire
@@ -36,7 +35,7 @@ from trainkit.errors import ConfigError, EngineError
 
 
 @checked
-class HorovodEngine(Engine):
+class HorovodEngine(SeatedEngine):
     """Ranks that horovodrun (or mpirun, with an MPI build) started.
 
     Args:
@@ -95,16 +94,11 @@ class HorovodEngine(Engine):
         self._ranks = hvd.global_process_set
         self._knobs = Knobs(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
         self._reducer: HookReducer | StockReducer | None = None
-        self._membership = Membership.current()
-        if self._membership is not None:
-            self.is_elastic, self.whereabouts = True, self._membership
-            self._membership.tensors = self.outstanding
-            self.comes_late = os.environ.get("TRAINKIT_LATE") == "1"
 
     def _start(self) -> None:
         knobs, running = self._knobs, hvd.is_initialized()
-        if self._membership is not None and not running:
-            self._take_seat(self._membership)
+        if not running:
+            self._take_seat(self._sums.process_set)
         on_gpu = self._device_wish != "cpu" and torch.cuda.is_available()
         if on_gpu and not running and knobs.cycle_time_ms is None and not knobs.autotune:
             # A default, not a wish: it gives way to the user's variable without a word.
@@ -120,62 +114,9 @@ class HorovodEngine(Engine):
             for sentence in overruled:
                 print(sentence, flush=True)
 
-    def _take_seat(self, membership: Membership) -> None:
-        """Wait for a place among the ranks that there are from now on."""
-        if self._sums.process_set is not None:
-            raise ConfigError(
-                f"engine.process_set is {self._sums.process_set}, and this job is elastic: ranks come and go. Leave one out."
-            )
-        os.environ |= membership.join(self.kept_step).environment()
-        self.launcher = read_launcher()
-
-    @property
-    def first_ranks(self) -> int:
-        """See Engine."""
-        return int(os.environ.get("TRAINKIT_NP", "0")) or self.world_size
-
-    @property
-    def most_ranks(self) -> int:
-        """See Engine."""
-        return max(self.world_size, int(os.environ.get("TRAINKIT_MAX_RANKS", "0")))
-
-    @property
-    def ranks_change(self) -> bool:
-        """See Engine."""
-        return self._membership is not None and self._membership.wanted
-
-    def begin(self, stage: str) -> None:
-        """See Engine."""
-        if self._membership is None:
-            return
-        if (stage == "fit") == (self._membership.fits > 0):
-            what = "a second fit" if stage == "fit" else f"{stage} before the fit"
-            raise ConfigError(
-                f"This job is elastic, and its script does {what}. A rank that comes later starts the script from its top, and "
-                "would not find the others there: an elastic script has one fit, and begins with it. The rest is another job."
-            )
-        self._membership.fits += stage == "fit"
-
-    def leave(self) -> None:
-        """See Engine."""
-        self.release()
-        hvd.shutdown()
-
-    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
-        """See Engine."""
-        if self._membership is None:
-            return False
-        self._membership.stall_s, self._membership.on_dump = stall_s, on_dump
-        return True
-
     def outstanding(self) -> list[str]:
         """See Engine."""
         return self._reducer.outstanding() if isinstance(self._reducer, HookReducer) else []
-
-    @property
-    def _gpu_number(self) -> int:
-        # Where ranks are formed anew local ranks are, too, but a process keeps its GPU.
-        return self.local_rank if self._membership is None else int(os.environ["TRAINKIT_SLOT"])
 
     def _init(self) -> None:
         """Start Horovod, where it does not run yet, and make the process set.
