@@ -27,7 +27,7 @@ class Worker:
         fate: why it was killed; "" while it was not.
         heard: when it last said that it is alive.
         moved: when its main thread was last seen to get on.
-        entered: the step at which it took its seat; None before its first beat there.
+        entered: the step that its generation goes on from: who is beyond it has got on.
         dump: whether it is yet to be asked for its stacks.
         term_at: when it is sent SIGTERM.
         kill_at: when it is sent SIGKILL.
@@ -50,10 +50,15 @@ class Worker:
     stall_s: float | None = None
     heard: float = 0.0
     moved: float = 0.0
-    entered: int | None = None
+    entered: int = 0
     dump: bool = False
     term_at: float | None = None
     kill_at: float | None = None
+
+    @property
+    def got_on(self) -> bool:
+        """Whether it has taken a step in its generation."""
+        return self.seat is not None and self.step > self.entered
 
     def __str__(self) -> str:
         if self.seat is None:
@@ -74,9 +79,7 @@ class Slot:
 
     Attributes:
         count: processes started here.
-        crashes: in a row, none of which got a step further.
-        barren: crashes since the job's step last rose.
-        step: the job's step at the last crash.
+        crashes: in a row, of workers that took no step of their own.
         ready_at: when it may be filled again.
         given_up: whether it crashed too often.
         left: whether its last worker left by its own will.
@@ -84,15 +87,13 @@ class Slot:
 
     count: int = 0
     crashes: int = 0
-    barren: int = 0
-    step: int = -1
     ready_at: float = 0.0
     given_up: bool = False
     left: bool = False
 
     def __str__(self) -> str:
         if self.given_up:
-            return f"was given up after {self.barren} crashes"
+            return f"was given up after {self.crashes} crashes"
         if self.left:
             return "was left by its worker"
         return f"crashed {self.crashes} times in a row" if self.crashes else ""
@@ -104,7 +105,7 @@ class Slot:
 
     def forget(self) -> None:
         """Begin anew: the host was gone, and came back."""
-        self.crashes = self.barren = 0
+        self.crashes = 0
         self.ready_at = 0.0
         self.given_up = self.left = False
 

@@ -137,14 +137,12 @@ class Job:
         """A worker crashed: its slot is filled again at once, after a pause, or no more."""
         slot = self.slots[w.host, w.slot]
         slot.crashes += 1
-        slot.barren = slot.barren + 1 if self.step <= slot.step else 1
-        slot.step = self.step
         tried = [s for s in self.slots.values() if s.count]
         if not self.generation and all(s.crashes for s in tried) and not self.alive("waiting"):
             self.end(1, f"no worker came so far as to have a seat; the last, {w.name}, {text}: see what it printed")
-        elif slot.barren >= self.rules.crashes:
+        elif slot.crashes >= self.rules.crashes:
             slot.given_up = True
-            self.say(f"slot {w.slot} of {w.host} is given up: {slot.barren} crashes, and the job has not got a step further")
+            self.say(f"slot {w.slot} of {w.host} is given up: {slot.crashes} crashes, and no step in between")
         elif slot.crashes > 1:
             first, longest = self.rules.pause_s
             pause = min(longest, first * 2 ** (slot.crashes - 2))

@@ -90,11 +90,8 @@ class Roster:
                 w.step, w.progress, w.waiting = state
                 w.moved = now
             self.job.step = max(self.job.step, w.step)
-            if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation:
-                if w.entered is None:
-                    w.entered = w.step
-                elif w.step > w.entered:
-                    self.job.slots[w.host, w.slot].crashes = 0
+            if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation and w.got_on:
+                self.job.slots[w.host, w.slot].crashes = 0
         return settle(self.job, now)
 
     def exited(self, now: float, name: str, code: int | None) -> list[Decision]:
@@ -131,8 +128,7 @@ class Roster:
 
     def _is_of_its_own(self, w: Worker) -> bool:
         """Whether a worker that has failed has only just come to others that train: the cause is its host, not the job."""
-        got_on = w.entered is not None and w.step > w.entered
-        return w.commit < 0 and not got_on and any(other.commit >= 0 for other in self.job.workers.values())
+        return w.commit < 0 and not w.got_on and any(other.commit >= 0 for other in self.job.workers.values())
 
     def _leave(self, now: float, w: Worker, slot: Slot) -> None:
         self.job.preempted = True

@@ -86,10 +86,11 @@ def _form(job: Job) -> None:
     fresh = job.generation > 0 and all(w.seat is None for w in waiting)
     if fresh and job.alive("starting") and job.now - min(w.joined for w in waiting) < job.rules.fresh_s:
         return
+    begins_at = max(0, *(w.commit for w in waiting))
     seats = assign(waiting, job.generation + 1, job.rules.most)
     for name, seat in seats.items():
         w = job.workers[name]
-        w.phase, w.seat, w.entered = "running", seat, None
+        w.phase, w.seat, w.entered = "running", seat, begins_at
         w.moved = w.heard = job.now
     job.say(_formed(job, list(seats.values()), [job.workers[name].host for name in seats]))
     job.generation += 1

@@ -173,7 +173,7 @@ def test_a_slot_that_crashes_again_waits_longer_each_time() -> None:
     job.wait(100)
     assert pauses == [1, 2, 4]
     assert job.alive == [A]
-    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes, and the job has not got a step further"
+    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes, and no step in between"
 
 
 def test_the_cooldown_range_sets_the_pauses() -> None:
@@ -190,15 +190,17 @@ def test_the_cooldown_range_sets_the_pauses() -> None:
     ]
 
 
-def test_a_slot_is_not_given_up_while_the_job_gets_on() -> None:
-    """Between crashes that lie a step apart a slot is never given up, only filled later and later."""
+def test_a_slot_is_not_given_up_while_its_workers_get_on() -> None:
+    """Between crashes that lie a step of its own apart a slot is never given up, and filled at once."""
     job = started()
-    job.exit(B)
     for step in range(1, 20):
-        job.beat(A, step=step)
-        job.exit(job.alive[-1])
-        job.wait(61)
+        late = job.alive[-1]
+        job.beat(A, late, step=step)
+        job.exit(late)
+        job.join(A, commit=step)
         assert len(job.alive) == 2
+        job.join(job.alive[-1])
+        job.join(A, commit=step)
 
 
 def test_a_worker_that_stepped_is_replaced_at_once_again() -> None:
@@ -672,3 +674,26 @@ def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
         job.beat(A, step=6, waiting="the barrier", stall_s=8.0)
         job.beat(late)
     assert signal.SIGKILL in job.sent.get(late, [])
+
+
+@pytest.mark.parametrize("code", [-9, 1])
+def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
+    """What the others train in the meantime is not theirs: the pause grows, and the fifth is the last."""
+    job = started()
+    job.beat(A, B, step=5)
+    job.exit(B)
+    for i in range(20):
+        job.join(A, commit=10 + i)
+        late = [name for name in job.alive if name != A]
+        if not late:
+            job.wait(61)
+            late = [name for name in job.alive if name != A]
+        if not late:
+            break
+        job.join(*late)
+        job.join(A, commit=10 + i)
+        job.beat(A, step=12 + i)
+        job.beat(*late, step=10 + i)  # its state is put back, and it takes no step of its own
+        job.exit(*late, code=code)
+    assert job.code is None and job.alive == [A]
+    assert any("is given up: 5 crashes" in text for text in job.said)
