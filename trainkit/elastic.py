@@ -71,7 +71,17 @@ class ElasticSession(SavingSession):
         if self._datamodule is not None:
             self._datamodule.teardown(self.stage)
 
+    def _begin_stage(self) -> None:
+        if self.elastic is not None and self.elastic.has_begun:
+            self._has_data = self.elastic.has_data
+            return
+        super()._begin_stage()
+        if self.elastic is not None:
+            self.elastic.has_begun, self.elastic.has_data = True, self._has_data
+
     def _set_up(self) -> None:
+        if not self.engine.is_main:
+            self.writer.wait()  # of a rank 0 that is none any more: the files are another's from here on
         super()._set_up()
         self.is_set_up = True
         if self.elastic is not None:

@@ -60,7 +60,7 @@ class FitSession(ElasticSession):
             )
         source = read_source(data, "train_dataloaders", training=True)
         batch_size = assembly.batch_size_of(data, source, engine)
-        if engine.is_main:
+        if engine.is_main and not self.writer.is_busy:  # a draft may be an earlier session's of this process
             for store in self.stores:
                 self.try_files(store.tidy, f"{store.place} could not be tidied")
         assembly.place(task, engine, self.precision, settings.channels_last)  # before weights are loaded: loading casts

@@ -103,9 +103,12 @@ class RunLock:
 def one_at_a_time(name: str) -> Iterator[None]:
     """Within the context no other process of this user on this host is in one of the same name; wait for it."""
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
-    with path.open("a") as file:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:

@@ -80,10 +80,7 @@ class Session:
         self._has_data = False
 
     def __enter__(self) -> Session:
-        if not self._goes_on_here:
-            self.engine.begin(self.stage)
-            if self.engine.comes_late:
-                self._prepare_before_others_wait()
+        self._begin_stage()
         self.engine.__enter__()
         try:
             if self.engine.takes_part:
@@ -114,8 +111,14 @@ class Session:
         self.precision = Precision(settings.precision, self.engine.device)
         self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
 
+    def _begin_stage(self) -> None:
+        self.engine.begin(self.stage)
+        if self.engine.comes_late:
+            self._prepare_before_others_wait()
+
     def _prepare_before_others_wait(self) -> None:
         """Prepare and set up the data, which may take long; of several processes of this host one after the other."""
+        self.task._trainer = self.trainer
         sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
         with one_at_a_time(f"prepare-{job_started()}"):
             for source in sources:

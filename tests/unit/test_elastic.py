@@ -424,6 +424,7 @@ def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Pat
     job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
     assert job.sizes == [2, 1] and set(weights) == {"a"}
     check_exactly_once(book)
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "epoch=2-step=21", "last"]
 
 
 @pytest.mark.parametrize("during", ["start", "commit"])

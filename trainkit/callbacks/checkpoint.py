@@ -76,6 +76,8 @@ class ModelCheckpoint(Callback):
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename, self.dirpath = save_weights_only, filename, dirpath
         self._check_filename()
+        self._pending = ""  # what is being written, also while an elastic fit is begun again
+        self._round = 0
         self._begin()
 
     def _check_filename(self) -> None:
@@ -98,6 +100,7 @@ class ModelCheckpoint(Callback):
         self._written = ""  # rank 0: the name that the last attempt gave a checkpoint; "" where it failed
         self.failed = False  # rank 0: whether it did
         self._unkept: list[str] = []  # written for going on alone: they go with the next one, or at the end
+        self._round += 1
 
     @property
     def best_model_path(self) -> str:
@@ -172,7 +175,7 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over those that are still there."""
-        there = set(self.store.names())
+        there = {*self.store.names(), self._pending}
         self._kept.load_state_dict(state_dict, there)
         self._dropping = [name for name in state_dict["dropping"] if name in there and name not in self._kept.scores]
         # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
@@ -206,9 +209,17 @@ class ModelCheckpoint(Callback):
         if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
             return  # others are better
         self._unkept = [] if name in self._kept.scores else [name]
+        self._pending, begun = name, self._round
 
         def settle(written: bool) -> None:
             """Rank 0, in the writing thread: what follows from the outcome."""
+            self._pending = ""
+            if begun != self._round:  # ranks have changed since: what is kept is what was known then
+                if not written:
+                    self._kept.scores.pop(name, None)
+                elif name not in self._kept.scores:
+                    self._unkept.append(name)
+                return
             self.failed, self._written = not written, name if written else ""
             if not written:
                 self._kept = before

@@ -40,6 +40,8 @@ class Elastic(Callback):
         memory: the last commit.
         run_dir: the run's folder, once this process has been in it.
         signals: what asked this process to end; noted from the first step on, also while ranks are formed anew.
+        has_begun: whether a session of this fit has been begun in this process.
+        has_data: whether it has prepared the data before the others waited for it.
         writing: what an earlier session of this process left to be written.
     """
 
@@ -58,6 +60,7 @@ class Elastic(Callback):
         self.run_dir: Path | None = None
         self.signals, self._held = Signals(), contextlib.ExitStack()
         self.writing: Any = None
+        self.has_begun = self.has_data = False
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Commit: also a rank that has just come can go on from here."""

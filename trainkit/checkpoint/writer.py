@@ -92,6 +92,11 @@ class Writer:
         self._thread = threading.Thread(target=run, name="trainkit-checkpoint")
         self._thread.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait for the last work, if any; `get_on` is called each second, since a slow disk is no stall."""
         if self._thread is not None:
