@@ -166,6 +166,11 @@ class FitSession(ElasticSession):
                 "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
                 "pieces than others would wait for them in batch norm. Leave one of the two out."
             )
+        if self.engine.is_elastic and not self.engine.most_ranks:
+            raise ConfigError(
+                "trainer.sync_batchnorm is true in an elastic job without --max-np: a rank more than an epoch's last step has "
+                "samples would end it. Say to how many ranks it may grow: --max-np N."
+            )
         now, most = self.engine.world_size, self.engine.most_ranks
         for ranks in range(2 if self.engine.is_elastic else now, most + 1) if most > 1 else ():
             for epoch in (0, *(first for first, _ in self.contract.later)):

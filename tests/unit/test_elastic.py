@@ -262,6 +262,9 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
     monkeypatch.setattr(CrewEngine, "most_ranks", 3)
     with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
         run(tmp_path, "ab", sync_batchnorm=True)
+    monkeypatch.setattr(CrewEngine, "most_ranks", 0)
+    with pytest.raises(ConfigError, match="without --max-np"):
+        run(tmp_path, "ab", sync_batchnorm=True)
 
 
 class Best(Callback):

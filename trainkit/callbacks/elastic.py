@@ -30,7 +30,8 @@ class Elastic(Callback):
 
     After each change a fit's beginning is gone through again on all ranks: configure_optimizers, dataloaders, and hooks from
     on_fit_start to on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are
-    called once a process.
+    called once a process. What the Task keeps in attributes of its own is not put back, as with a checkpoint: what a validation
+    gathers in a list is to be cleared in on_validation_start.
 
     Args:
         commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights

@@ -104,6 +104,7 @@ class Goodput(Callback):
             ledger.seconds["starting"] += own
             ledger.seconds["down"] += gap - own
         ledger.ranks.append([trainer.global_step, trainer.world_size])
+        self._flush(trainer)
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
         """A stream was waited for; else what was before is neither a step nor anything that is known."""

@@ -127,7 +127,7 @@ class Engine(ABC):
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks that there can be while this process lives, as far as it is limited."""
+        """The number of ranks that there can be while this process lives; 0 where nothing limits it."""
         return self.world_size
 
     @property

@@ -52,7 +52,7 @@ class SeatedEngine(Engine):
     @property
     def most_ranks(self) -> int:
         """See Engine."""
-        return max(self.world_size, int(os.environ.get("TRAINKIT_MAX_RANKS", "0")))
+        return self.world_size if self._membership is None else int(os.environ.get("TRAINKIT_MAX_RANKS", "0"))
 
     @property
     def ranks_change(self) -> bool:
@@ -70,6 +70,7 @@ class SeatedEngine(Engine):
                 "would not find the others there: an elastic script has one fit, and begins with it. The rest is another job."
             )
         self._membership.fits += stage == "fit"
+        self._membership.beat()
 
     def leave(self) -> None:
         """See Engine."""

@@ -132,6 +132,12 @@ class Membership:
         """Whether to come to join() at the next convenience: the driver asks for it, or is not there any more."""
         return self._asked > self.generation or self._is_lost()
 
+    def beat(self) -> None:
+        """Say from now on, from a thread, that this process is alive: what it prepares before it joins may take long."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
+            self._thread.start()
+
     def join(self, commit: int) -> Seat:
         """Ask for a seat in the next generation, and wait until there is one.
 
@@ -142,9 +148,7 @@ class Membership:
             Dismissed: the driver has no use for this worker any more.
             JobEnded: the job is over, or the driver cannot be reached.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
-            self._thread.start()
+        self.beat()
         request = {"worker": self.worker, "commit": commit, "generation": self.generation}
         while True:
             answer = self._ask(request)

@@ -15,6 +15,7 @@ def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: 
     from trainkit.engine.horovod import HorovodEngine
 
     monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), "secret"))
+    monkeypatch.setattr(Membership, "beat", lambda self: None)
     engine = HorovodEngine("cpu")
     assert engine.is_elastic
     with pytest.raises(ConfigError, match="does validate before the fit"):

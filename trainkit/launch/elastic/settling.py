@@ -136,7 +136,7 @@ def _fill(job: Job) -> None:
 def _give_up(job: Job) -> None:
     """End the job when all have ended; end a process that never came."""
     for w in job.alive("starting"):
-        if job.now - w.born > job.rules.start_s:
+        if job.now - max(w.born, w.heard) > job.rules.start_s:  # one that beats prepares its data
             job.kill(w, f"did not join within {job.rules.start_s:g} s of its start and was killed")
     if job.workers:
         return

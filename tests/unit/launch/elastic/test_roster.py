@@ -697,3 +697,16 @@ def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
         job.exit(*late, code=code)
     assert job.code is None and job.alive == [A]
     assert any("is given up: 5 crashes" in text for text in job.said)
+
+
+def test_a_newcomer_that_prepares_for_long_is_left_alone_while_it_beats() -> None:
+    """A download of an hour is no hang; a process that says nothing for ten minutes is."""
+    job = started()
+    job.exit(B)
+    late = job.alive[-1]
+    for _ in range(100):
+        job.wait(10)
+        job.beat(late)
+    assert late not in job.sent
+    job.wait(601)
+    assert job.sent[late] == [signal.SIGKILL]
