@@ -28,6 +28,8 @@ class Elastic(Callback):
     of an epoch counts once. Streams (iterables) cannot be dealt anew: a step takes nearly as many of their batches, and of the
     epoch in which ranks change samples may be left out or come again; it is told.
 
+    A process that comes later starts the script from its top: an elastic script has one fit, and begins with it.
+
     After each change a fit's beginning is gone through again on all ranks: configure_optimizers, dataloaders, and hooks from
     on_fit_start to on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are
     called once a process. What the Task keeps in attributes of its own is not put back, as with a checkpoint: what a validation

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainkit.signing import HEADER, is_signed
 
-LARGEST = 16 * 2**20  # bytes of a body; Gloo's addresses have a few hundred
+LARGEST = 2**20  # bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # so long an answer may take
 _IDLE_S = 60.0  # a connection that says nothing for so long is closed
 
