@@ -111,3 +111,33 @@ def quiet(run_dir: Path | str, **settings: Any) -> Trainer:
 def weights(model: nn.Module) -> Tensor:
     """Return all weights as one vector of float64."""
     return torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+
+
+class Numbered(Dataset[Any]):
+    """Rows with their number: (x, y, number)."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.rows = rows(num_samples)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        x, y = self.rows[index]
+        return x, y, index
+
+
+class Numbers(Line):
+    """A Line on numbered rows, with momentum; its epoch value tells whether each sample was counted once."""
+
+    def __init__(self) -> None:
+        super().__init__(lr=0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Train."""
+        self.log("train/x", batch[0].double().mean(), on_step=False, on_epoch=True)
+        return super().training_step(batch[:2], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the loss."""
+        super().validation_step(batch[:2], batch_idx)

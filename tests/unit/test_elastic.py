@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.crew import CrewEngine, Job, Killed
-from tests.toy import Line, rows
+from tests.toy import Line, Numbered, Numbers
 from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.format import Snapshot
@@ -25,20 +25,6 @@ from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
 SAMPLES, EPOCHS = 50, 3
-
-
-class Numbered(Dataset[Any]):
-    """Rows with their number."""
-
-    def __init__(self) -> None:
-        self.rows = rows(SAMPLES)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        x, y = self.rows[index]
-        return x, y, index
 
 
 class Journal(Callback):
@@ -59,22 +45,6 @@ class Journal(Callback):
         """Let happen what is to happen to this worker in this step, once."""
         if event := self._events.pop((self._engine.worker, trainer.global_step), None):
             event()
-
-
-class Numbers(Line):
-    """A Line on numbered rows, with momentum."""
-
-    def __init__(self) -> None:
-        super().__init__(lr=0.05, momentum=0.9)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Train, and log how many samples an epoch had and how large they were."""
-        self.log("train/x", batch[0].double().mean(), on_step=False, on_epoch=True)
-        return super().training_step(batch[:2], batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the loss."""
-        super().validation_step(batch[:2], batch_idx)
 
 
 def kill() -> None:
@@ -112,9 +82,9 @@ def run(
             **{"enable_checkpointing": False} | settings,
         )
         trainers[engine.worker] = trainer
-        data = DataLoader(Numbered(), batch_size=batch_size, shuffle=True)
-        batches = [torch.utils.data.default_collate([Numbered()[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
-        trainer.fit(task, batches if stream else data, DataLoader(Numbered(), batch_size=4))
+        data = DataLoader(Numbered(SAMPLES), batch_size=batch_size, shuffle=True)
+        batches = [torch.utils.data.default_collate([Numbered(SAMPLES)[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
+        trainer.fit(task, batches if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4))
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
@@ -310,7 +280,7 @@ def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
     """Its fit would end with the first rank that goes."""
 
     def work(engine: CrewEngine) -> None:
-        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(), batch_size=4))
+        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
 
     job = Job(work, 1)
     job.start("a")
@@ -377,7 +347,7 @@ class Prepared(DataModule):
 
     def train_dataloader(self) -> Any:
         """Return numbered rows."""
-        return DataLoader(Numbered(), batch_size=4, shuffle=True)
+        return DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True)
 
 
 def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:

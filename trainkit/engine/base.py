@@ -88,6 +88,7 @@ class Engine(ABC):
     """
 
     name: str
+    peer_errors: tuple[type[Exception], ...] = ()  # what the framework raises where another rank is gone
     takes_part = True
     is_elastic = False
     comes_late = False
@@ -165,6 +166,17 @@ class Engine(ABC):
     def _gpu_number(self) -> int:
         """This rank's among the GPUs of its host."""
         return self.local_rank
+
+    @contextlib.contextmanager
+    def _peers(self, what: str) -> Iterator[None]:
+        """Say what this rank waits for within the context, and name a collective that fails because another rank is gone."""
+        self.whereabouts.waiting = what
+        try:
+            yield
+        except self.peer_errors as error:
+            raise PeerError(f"Another rank ended or sent something else: {error}") from error
+        finally:
+            self.whereabouts.waiting = ""
 
     def _take_place(self, place: Place) -> None:
         """Count ranks from now on among those of the process set."""

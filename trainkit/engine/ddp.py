@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import torch.distributed.nn.functional  # see _leave
 from torch import Tensor, nn
 
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.engine.base import Device, Engine, PeerError, dense_view, send_optimizer_state, tensors_of
+from trainkit.engine.base import Device, Engine, dense_view, send_optimizer_state, tensors_of
 from trainkit.engine.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.ddp_reduce import BucketReducer
 from trainkit.engine.options import changed, refusals
@@ -45,6 +45,7 @@ class DDPEngine(Engine):
     name = "ddp"
     config_key = "engine"
     explained_arguments = refusals("ddp")
+    peer_errors = (RuntimeError,)
 
     def __init__(
         self,
@@ -206,17 +207,6 @@ class DDPEngine(Engine):
     def _root(self) -> int:
         """Rank 0 of those that take part, as the launcher counts."""
         return 0 if self._group is None else dist.get_process_group_ranks(self._group)[0]
-
-    @contextlib.contextmanager
-    def _peers(self, what: str) -> Iterator[None]:
-        """Say what this rank waits for, and name a collective that failed because another rank is gone."""
-        self.whereabouts.waiting = what
-        try:
-            yield
-        except RuntimeError as error:
-            raise PeerError(f"Another rank ended or sent something else: {error}") from error
-        finally:
-            self.whereabouts.waiting = ""
 
 
 def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | None:

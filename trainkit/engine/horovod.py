@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import cloudpickle
@@ -69,6 +69,7 @@ class HorovodEngine(SeatedEngine):
     name = "horovod"
     config_key = "engine"
     explained_arguments = refusals("horovod")
+    peer_errors = (HorovodInternalError,)
 
     def __init__(
         self,
@@ -285,14 +286,3 @@ class HorovodEngine(SeatedEngine):
     def _root(self) -> int:
         """Rank 0 of those that take part, as Horovod counts."""
         return 0 if self._ranks is hvd.global_process_set else int(self._ranks.ranks[0])
-
-    @contextlib.contextmanager
-    def _peers(self, what: str) -> Iterator[None]:
-        """Say what this rank waits for, and name a collective that failed because another rank is gone."""
-        self.whereabouts.waiting = what
-        try:
-            yield
-        except HorovodInternalError as error:
-            raise PeerError(f"Another rank ended or sent something else: {error}") from error
-        finally:
-            self.whereabouts.waiting = ""

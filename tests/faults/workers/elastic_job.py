@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from tests.toy import Line, rows
+from tests.toy import Line, Numbered, Numbers
 from trainkit.callback import Callback
 from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
 from trainkit.cli.run import fail
@@ -27,36 +26,6 @@ from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
 SAMPLES, BATCH, STEP_S = 96, 4, 0.1
-
-
-class Numbered(Dataset[Any]):
-    """Rows with their number."""
-
-    def __init__(self) -> None:
-        self.rows = rows(SAMPLES)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        x, y = self.rows[index]
-        return x, y, index
-
-
-class Numbers(Line):
-    """A Line on numbered rows, with momentum; its epoch value tells whether each sample was counted once."""
-
-    def __init__(self) -> None:
-        super().__init__(lr=0.05, momentum=0.9)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Train."""
-        self.log("train/x", batch[0].double().mean(), on_step=False, on_epoch=True)
-        return super().training_step(batch[:2], batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the loss."""
-        super().validation_step(batch[:2], batch_idx)
 
 
 class Journal(Callback):
@@ -93,7 +62,7 @@ def main() -> None:
         num_sanity_val_steps=0,
         log_every_n_steps=1000,
     )
-    data = DataLoader(Numbered(), batch_size=BATCH, shuffle=True), DataLoader(Numbered(), batch_size=BATCH)
+    data = DataLoader(Numbered(SAMPLES), batch_size=BATCH, shuffle=True), DataLoader(Numbered(SAMPLES), batch_size=BATCH)
     trainer.fit(task, *data, ckpt_path="auto" if "TORCHELASTIC_RUN_ID" in os.environ else None)
     weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
     (run_dir / f"end-{os.getpid()}.json").write_text(json.dumps({"weights": weights, "step": trainer.global_step}))
