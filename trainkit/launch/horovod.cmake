@@ -1,4 +1,4 @@
-# Builds the unmodified source of Horovod 0.28.1 against today's torch. CMake reads this file from the environment
+# Builds the source of Horovod 0.28.1, edited (horovod_edits.py), against today's torch. CMake reads this file from the environment
 # variable CMAKE_TOOLCHAIN_FILE, once for the project and once for every sub-project and try_compile.
 
 get_property(_trying GLOBAL PROPERTY IN_TRY_COMPILE)
