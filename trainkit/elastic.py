@@ -130,8 +130,9 @@ class ElasticSession(SavingSession):
             assert self.elastic is not None
             if self.elastic.memory.step >= 0:
                 return MEMORY, self.elastic.memory.load_into(self.task)
-            # Nobody has anything in memory: the job begins, or all of its processes were lost.
-            if (found := super()._read_training("auto")) is not None or ckpt_path is None:
+            # Nobody has anything in memory. Where rank 0 has come late, all others were lost; else the job begins.
+            found = super()._read_training("auto") if self.engine.comes_late else None
+            if found is not None or ckpt_path is None:
                 return found
         return super()._read_training(ckpt_path)
 

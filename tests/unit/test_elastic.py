@@ -425,3 +425,12 @@ def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
     check_exactly_once(book)
     for held in weights.values():
         torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_new_job_does_not_go_on_from_what_an_earlier_one_left(tmp_path: Path) -> None:
+    """Unless it is asked to: the folder's files are set aside, as without the callback."""
+    save = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint()]}
+    run(tmp_path, "a", **save)
+    _, book, _, _ = run(tmp_path, "a", **save)
+    check_exactly_once(book)
+    assert list((tmp_path / "run").glob("before-*/checkpoints"))

@@ -20,7 +20,6 @@ class Job:
         slots: by host and number, those of hosts that are gone included.
         members: those of the newest generation, less those that are done.
         changes: what has happened since the newest generation was formed, and when.
-        step: the newest that any worker has told.
         short_s: so long too few workers were there since a generation was last formed.
         stop: the signal that ends the job.
         codes: exit codes since that signal, of workers that ever had a seat.
@@ -41,7 +40,6 @@ class Job:
         self.slots: dict[tuple[str, int], Slot] = {}
         self.members: set[str] = set()
         self.changes: list[tuple[str, float]] = []
-        self.step = -1
         self.short_s = 0.0
         self.stop: signal.Signals | None = None
         self.codes: list[int] = []

@@ -68,7 +68,6 @@ class Roster:
         if w is not None:
             w.heard = now
             w.commit = commit
-            self.job.step = max(self.job.step, commit)
             if w.phase == "starting":
                 self._came += 1
                 w.came = self._came
@@ -89,7 +88,6 @@ class Roster:
             if state != (w.step, w.progress, w.waiting):
                 w.step, w.progress, w.waiting = state
                 w.moved = now
-            self.job.step = max(self.job.step, w.step)
             if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation and w.got_on:
                 self.job.slots[w.host, w.slot].crashes = 0
         return settle(self.job, now)
