@@ -27,9 +27,11 @@ class Callback:
 
     Attributes:
         runs_last: its hooks run behind those of all others, the Task's included.
+        uses_step_clock: it reads `trainer.step_clock`, which runs only where somebody does.
     """
 
     runs_last = False
+    uses_step_clock = False
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Before anything of `stage` ("fit", "validate", "test", "predict") runs."""

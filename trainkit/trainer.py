@@ -17,6 +17,7 @@ from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.progress import ProgressBar
+from trainkit.callbacks.step_clock import StepClock
 from trainkit.checkpoint.store import make_store
 from trainkit.data.module import DataModule, Stage
 from trainkit.elastic import keep_going
@@ -185,6 +186,9 @@ class Trainer(Running):
         if quick:
             self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
         self.callbacks.sort(key=lambda c: isinstance(c, ModelCheckpoint) + 2 * isinstance(c, Elastic))  # what saves comes last
+        self.step_clock = StepClock()
+        if any(c.uses_step_clock for c in self.callbacks):
+            self.callbacks.insert(0, self.step_clock)
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None

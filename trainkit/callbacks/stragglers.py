@@ -6,12 +6,11 @@ import socket
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callback import Callback
-from trainkit.callbacks.step_clock import StepClock
-from trainkit.data.feed import StreamFeed
+from trainkit.callbacks.step_clock import Times
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +89,7 @@ class Stragglers(Callback):
     """
 
     config_key = "callbacks.stragglers"
+    uses_step_clock = True
 
     def __init__(self, every_n_steps: PositiveInt = 100, factor: PositiveFloat = 1.25) -> None:
         if factor <= 1:
@@ -97,49 +97,24 @@ class Stragglers(Callback):
                 f"{self.config_key}.factor is {factor}; it must be above 1: how much longer than the median rank's."
             )
         self.every_n_steps, self.factor = every_n_steps, factor
-        self._clock: StepClock | None = None
+        self._before: Times | None = None
         self.found: list[Straggler] = []
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Start the clock."""
-        self._clock = StepClock(trainer.engine.device, isinstance(trainer.session.run.feed, StreamFeed))
+        """Start with nothing."""
+        self._before = trainer.step_clock.read()
         self._told: set[tuple[int, str]] = set()
-
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """See StepClock."""
-        self._running.begin()
-
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """See StepClock."""
-        self._running.batch_came()
-
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """See StepClock."""
-        self._running.batch_done()
-
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """See StepClock."""
-        self._running.sums_came()
-
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """Leave validations out."""
-        if self._clock is not None:
-            self._clock.pause()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Compare where it is due."""
-        self._running.end()
-        if trainer.world_size > 1 and self._running.steps >= self.every_n_steps:
-            self._compare(trainer)
+        assert self._before is not None, "training has begun"
+        if trainer.world_size > 1 and trainer.step_clock.steps - self._before.steps >= self.every_n_steps:
+            times = trainer.step_clock.read()
+            self._compare(trainer, times - self._before)
+            self._before = times
 
-    @property
-    def _running(self) -> StepClock:
-        assert self._clock is not None, "training has begun"
-        return self._clock
-
-    def _compare(self, trainer: Trainer) -> None:
-        ranks = trainer.engine.all_gather_object((socket.gethostname(), self._running.per_step()))
-        self._running.clear()
+    def _compare(self, trainer: Trainer, times: Times) -> None:
+        ranks = trainer.engine.all_gather_object((socket.gethostname(), times.per_step()))
         self.found = find_stragglers(ranks, self.factor)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._told:

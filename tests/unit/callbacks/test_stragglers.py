@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Stragglers
-from trainkit.callbacks.step_clock import PARTS, StepClock
+from trainkit.callbacks.step_clock import PARTS, StepClock, Times
 from trainkit.callbacks.stragglers import Straggler, find_stragglers
 from trainkit.errors import ConfigError
 from trainkit.trainer import Trainer
@@ -62,14 +61,15 @@ def test_the_slowest_comes_first() -> None:
 def test_the_clock_counts_each_part_where_it_ends() -> None:
     """Two microbatches in a step, then something between two steps, then a validation that does not count."""
     times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 100.0, 101.0])
-    clock = StepClock(torch.device("cpu"), now=lambda: next(times))
+    clock = StepClock(now=lambda: next(times))
     for call in ("begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end"):
         getattr(clock, call)()
     for call in ("begin", "batch_came", "batch_done", "sums_came", "end", "pause", "begin", "batch_came"):
         getattr(clock, call)()
     expected = {"data": 3.5, "compute": 6.0, "communication": 0.75, "optimizer": 0.5, "hooks": 4.0}
-    assert clock.seconds == expected
-    assert clock.per_step() == {part: seconds / 2 for part, seconds in expected.items()}
+    assert clock.read() == Times(2, expected)
+    assert clock.read().per_step() == {part: seconds / 2 for part, seconds in expected.items()}
+    assert list(clock.durations) == [6.25, 7.5], "a step begins where the one before it ended; a validation is nobody's"
 
 
 def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
