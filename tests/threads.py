@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainkit.engine.base import send_optimizer_state, tensors_of
+from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.single import SingleEngine
 
 _Result = TypeVar("_Result")

@@ -20,15 +20,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainkit.data.transfer import to_device
 from trainkit.engine.launcher import Launcher, read_launcher
 from trainkit.engine.process_set import Place
+from trainkit.engine.reducer import GradientReducer, Summed
 from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import ConfigError, EngineError, TrainkitError
 
@@ -162,6 +163,38 @@ class Engine(ABC):
         """Return the names of the tensors that wait for the other ranks now, as far as known. May be called by a thread."""
         return []
 
+    def start_timeline(self, path: Path) -> str:
+        """Note down each sum of gradients from now on. Call it on all ranks, between two steps.
+
+        Args:
+            path: of this rank, for the framework's own timeline, where it has one.
+
+        Returns:
+            What the timeline lacks, and why; "" where it lacks nothing.
+        """
+        if (sums := self._recordable()) is not None:
+            sums.record(True)
+        return ""
+
+    def stop_timeline(self) -> None:
+        """Note down nothing any more."""
+        if (sums := self._recordable()) is not None:
+            sums.record(False)
+
+    def take_summed(self) -> list[Summed]:
+        """Return the sums of gradients that were noted since the last call."""
+        sums = self._recordable()
+        return [] if sums is None else sums.take_summed()
+
+    @property
+    def sum_settings(self) -> dict[str, Any]:
+        """What a timeline should say of how gradients are summed: fields of tracing.pieces.About."""
+        return {}
+
+    def _recordable(self) -> GradientReducer | None:
+        """Return what sums gradients, where it can note that down."""
+        return None
+
     @property
     def _gpu_number(self) -> int:
         """This rank's among the GPUs of its host."""
@@ -293,43 +326,3 @@ class Engine(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Wait until all ranks have come here."""
-
-
-def dense_view(tensor: Tensor) -> Tensor | None:
-    """Return a flat view of a tensor that fills its memory without gaps, or None where there is no such view.
-
-    A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no copy. Elements come
-    in memory order, so the view is only good between ranks whose tensors have the same strides.
-    """
-    flat_stride = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
-        if size != 1 and stride != flat_stride:
-            return None
-        flat_stride *= size
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """Yield each parameter and buffer of the model once."""
-    seen: set[int] = set()
-    for tensor in (*model.parameters(), *model.buffers()):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield tensor.detach()
-
-
-def send_optimizer_state(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Load rank 0's optimizer state on all ranks, where rank 0 has any.
-
-    Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the weights); this one
-    ships the state that there is, and nothing where there is none.
-    """
-    held = engine.broadcast_object([bool(opt.state) for opt in optimizers])
-    if not any(held):
-        return
-    # By way of the host: unpickled on the others, a GPU's tensors would all land on rank 0's GPU.
-    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if engine.is_main else None
-    states = engine.broadcast_object(states)
-    if not engine.is_main:
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(state)

@@ -15,11 +15,12 @@ import torch.distributed.nn.functional  # see _leave
 from torch import Tensor, nn
 
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.engine.base import Device, Engine, dense_view, send_optimizer_state, tensors_of
+from trainkit.engine.base import Device, Engine
 from trainkit.engine.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.ddp_reduce import BucketReducer
 from trainkit.engine.options import changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.engine.sending import dense_view, send_optimizer_state, tensors_of
 from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, EngineError
 
@@ -137,6 +138,14 @@ class DDPEngine(Engine):
     def outstanding(self) -> list[str]:
         """See Engine."""
         return [] if self._reducer is None else self._reducer.outstanding()
+
+    @property
+    def sum_settings(self) -> dict[str, Any]:
+        """See Engine."""
+        return {"wire": self._compression}
+
+    def _recordable(self) -> BucketReducer | None:
+        return self._reducer
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """See Engine."""

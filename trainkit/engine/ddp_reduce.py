@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainkit.engine.base import dense_view
 from trainkit.engine.buckets import NamedParameter
 from trainkit.engine.reducer import Bucket, GradientReducer
+from trainkit.engine.sending import dense_view
 from trainkit.engine.wire import Wire, laid_out
 from trainkit.sync_guard import allowed_read
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
@@ -23,13 +24,15 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
-from trainkit.engine.base import Device, PeerError, dense_view, send_optimizer_state, tensors_of
+from trainkit.engine import horovod_timeline
+from trainkit.engine.base import Device, PeerError
 from trainkit.engine.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
 from trainkit.engine.horovod_reduce import ALLREDUCE_TYPES, HookReducer, StockReducer
 from trainkit.engine.horovod_seat import SeatedEngine
 from trainkit.engine.knobs import Knobs
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.engine.sending import dense_view, send_optimizer_state, tensors_of
 from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, EngineError
 
@@ -118,6 +121,24 @@ class HorovodEngine(SeatedEngine):
     def outstanding(self) -> list[str]:
         """See Engine."""
         return self._reducer.outstanding() if isinstance(self._reducer, HookReducer) else []
+
+    def start_timeline(self, path: Path) -> str:
+        """See Engine."""
+        super().start_timeline(path)
+        return horovod_timeline.start(path)
+
+    def stop_timeline(self) -> None:
+        """See Engine."""
+        super().stop_timeline()
+        horovod_timeline.stop()
+
+    @property
+    def sum_settings(self) -> dict[str, Any]:
+        """See Engine."""
+        return horovod_timeline.settings() | {"wire": self._sums.compression}
+
+    def _recordable(self) -> HookReducer | None:
+        return self._reducer if isinstance(self._reducer, HookReducer) else None
 
     def _init(self) -> None:
         """Start Horovod, where it does not run yet, and make the process set.

@@ -16,9 +16,9 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from trainkit.engine.base import dense_view
 from trainkit.engine.buckets import NamedParameter
 from trainkit.engine.reducer import Bucket, GradientReducer
+from trainkit.engine.sending import dense_view
 from trainkit.engine.wire import Wire, laid_out
 from trainkit.errors import ConfigError
 

@@ -15,9 +15,11 @@ be known on the host, so it waits for the device, but only on ranks that have su
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,23 @@ from trainkit.errors import TaskError
 from trainkit.sync_guard import allowed_read
 
 
+@dataclass(frozen=True)
+class Summed:
+    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`.
+
+    Attributes:
+        names: of the parameters.
+        num_bytes: that travelled from this rank, before any algorithm multiplies them.
+        handed_ns: when it was handed over.
+        done_ns: when the thread, which waits for one after the other, had it.
+    """
+
+    names: tuple[str, ...]
+    num_bytes: int
+    handed_ns: int
+    done_ns: int
+
+
 class Bucket:
     """Parameters whose gradients are summed by one collective.
 
@@ -38,6 +57,7 @@ class Bucket:
         sparse: whether its one parameter's gradient travels as rows.
         waiting: how many gradients of this step are not ready yet.
         handle: what the engine returned when the sum started; None before that.
+        handed_ns: when that was, while sums are recorded; else 0.
     """
 
     def __init__(self, index: int, entries: list[NamedParameter], sparse: bool = False) -> None:
@@ -46,6 +66,7 @@ class Bucket:
         self.index, self.entries, self.sparse = index, entries, sparse
         self.waiting = len(entries)
         self.handle: Any = None
+        self.handed_ns = 0
 
 
 class GradientReducer(ABC):
@@ -81,6 +102,7 @@ class GradientReducer(ABC):
         self._next = 0
         self._sync = True
         self._used = torch.zeros(0)
+        self._summed: list[Summed] | None = None
         for entries in buckets:
             self._add_bucket(entries)
 
@@ -108,6 +130,8 @@ class GradientReducer(ABC):
             used = self._start_flags(self._used)
             for bucket in self._buckets:
                 self._complete(bucket)
+                if self._summed is not None:
+                    self._record(bucket)
             self._end_flags(used)
         finally:
             self.reset()
@@ -117,6 +141,22 @@ class GradientReducer(ABC):
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None
+
+    def record(self, on: bool) -> None:
+        """Begin or end to note down each sum, for `take_summed`."""
+        self._summed = [] if on else None
+
+    def take_summed(self) -> list[Summed]:
+        """Return the sums that were noted since the last call."""
+        taken, self._summed = self._summed or [], None if self._summed is None else []
+        return taken
+
+    def _record(self, bucket: Bucket) -> None:
+        if bucket.handed_ns and self._summed is not None:
+            size = sum(p.numel() * self._wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
+            names = tuple(name for name, _ in bucket.entries)
+            self._summed.append(Summed(names, size, bucket.handed_ns, time.perf_counter_ns()))
+        bucket.handed_ns = 0
 
     def outstanding(self) -> list[str]:
         """Return the parameters whose sums have started and are not done. May be called by another thread."""
@@ -177,6 +217,8 @@ class GradientReducer(ABC):
             self._next += 1
 
     def _begin(self, bucket: Bucket) -> Any:
+        if self._summed is not None:
+            bucket.handed_ns = time.perf_counter_ns()
         if not bucket.sparse:
             return self._start(bucket)
         ((name, parameter),) = bucket.entries

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainkit.engine.base import dense_view
 from trainkit.engine.buckets import split_frozen
 from trainkit.engine.reducer import Bucket, GradientReducer
+from trainkit.engine.sending import dense_view
 from trainkit.errors import TaskError
 
 

@@ -1,0 +1,54 @@
+"""What is sent of tensors, and how: flat views, each tensor of a model once, an optimizer's state by way of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.data.transfer import to_device
+
+if TYPE_CHECKING:
+    from trainkit.engine.base import Engine
+
+
+def dense_view(tensor: Tensor) -> Tensor | None:
+    """Return a flat view of a tensor that fills its memory without gaps, or None where there is no such view.
+
+    A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no copy. Elements come
+    in memory order, so the view is only good between ranks whose tensors have the same strides.
+    """
+    flat_stride = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size != 1 and stride != flat_stride:
+            return None
+        flat_stride *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield each parameter and buffer of the model once."""
+    seen: set[int] = set()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor.detach()
+
+
+def send_optimizer_state(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Load rank 0's optimizer state on all ranks, where rank 0 has any.
+
+    Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the weights); this one
+    ships the state that there is, and nothing where there is none.
+    """
+    held = engine.broadcast_object([bool(opt.state) for opt in optimizers])
+    if not any(held):
+        return
+    # By way of the host: unpickled on the others, a GPU's tensors would all land on rank 0's GPU.
+    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if engine.is_main else None
+    states = engine.broadcast_object(states)
+    if not engine.is_main:
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(state)

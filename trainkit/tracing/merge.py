@@ -1,0 +1,201 @@
+"""The pieces of a recording as one file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Ranks are processes. Each has a track of its steps and their parts, on a GPU one more by the device's own clock, a track of
+Horovod's operations, tracks of the gradients from the moment at which they were handed over, and what torch's profiler
+saw. All times are rank 0's clock; see clocks.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.tracing.clocks import SAME, Alignment, Meeting, Offset, offset
+from trainkit.tracing.horovod_file import Operation, read_operations
+from trainkit.tracing.pieces import (
+    FOLDER,
+    HOROVOD,
+    MEETINGS,
+    OWN,
+    TORCH,
+    WHOLE,
+    About,
+    Event,
+    about_of,
+    read_events,
+    read_head,
+)
+
+_HOROVOD_TRACK, _TORCH_TRACKS, _GPU_TRACKS = 2, 1_000_000, 2_000_000
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
+
+
+class TraceError(TrainkitError):
+    """There is no recording, or none that can be read."""
+
+    exit_code = 2
+
+
+@dataclass
+class RankTrace:
+    """What one rank recorded, by its own clock, and how that is aligned.
+
+    Attributes:
+        about: whose it is.
+        events: its own: parts of steps, gradients.
+        operations: of its Horovod timeline; empty where there is none.
+        torch_path: what torch's profiler wrote, or None.
+        clock: its alignment.
+        is_aligned: False where its clock could not be compared with rank 0's.
+    """
+
+    about: About
+    events: list[Event]
+    operations: list[Operation] = field(default_factory=list)
+    torch_path: Path | None = None
+    clock: Alignment = field(default_factory=Alignment)
+    is_aligned: bool = True
+
+
+def recordings(run_dir: Path) -> list[Path]:
+    """Return the folders of a run's recordings, the newest last."""
+    folders = {path.parent for path in (run_dir / FOLDER).glob(f"*/{OWN.format('*')}")}
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)
+
+
+def read_recording(folder: Path) -> list[RankTrace]:
+    """Read what the ranks recorded, in the order of ranks.
+
+    Raises:
+        TraceError: there is nothing that can be read.
+    """
+    ranks = []
+    for path in folder.glob(OWN.format("*")):
+        events = read_events(path)
+        about = about_of(events)
+        if about is not None:
+            ranks.append(RankTrace(about, events))
+    if not ranks:
+        raise TraceError(
+            f"{folder} holds no recording that can be read: no file {OWN.format(0)}. "
+            "Record steps with callbacks=timeline, or ask a running job: python -m trainkit timeline RUN_DIR record=10"
+        )
+    ranks.sort(key=lambda rank: rank.about.rank)
+    for rank in ranks:
+        number = rank.about.rank
+        if (path := folder / HOROVOD.format(number)).is_file():
+            rank.operations = read_operations(read_events(path))
+        if (path := folder / TORCH.format(number)).is_file():
+            rank.torch_path = path
+        _align(ranks[0], rank)
+    return ranks
+
+
+def _align(first: RankTrace, rank: RankTrace) -> None:
+    if rank.about.boot == first.about.boot:
+        return
+    own, others = _meetings(rank), _meetings(first)
+    found = [o for mine, theirs in zip(own, others, strict=False) if (o := offset(theirs, mine)) is not None]
+    rank.is_aligned = bool(found)
+    if not found:  # by the time of day: hosts that keep it by NTP differ by milliseconds
+        about, zero = rank.about, first.about
+        shift = (about.unix_ns - about.monotonic_ns) - (zero.unix_ns - zero.monotonic_ns)
+        found = [Offset(shift, float("inf"), about.monotonic_ns)]
+    rank.clock = Alignment(found[0], found[-1])
+
+
+def _meetings(rank: RankTrace) -> list[list[Meeting]]:
+    return [[(came, left) for came, left in e["args"]["times"]] for e in rank.events if e.get("name") == MEETINGS]
+
+
+def write_whole(folder: Path) -> Path:
+    """Write the one file, as a whole or not at all; return its path."""
+    ranks = read_recording(folder)
+    path = folder / WHOLE
+    draft = path.with_name(f".{path.name}.draft")
+    with gzip.open(draft, "wt", compresslevel=3) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        begin = min((_first(rank) for rank in ranks), default=0.0)
+        for i, event in enumerate(whole(ranks)):
+            if "ts" in event:
+                event["ts"] = round(event["ts"] - begin, 3)
+            file.write((",\n" if i else "\n") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")
+    draft.replace(path)
+    return path
+
+
+def _first(rank: RankTrace) -> float:
+    return min((rank.clock.to_rank_0(event["ts"]) for event in rank.events if "ts" in event), default=0.0)
+
+
+def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
+    """Yield all events of all ranks, by rank 0's clock, in microseconds."""
+    for rank in ranks:
+        number, about = rank.about.rank, rank.about
+        unsure = f", clock +- {rank.clock.error_us / 1000:.2g} ms" if rank.clock != Alignment(SAME, SAME) else ""
+        yield _label("process_name", number, name=f"rank {number} on {about.host} ({about.device}{unsure})")
+        yield _label("process_sort_index", number, sort_index=number)
+        yield _label("thread_name", number, 0, name="steps")
+        yield _label("thread_sort_index", number, 0, sort_index=-3)
+        if any(event.get("tid") == 1 for event in rank.events):
+            yield _label("thread_name", number, 1, name="steps, by the device")
+            yield _label("thread_sort_index", number, 1, sort_index=-2)
+        for event in rank.events:
+            if "ts" in event:
+                yield event | {"ts": rank.clock.to_rank_0(event["ts"])}
+        yield from _horovod(rank)
+        if rank.torch_path is not None:
+            yield from _torch(rank, rank.torch_path)
+
+
+def _label(what: str, pid: int, tid: int = 0, **args: Any) -> Event:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def _horovod(rank: RankTrace) -> Iterator[Event]:
+    if not rank.operations:
+        return
+    number = rank.about.rank
+    yield _label("thread_name", number, _HOROVOD_TRACK, name="Horovod")
+    yield _label("thread_sort_index", number, _HOROVOD_TRACK, sort_index=-1)
+    for operation in rank.operations:
+        base = {"cat": "horovod", "ph": "X", "pid": number, "tid": _HOROVOD_TRACK}
+        start = rank.clock.to_rank_0(operation.start)
+        several = f" of {len(operation.names)}" if len(operation.names) > 1 else ""
+        told = {"tensors": operation.names, "bytes": operation.num_bytes}
+        yield base | {
+            "name": f"{operation.kind}{several}",
+            "ts": start,
+            "dur": operation.end - operation.start,
+            "args": told,
+        }
+        for name, (began, ended) in operation.activities.items():
+            yield base | {"name": name, "ts": start + began - operation.start, "dur": min(ended, operation.end) - began}
+
+
+def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
+    """What torch's profiler saw; its times are of the day."""
+    number, about = rank.about.rank, rank.about
+    base_us = read_head(path).get("baseTimeNanoseconds", 0) / 1000
+    shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
+    tracks: dict[tuple[Any, Any], int] = {}
+    for event in read_events(path):
+        if event.get("ph") not in ("X", "s", "f", "t", "i", "b", "e") or "ts" not in event:
+            continue
+        on_gpu = event.get("cat") in _ON_GPU
+        key = (event.get("pid"), event.get("tid"))
+        if key not in tracks:
+            tracks[key] = (_GPU_TRACKS if on_gpu else _TORCH_TRACKS) + len(tracks)
+            name = f"GPU stream {key[1]}" if on_gpu else f"torch, thread {key[1]}"
+            yield _label("thread_name", number, tracks[key], name=name)
+            yield _label("thread_sort_index", number, tracks[key], sort_index=tracks[key])
+        moved = event | {"pid": number, "tid": tracks[key], "ts": rank.clock.to_rank_0(event["ts"] + shift)}
+        if "id" in moved:
+            moved["id"] = f"{number}.{moved['id']}"
+        yield moved

@@ -1,0 +1,146 @@
+"""A rank's part of a recording, a file of Chrome's trace format that can be read wherever it was cut off.
+
+The format is a JSON array of events (Trace Event Format, Google 2016: "JSON Array Format", whose closing bracket may be
+missing); ours has one event a line. Times are microseconds of the host's monotonic clock.
+
+    {"name": "forward", "cat": "part", "ph": "X", "ts": 12.5, "dur": 3.1, "pid": 0, "tid": 0, "args": {"step": 50}}
+
+The first event tells whose file it is: `About`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
+FOLDER = "timeline"  # of a run's folder; in it a folder for each recording
+OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # of a rank, in the recording's folder
+WHOLE = "trace.json.gz"  # what they become
+
+
+@dataclass(frozen=True)
+class About:
+    """Whose file it is, and what the numbers of its clock mean.
+
+    Attributes:
+        rank: which.
+        world_size: of how many.
+        host: its host's name.
+        boot: names the host's start: processes of one boot share their monotonic clock.
+        monotonic_ns: that clock, at the moment at which...
+        unix_ns: ...this was the time of day.
+        engine: its name.
+        device: "cpu", or the GPU's name.
+        samples: of a step on all ranks; 0 where they differ.
+        accumulate: microbatches of a rank in a step.
+        cycle_ms: Horovod's cycle time, 0 where there is none.
+        fusion_bytes: Horovod's fusion threshold, 0 where there is none.
+        wire: what gradients travel as: "none", "fp16", "bf16".
+        workers: of this rank's loader; -1 where nobody knows.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    boot: str
+    monotonic_ns: int
+    unix_ns: int
+    engine: str = ""
+    device: str = "cpu"
+    samples: int = 0
+    accumulate: int = 1
+    cycle_ms: float = 0.0
+    fusion_bytes: int = 0
+    wire: str = "none"
+    workers: int = -1
+
+
+class Piece:
+    """A rank's file while it is written: flushed after each `add`."""
+
+    def __init__(self, path: Path, about: About) -> None:
+        """Begin the file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w")
+        self.rank = about.rank
+        self._file.write("[" + json.dumps({"name": ABOUT, "ph": "M", "pid": about.rank, "args": asdict(about)}))
+        self._file.flush()
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Write events."""
+        self._file.write("".join(",\n" + json.dumps(event, separators=(",", ":")) for event in events))
+        self._file.flush()
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.write("\n]\n")
+        self._file.close()
+
+
+def span(name: str, start_ns: int, end_ns: int, rank: int, tid: int = 0, **args: Any) -> Event:
+    """Return a complete event; times are nanoseconds of the monotonic clock."""
+    event = {"name": name, "cat": "part", "ph": "X", "ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
+    return event | {"pid": rank, "tid": tid, "args": args}
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a trace file, plain or gzipped, as far as it goes; a file that was cut off has fewer."""
+    text = _read(path).decode(errors="replace")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return list(_as_far_as_it_goes(text))
+    events = content.get("traceEvents", []) if isinstance(content, dict) else content
+    return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+
+
+def read_head(path: Path) -> dict[str, Any]:
+    """Return what a trace file of torch's profiler says beside its events; an empty dict where it was cut off."""
+    with contextlib.suppress(ValueError):
+        content = json.loads(_read(path))
+        return {k: v for k, v in content.items() if k != "traceEvents"} if isinstance(content, dict) else {}
+    return {}
+
+
+def about_of(events: list[Event]) -> About | None:
+    """Return whose events these are, or None where they are not ours."""
+    if not events or events[0].get("name") != ABOUT:
+        return None
+    known = {field.name for field in fields(About)}
+    try:
+        return About(**{name: value for name, value in events[0]["args"].items() if name in known})
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def _read(path: Path) -> bytes:
+    content = path.read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error):
+        return zlib.decompressobj(31).decompress(content)  # cut off: what there is of it
+
+
+def _as_far_as_it_goes(text: str) -> Iterator[Event]:
+    decoder = json.JSONDecoder()
+    at = text.find("[", text.find('"traceEvents"') + 1) + 1
+    while True:
+        while at < len(text) and text[at] in ", \t\r\n":
+            at += 1
+        try:
+            event, at = decoder.raw_decode(text, at)
+        except ValueError:
+            return
+        if isinstance(event, dict):
+            yield event
