@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from trainkit.callback import Callback
 from trainkit.data.feed import MapFeed, StreamFeed
+from trainkit.terminal import console_of, short
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -49,14 +48,6 @@ class Banner(Callback):
         console.print(table)
 
 
-def short(path: Path | str) -> str:
-    """Return a path as seen from where the user stands, where it lies below; a URL stays what it is."""
-    if "://" in str(path):
-        return str(path)
-    path = Path(path)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
 def _device(device: torch.device) -> str:
     """Name a rank's device; on the CPU with its threads, which the engine shares out among the ranks of a host."""
     if device.type == "cuda":
@@ -86,9 +77,3 @@ def _plan(trainer: Trainer) -> str:
     steps = "" if per_epoch is None else f" of {per_epoch} steps"
     end = "" if total is None else f"{', ' if epochs else ''}{total} steps in all"
     return f"{epochs}{steps if epochs else ''}{end}"
-
-
-def console_of() -> Console:
-    """Return a console; where there is no terminal its lines are long enough not to be folded."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from trainkit.arguments import checked
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import console_of
 from trainkit.data.feed import StreamFeed
+from trainkit.terminal import console_of
 
 if TYPE_CHECKING:
     from trainkit.task import Task

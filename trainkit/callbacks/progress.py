@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import console_of
+from trainkit.terminal import console_of
 
 if TYPE_CHECKING:
     from trainkit.task import Task

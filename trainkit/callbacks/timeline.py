@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import short
 from trainkit.callbacks.recording import Recording
 from trainkit.errors import ConfigError
+from trainkit.terminal import short
 from trainkit.tracing.merge import TraceError, write_whole
-from trainkit.tracing.pieces import FOLDER
+from trainkit.tracing.pieces import FOLDER, REQUEST
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from trainkit.task import Task
     from trainkit.trainer import Trainer
 
-REQUEST = "record"  # the file in <run_dir>/timeline/ that asks a running job to record; it may hold a number of steps
 _LOOK_EVERY_S = 0.3
 
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from trainkit.build import build
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import console_of, short
 from trainkit.config import Job
+from trainkit.terminal import console_of, short
 
 if TYPE_CHECKING:
     from trainkit.task import Task

@@ -16,6 +16,7 @@ from trainkit.callbacks import ModelCheckpoint
 from trainkit.data.feed import MapFeed
 from trainkit.engine.buckets import find_sparse
 from trainkit.fitting import FitSession
+from trainkit.report.grid import human
 from trainkit.trainer import Trainer
 
 Rows = list[tuple[str, str]]
@@ -201,15 +202,6 @@ def checkpoint_rows(session: FitSession, trainer: Trainer, sizes: Sizes) -> Rows
         by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
         rows.append(("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}"))
     return rows or [("checkpoints", "none")]
-
-
-def human(count: float) -> str:
-    """Write a number of bytes in powers of 1,024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

@@ -16,10 +16,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from trainkit.callbacks.banner import console_of
 from trainkit.checkpoint.compare import BOUNDS, Compared, Names, compare, differences, unsteady
 from trainkit.errors import ConfigError
 from trainkit.report.planned import planned
+from trainkit.terminal import console_of
 
 Row = dict[str, str]
 Note = dict[str, Any]

@@ -7,11 +7,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from trainkit.callbacks.banner import console_of
 from trainkit.engine.base import Engine
 from trainkit.report import plan
 from trainkit.report.advice import advise
 from trainkit.report.planned import planned
+from trainkit.terminal import console_of
 
 
 def show_plan(config: dict[str, Any], cores: int) -> None:

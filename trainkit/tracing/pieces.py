@@ -25,6 +25,7 @@ ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
 FOLDER = "timeline"  # of a run's folder; in it a folder for each recording
 OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # of a rank, in the recording's folder
 WHOLE = "trace.json.gz"  # what they become
+REQUEST = "record"  # in FOLDER: asks a running job to record; holds the number of steps, or nothing
 
 
 @dataclass(frozen=True)

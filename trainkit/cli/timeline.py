@@ -1,0 +1,94 @@
+"""timeline: what a recording says, as a table and as a page; or asks a running job to record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.report.steps import analyse
+from trainkit.report.timeline_advice import advise
+from trainkit.report.timeline_page import write_timeline_page
+from trainkit.report.timeline_words import grids, in_words
+from trainkit.terminal import console_of
+from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
+from trainkit.tracing.pieces import FOLDER, OWN, REQUEST
+
+_USAGE = """usage: python -m trainkit timeline RUN_DIR [record=STEPS]
+
+  Shows the newest recording of a run (RUN_DIR, or one recording's folder), and writes
+  RUN_DIR/reports/timeline.html and the one file that ui.perfetto.dev opens.
+  With record=STEPS it asks the job that runs there, with callbacks=timeline, to record so many steps now.
+"""
+_PATIENCE_S = 30.0
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    if not arguments or any(argument in ("-h", "--help") for argument in arguments):
+        print(_USAGE)
+        return 0 if arguments else 2
+    try:
+        options = dict(a.split("=", 1) for a in arguments[1:] if "=" in a)
+        if len(options) != len(arguments) - 1 or options.keys() - {"record"}:
+            raise ConfigError(f"{' '.join(arguments[1:])} is not understood: after RUN_DIR comes nothing, or record=STEPS.")
+        folder = Path(arguments[0])
+        if not folder.is_dir():
+            raise ConfigError(f"There is no folder {folder}. Give a run's folder, as runs/resnet50/<time>.")
+        if "record" in options:
+            _ask(folder, options["record"])
+        else:
+            _show(folder)
+    except TrainkitError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _show(folder: Path) -> None:
+    if any(folder.glob(OWN.format("*"))):
+        recording, run_dir = folder, folder.parent.parent
+    else:
+        found = recordings(folder)
+        if not found:
+            raise TraceError(
+                f"{folder} has no recording in {FOLDER}/. Train with callbacks=timeline, or ask the job that runs there: "
+                f"python -m trainkit timeline {folder} record=10"
+            )
+        recording, run_dir = found[-1], folder
+    ranks = read_recording(recording)
+    analysis = analyse(ranks)
+    advice = advise(analysis)
+    console = console_of()
+    for sentence in in_words(analysis):
+        console.print(sentence, soft_wrap=True, markup=False)
+    for grid in grids(analysis, advice):
+        console.print()
+        console.print(grid.rich())
+    page = run_dir / "reports" / "timeline.html"
+    write_timeline_page(page, str(recording), ranks, analysis, advice)
+    console.print()
+    console.print(f"page   {page}", soft_wrap=True)
+    console.print(f"trace  {write_whole(recording)}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True)
+
+
+def _ask(run_dir: Path, steps: str) -> None:
+    if not steps.isdecimal() or int(steps) < 1:
+        raise ConfigError(f"record is '{steps}'; it must be a number of steps, 1 or more.")
+    request, before = run_dir / FOLDER / REQUEST, set(recordings(run_dir))
+    request.parent.mkdir(exist_ok=True)
+    request.write_text(steps)
+    print(f"Asked the job in {run_dir} to record {steps} steps ...", flush=True)
+    until = time.monotonic() + _PATIENCE_S
+    while request.exists():
+        if time.monotonic() > until:
+            request.unlink(missing_ok=True)
+            raise ConfigError(
+                f"Nobody took it within {_PATIENCE_S:.0f} s: no job trains in {run_dir} with callbacks=timeline, or it is in a "
+                "long validation."
+            )
+        time.sleep(0.1)
+    new = [str(folder) for folder in recordings(run_dir) if folder not in before]
+    print(f"It records{f' into {new[-1]}' if new else ''}. Then: python -m trainkit timeline {run_dir}")

@@ -1,0 +1,57 @@
+"""Grid: a table for the terminal and for a page; and how numbers are written in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table, for any medium.
+
+    Attributes:
+        title: what it shows.
+        columns: their names; all but the first, and those of sentences, hold numbers.
+        rows: of texts.
+        sentences: the columns that hold sentences.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    sentences: tuple[int, ...] = ()
+
+    def is_text(self, column: int) -> bool:
+        """Return whether a column, counted from 0, holds words."""
+        return column == 0 or column in self.sentences
+
+    def rich(self) -> Table:
+        """Return it for the terminal."""
+        table = Table(title=self.title, title_justify="left", title_style="bold")
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if self.is_text(i) else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def ms(seconds: float) -> str:
+    """Write seconds as milliseconds."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{1000 * seconds:,.0f} ms"
+
+
+def share(part: float, whole: float) -> str:
+    """Write a part as percents of the whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def human(count: float) -> str:
+    """Write a number of bytes in powers of 1,024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

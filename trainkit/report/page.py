@@ -1,0 +1,84 @@
+"""A report as one HTML page that holds all it needs: it opens without a network, and can be mailed. The home of plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+import plotly.offline
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from trainkit.report.grid import Grid
+from trainkit.version import __version__
+
+_TEMPLATE = Path(__file__).with_name("page.html.jinja")
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page, from top to bottom: title, sentences, chart, table, note.
+
+    Attributes:
+        title: what it shows.
+        sentences: paragraphs.
+        chart: a figure, or None.
+        grid: a table, or None.
+        note: how to read it, or where it comes from.
+        id: names it, for links.
+    """
+
+    title: str
+    sentences: tuple[str, ...] = ()
+    chart: go.Figure | None = None
+    grid: Grid | None = None
+    note: str = ""
+    id: str = ""
+
+
+def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:
+    """Write the page, as a whole or not at all.
+
+    Args:
+        path: where.
+        title: its head.
+        under: a line below it.
+        cards: (name, value) of what is to be seen first.
+        parts: the rest.
+    """
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE.read_text())
+    shown = [
+        {**vars(part), "chart": None if part.chart is None else _html(part.chart, part.id or f"chart-{i}")}
+        for i, part in enumerate(parts)
+    ]
+    library = Markup(f"<script>{plotly.offline.get_plotlyjs()}</script>")  # noqa: S704 - plotly's own code
+    text = template.render(title=title, under=under, cards=cards, parts=shown, library=library, version=__version__)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _html(figure: go.Figure, name: str) -> Markup:
+    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+    made = figure.to_html(include_plotlyjs=False, full_html=False, div_id=f"{name}-plot", config=config)
+    return Markup(made)  # noqa: S704 - plotly escapes what it is given
+
+
+def figure(x_title: str, y_title: str, height: int = 380) -> go.Figure:
+    """Return an empty figure in the page's style."""
+    made = go.Figure()
+    made.update_layout(
+        template="plotly_white",
+        height=height,
+        margin={"l": 10, "r": 10, "t": 30, "b": 10},
+        font={"family": _FONT, "size": 13, "color": "#1d2733"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        hoverlabel={"font": {"family": _FONT}},
+    )
+    made.update_xaxes(title=x_title, automargin=True)
+    made.update_yaxes(title=y_title, automargin=True)
+    return made
