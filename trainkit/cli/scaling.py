@@ -1,0 +1,175 @@
+"""scaling: runs a config at several numbers of ranks, and tells how it scales, there and beyond."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.cli import run
+from trainkit.engine.launcher import pretend, read_launcher, without_launcher
+from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.horovod_commands import first_error
+from trainkit.launch.ranks import Launcher, launcher_of, run_job, start_with
+from trainkit.report.scaling import Measured, check_words, fit, measured_grid, predictions_grid
+from trainkit.report.scaling_page import write_scaling_page
+from trainkit.report.steps import analyse
+from trainkit.terminal import console_of, short
+from trainkit.tracing.merge import read_recording, recordings
+
+if TYPE_CHECKING:
+    from trainkit.config import Job
+
+_OWN = ("ranks", "steps", "gbits", "hosts")
+_WARM_STEPS = 5
+_USAGE = """usage: python -m trainkit scaling conf=NAME ranks=1,2[,4] [steps=20] [gbits=10,25,100,400] [hosts=a:8,b:8] [overrides]
+
+  ranks   numbers of ranks to run, each with the same batch of one rank; the largest also checks the model
+  steps   that are measured at each, after 5 to warm up
+  gbits   network speeds to predict for
+  hosts   where horovodrun starts the ranks (default: here)
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; see _USAGE."""
+
+    ranks: tuple[int, ...]
+    steps: int
+    gbits: tuple[float, ...]
+    hosts: str
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    if "-h" in arguments or "--help" in arguments:
+        print(_USAGE)
+        return 0
+    started = read_launcher()
+    own = dict(a.split("=", 1) for a in arguments if a.split("=", 1)[0] in _OWN and "=" in a)
+    rest = [a for a in arguments if a.split("=", 1)[0] not in own]
+    try:
+        if started.world_size > 1:
+            raise ConfigError(f"scaling starts its ranks itself: leave {started.name} out, and say ranks=1,2.")
+        asked = _read(own, rest)
+    except ConfigError as error:
+        return run.fail(error, started, str(error), error.exit_code)
+    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
+    launcher = launcher_of(engine)
+    pretend(max(asked.ranks), max(asked.ranks), launcher)  # the config is checked as it will be there
+    return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)
+
+
+def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
+    if "-m" in rest or "--multirun" in rest:
+        raise ConfigError("scaling is of one config: leave -m out.")
+    if "ranks" not in own:
+        raise ConfigError("ranks is missing; it must be numbers of ranks to run, as ranks=1,2.")
+    ranks = tuple(sorted({_count("ranks", text) for text in own["ranks"].split(",")}))
+    try:
+        gbits = tuple(float(text) for text in own.get("gbits", "10,25,100,400").split(","))
+    except ValueError:
+        gbits = (0.0,)
+    if min(gbits) <= 0:
+        raise ConfigError(f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, as gbits=10,100.")
+    return Asked(ranks, _count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
+
+
+def _count(key: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{key} is '{text}'; it must be a whole number, 1 or more.")
+    return int(text)
+
+
+def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
+    folder = Path(str(job.config["run_dir"])).absolute()
+    notes, settings = _settings(job, asked, folder)
+    console = console_of()
+    for note in notes:
+        console.print(note, soft_wrap=True, markup=False)
+    measured = []
+    for ranks in asked.ranks:
+        print(f"{ranks} rank{'s' * (ranks > 1)}, {_WARM_STEPS + asked.steps} steps ...", end=" ", flush=True)
+        started = time.monotonic()
+        measured.append(_run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher))
+        print(f"{time.monotonic() - started:.0f} s", flush=True)
+    _report(job, measured, asked, folder, notes)
+
+
+def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str]]:
+    """Return what is to be told, and the overrides that keep a run to what is measured."""
+    trainer, notes = job.config["trainer"], []
+    settings = [f"trainer.max_steps={_WARM_STEPS + asked.steps}", "trainer.max_epochs=null", "trainer.limit_val_batches=0"]
+    settings += ["trainer.num_sanity_val_steps=0", "trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false"]
+    settings += [f"~logger.{name}" for name in job.config.get("logger") or {}]
+    for name, value in (
+        ("_target_", "trainkit.callbacks.Timeline"),
+        ("start_step", _WARM_STEPS),
+        ("num_steps", asked.steps),
+        ("torch_profiler", "false"),
+    ):
+        settings.append(f"++callbacks.timeline.{name}={value}")
+    settings.append("++callbacks.sum_costs._target_=trainkit.callbacks.sum_costs.SumCosts")
+    if trainer.get("global_batch_size") is not None:
+        settings += ["trainer.global_batch_size=null", "trainer.accumulate_grad_batches=1"]
+        notes.append("trainer.global_batch_size is left out: each rank keeps its own batch, so that more ranks do more.")
+    cores, most = len(os.sched_getaffinity(0)), asked.ranks[-1]
+    if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
+        notes.append(
+            f"Each rank has {max(1, cores // most)} of {cores} cores' threads at all numbers of ranks, where it needs them."
+        )
+    if not asked.hosts and most > cores:
+        notes.append(f"This host has {cores} cores for {most} ranks: on the CPU they take turns, which no cluster would do.")
+    return notes, settings
+
+
+def _run(ranks: int, run_dir: Path, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> Measured:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log = run_dir / "output.log"
+    start = start_with(launcher, ranks)
+    if asked.hosts and ranks > 1:
+        start[3:3] = ["-H", asked.hosts]
+    env = without_launcher(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // asked.ranks[-1])))
+    code = run_job([*start, "-m", "trainkit", "fit", *overrides, f"run_dir='{run_dir}'"], log, env)
+    if code != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        shown = "".join(f"\n  {line}" for line in [*first_error(lines), *lines[-8:]])
+        raise EngineError(f"The run of {ranks} ranks failed (exit code {code}):{shown}\nIts whole output: {log}")
+    found = recordings(run_dir)
+    if not found:
+        raise EngineError(
+            f"The run of {ranks} ranks ended before step {_WARM_STEPS}: the data has fewer steps. Give a longer epoch. {log}"
+        )
+    costs = run_dir / "sum-costs.json"
+    sums = [(float(size), float(s)) for size, s in json.loads(costs.read_text())] if costs.is_file() else []
+    return Measured(ranks, analyse(read_recording(found[-1])), sums)
+
+
+def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, notes: Sequence[str]) -> None:
+    console, model = console_of(), fit(measured)
+    console.print()
+    console.print(measured_grid(measured).rich())
+    if model is not None:
+        console.print(check_words(model, measured[-1]), soft_wrap=True, markup=False)
+        console.print()
+        console.print(predictions_grid(model, asked.gbits).rich())
+    else:
+        console.print("Two numbers of ranks, of which one is 2 or more, are needed to predict others.")
+    page, numbers = folder / "reports" / "scaling.html", folder / "reports" / "scaling.json"
+    write_scaling_page(page, f"{job.config.get('conf', '')} {' '.join(notes)}", measured, model, asked.gbits, notes)
+    told = [
+        {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
+        | {part: m.analysis.mean(part) for part in ("data", "waiting", "communication")}
+        for m in measured
+    ]
+    ring = None if model is None else dataclasses.asdict(model.ring)
+    numbers.write_text(json.dumps({"measured": told, "ring": ring}, indent=1))
+    console.print(f"page     {short(page)}", soft_wrap=True)
+    console.print(f"numbers  {short(numbers)}", soft_wrap=True)

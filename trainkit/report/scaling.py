@@ -1,0 +1,160 @@
+"""How a config scales: what was measured at each number of ranks, and what the model says of others.
+
+The model of a step at n ranks (overlap.py has its parts and their sources):
+
+    t(n) = backward + all else + waiting(n) + exposed(n)
+
+exposed(n) is what sums in a ring of n leave behind backward. waiting(n) is for the slowest of n ranks, whose own work
+varies from step to step by a standard deviation s: s times the expected largest of n normal values, by Blom (1958) the
+normal quantile of (n - 0.375) / (n + 0.25). The steps come from the largest number of ranks but the last, the network's
+cost from sums among as many ranks as possible; the last number of ranks is left out, and says how far the model is off.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from trainkit.report.grid import Grid, ms
+from trainkit.report.overlap import Link, Profile, Ring, Summing, exposed_s, fit_link, ring_of
+from trainkit.report.steps import OWN_WORK, Analysis
+
+PREDICTED = (8, 16, 32, 64, 128, 256, 512)
+_MOST_FUSED = 128 * 2.0**20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of ranks.
+
+    Attributes:
+        ranks: how many.
+        analysis: of the recorded steps.
+        costs: (bytes, seconds) of sums when nothing else ran; empty for one rank.
+    """
+
+    ranks: int
+    analysis: Analysis
+    costs: list[tuple[float, float]]
+
+    @property
+    def step_s(self) -> float:
+        """The median seconds of a step, over all ranks."""
+        return statistics.median(step.total_s for step in self.analysis.steps)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks."""
+        samples = statistics.median(step.samples for step in self.analysis.steps)
+        return samples / self.step_s
+
+
+@dataclass(frozen=True)
+class Model:
+    """See the module.
+
+    Attributes:
+        profiles: steps without their sums.
+        summing: how gradients are taken.
+        spread_s: the standard deviation of a rank's own work from step to step.
+        samples: of one rank in a step.
+        of_ranks: the number of ranks whose steps these are.
+        ring: the network that was measured.
+        ring_from: how that was done.
+    """
+
+    profiles: list[Profile]
+    summing: Summing
+    spread_s: float
+    samples: float
+    of_ranks: int
+    ring: Ring
+    ring_from: str
+
+    def exposed_s(self, ranks: int, ring: Ring | None = None) -> float:
+        """Return the exposed communication of a step."""
+        link = (ring or self.ring).link(ranks)
+        return statistics.fmean(exposed_s(profile, link, self.summing) for profile in self.profiles) if ranks > 1 else 0.0
+
+    def waiting_s(self, ranks: int) -> float:
+        """Return how long a rank waits in the mean for the slowest."""
+        return self.spread_s * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+    def step_s(self, ranks: int, ring: Ring | None = None) -> float:
+        """Return the seconds of a step."""
+        own = statistics.median(profile.backward_s + profile.other_s for profile in self.profiles)
+        return own + self.waiting_s(ranks) + self.exposed_s(ranks, ring)
+
+    def efficiency(self, ranks: int, ring: Ring | None = None) -> float:
+        """Return the share of what as many single ranks would do."""
+        return self.step_s(1) / self.step_s(ranks, ring)
+
+
+def fit(measured: Sequence[Measured]) -> Model | None:
+    """Return the model of all numbers of ranks but the largest; None where there is but one, or no sum's cost is known."""
+    *base, _ = sorted(measured, key=lambda m: m.ranks)
+    several = [m for m in sorted(measured, key=lambda m: m.ranks) if m.ranks > 1]
+    if not base or not several:
+        return None
+    source = base[-1]
+    link, told, ranks = _link(base, several)
+    if link is None:
+        return None
+    own = [sum(step.seconds[part] for part in OWN_WORK) for step in source.analysis.steps]
+    profiles = [_without_waiting(profile, source) for profile in source.analysis.profiles]
+    summing = several[0].analysis.summing
+    if source.ranks == 1:  # nobody was asked to agree
+        summing = Summing(summing.cycle_s, summing.fusion_bytes or _MOST_FUSED * bool(summing.cycle_s), summing.copy_s_per_byte)
+    samples = statistics.median(step.samples for step in source.analysis.steps) / source.ranks
+    spread = statistics.stdev(own) if len(own) > 1 else 0.0
+    return Model(profiles, summing, spread, samples, source.ranks, ring_of(link, ranks), told)
+
+
+def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link | None, str, int]:
+    for one in reversed(base):
+        if one.ranks > 1 and one.analysis.link is not None:
+            return one.analysis.link, f"the sums of the recorded steps at {one.ranks} ranks", one.ranks
+    one = next((m for m in reversed(base) if m.ranks > 1), several[0])
+    return fit_link(one.costs), f"sums among {one.ranks} ranks while nothing else ran", one.ranks
+
+
+def _without_waiting(profile: Profile, source: Measured) -> Profile:
+    waited = source.analysis.mean("waiting")
+    return Profile(profile.ready, profile.backward_s, max(0.0, profile.other_s - waited))
+
+
+def measured_grid(measured: Sequence[Measured]) -> Grid:
+    """Return what was measured."""
+    one = measured[0]
+    rows = []
+    for m in measured:
+        means = [f"{100 * m.analysis.mean(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
+        ideal = one.samples_per_s * m.ranks / one.ranks
+        speed = f"{m.samples_per_s:,.1f}"
+        rows.append((str(m.ranks), ms(m.step_s), speed, f"{100 * m.samples_per_s / ideal:.1f} %", *means))
+    columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
+    return Grid("Measured", columns, rows)
+
+
+def check_words(model: Model, left_out: Measured) -> str:
+    """Say how far the model is off where it can be checked."""
+    said, is_ = model.step_s(left_out.ranks), left_out.step_s
+    return (
+        f"Left out of the model: {left_out.ranks} ranks. It says {ms(said)} a step there, measured were {ms(is_)}: "
+        f"{100 * (said / is_ - 1):+.1f} %."
+    )
+
+
+def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:
+    """Return the efficiency at larger numbers of ranks."""
+    rings = [model.ring, *(network(model.ring, speed) for speed in gbits)]
+    rows = [(str(n), *(f"{100 * model.efficiency(n, ring):.1f} %" for ring in rings)) for n in PREDICTED]
+    names = ["as measured", *(f"{speed:g} Gbit/s" for speed in gbits)]
+    return Grid("Predicted efficiency, at the measured latency", ("ranks", *names), rows)
+
+
+def network(measured: Ring, gbits: float) -> Ring:
+    """Return a ring with the latency that was measured and a bandwidth of so many Gbit/s."""
+    return Ring(measured.alpha_s, gbits * 1e9 / 8)
