@@ -15,6 +15,9 @@ _COMMANDS = {
     "plan": ("plan", "tell what fit would do, at any number of ranks (ranks=64), without training"),
     "check-resume": ("check_resume", "prove that a killed run that is gone on with ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
+    "timeline": ("timeline", "tell what recorded steps say, as a table and a page (RUN_DIR; callbacks=timeline records)"),
+    "replay": ("replay", "take a step anew that callbacks=capsule has kept, and say what in it is not finite"),
+    "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and foretell larger ones"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
 }
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
-_USAGE = """usage: python -m trainkit scaling conf=NAME ranks=1,2[,4] [steps=20] [gbits=10,25,100,400] [hosts=a:8,b:8] [overrides]
+_USAGE = """usage: python -m trainkit scaling conf=NAME ranks=1,2 [steps=20] [gbits=10,100] [hosts=a:8,b:8] [overrides]
 
   ranks   numbers of ranks to run, each with the same batch of one rank; the largest also checks the model
   steps   that are measured at each, after 5 to warm up
@@ -121,9 +121,7 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
         notes.append("trainer.global_batch_size is left out: each rank keeps its own batch, so that more ranks do more.")
     cores, most = len(os.sched_getaffinity(0)), asked.ranks[-1]
     if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
-        notes.append(
-            f"Each rank has {max(1, cores // most)} of {cores} cores' threads at all numbers of ranks, where it needs them."
-        )
+        notes.append(f"On the CPU a rank computes with {max(1, cores // most)} of {cores} cores, at all numbers of ranks.")
     if not asked.hosts and most > cores:
         notes.append(f"This host has {cores} cores for {most} ranks: on the CPU they take turns, which no cluster would do.")
     return notes, settings
@@ -163,7 +161,7 @@ def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, note
     else:
         console.print("Two numbers of ranks, of which one is 2 or more, are needed to predict others.")
     page, numbers = folder / "reports" / "scaling.html", folder / "reports" / "scaling.json"
-    write_scaling_page(page, f"{job.config.get('conf', '')} {' '.join(notes)}", measured, model, asked.gbits, notes)
+    write_scaling_page(page, f"conf={job.config['conf']}", measured, model, asked.gbits, notes)
     told = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
         | {part: m.analysis.mean(part) for part in ("data", "waiting", "communication")}

@@ -68,7 +68,7 @@ def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[floa
     seen = [100 * m.samples_per_s / best for m, best in zip(measured, ideal, strict=True)]
     marker = {"size": 10, "color": "#1d2733", "symbol": "diamond"}
     chart.add_scatter(x=[m.ranks for m in measured], y=seen, name="measured here", mode="markers", marker=marker)
-    chart.update_xaxes(type="log", tickvals=sizes, ticktext=[str(n) for n in sizes])
+    chart.update_xaxes(type="log", range=[-0.05, 2.8], tickvals=sizes, ticktext=[str(n) for n in sizes])
     chart.update_yaxes(rangemode="tozero")
     return chart
 
