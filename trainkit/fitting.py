@@ -224,6 +224,7 @@ class FitSession(ElasticSession):
         self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
         self._part_before = contents.own_part(self.run)  # a signal within it ends the run as of here
         self.pulse.quicken()
+        self._count_batches(feeds)
         metrics, prog_bar = evaluation.evaluate(
             "validation", self.task, feeds, self.engine, self.precision, self.hooks, self.check_pulse
         )

@@ -76,6 +76,7 @@ class Session:
         self.prog_bar_names: set[str] = set()
         self.resumed_from: str | None = None
         self._feeds: list[Feed] = []
+        self.num_eval_batches: int | None = None  # of this rank in a validation, test or prediction, where they are known
         self._stack = contextlib.ExitStack()
         self._has_data = False
 
@@ -194,16 +195,22 @@ class Session:
     def evaluate(self, kind: Literal["validation", "test"], feeds: Sequence[Feed], ckpt_path: str | None) -> dict[str, float]:
         """Evaluate and return the values."""
         self._load(ckpt_path)
+        self._count_batches(feeds)
         metrics, _ = evaluation.evaluate(kind, self.task, feeds, self.engine, self.precision, self.hooks)
         self.trainer.callback_metrics.update(metrics)
         self.hooks(f"on_{kind}_end")
         return metrics
+
+    def _count_batches(self, feeds: Sequence[Feed]) -> None:
+        counts = [feed.num_steps_in(0) for feed in feeds]
+        self.num_eval_batches = None if None in counts else sum(filter(None, counts))
 
     def predict(self, feeds: Sequence[Feed], ckpt_path: str | None, write_to: Path | None, keep: bool) -> list[Any] | None:
         """Predict; write each batch when it is there, where asked; return all ranks' outputs in the data's order."""
         if len(feeds) > 1:
             raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
         self._load(ckpt_path)
+        self._count_batches(feeds)
         if write_to is not None:
             self.engine.run_on_main(lambda: clear_predictions(write_to))
         own: list[tuple[int, Any]] = []

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.threads import World
 from tests.toy import Line, loader, quiet
 from trainkit.callbacks.progress import ProgressBar
+from trainkit.callbacks.screens import Bars, Lines, make_screen
+from trainkit.trainer import Trainer
 
 
 class Logs(Line):
@@ -48,7 +51,7 @@ def test_a_long_epoch_is_seen_to_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal a line comes every half minute, with the values logged for the bar."""
-    monkeypatch.setattr("trainkit.callbacks.progress.time", Clock(step_s=16.0))
+    monkeypatch.setattr("trainkit.callbacks.screens.time", Clock(step_s=16.0))
     quiet(tmp_path, max_steps=5, log_every_n_steps=1, enable_progress_bar=True).fit(Logs(), loader(23))
     steps = [line for line in capsys.readouterr().out.splitlines() if "step" in line]
     assert [line.split("  ")[1] for line in steps] == ["step 2/6", "step 4/6"]
@@ -66,12 +69,24 @@ def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.endswith("Stopped: enough.\n")
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_bar_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """On a terminal a bar counts the steps, and is gone when the run has ended, well or not."""
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal of 150 columns, and all that is written to it."""
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=150)
+    console = Console(file=screen, force_terminal=True, width=150, _environ={"TERM": "xterm"})
     monkeypatch.setattr("trainkit.callbacks.progress.console_of", lambda: console)
+    monkeypatch.setattr("trainkit.callbacks.screens._REDRAW_S", 0.0)
+    return screen
+
+
+def plain(screen: io.StringIO) -> str:
+    """Return what was written, without colours and the cursor's moves."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_bar_is_taken_away(tmp_path: Path, terminal: io.StringIO, fails: bool) -> None:
+    """On a terminal a bar counts the steps, and is gone when the run has ended, well or not."""
 
     class Fails(Logs):
         def on_train_epoch_end(self) -> None:
@@ -84,9 +99,92 @@ def test_the_bar_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     except KeyError:
         assert fails
     (bar,) = [c for c in trainer.callbacks if isinstance(c, ProgressBar)]
-    assert bar._bar is None
-    assert "epoch 1/1" in screen.getvalue()
-    assert screen.getvalue().count("\x1b[?25l") == screen.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    assert bar._screen is None
+    assert "epoch 1/1" in terminal.getvalue()
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_epochs_are_a_table_on_a_terminal(tmp_path: Path, terminal: io.StringIO) -> None:
+    """Its head is shown once; each epoch is a row, under the names."""
+    quiet(tmp_path, max_epochs=3, enable_progress_bar=True).fit(Line(), loader(23), loader(4))
+    lines = [line.rstrip() for line in plain(terminal).splitlines()]
+    heads = [line for line in lines if line.endswith("time") and "val/loss" in line]
+    rows = [line for line in lines if re.match(r" *epoch \d/3 +[\d.e-]+ +[\d,]+ samples/s +[\d.]+ s$", line)]
+    assert len(heads) == 1 and len(rows) == 3
+    assert heads[0].index("val/loss") + len("val/loss") == re.search(r"3 +[\d.e-]+(?= )", rows[-1]).end()  # type: ignore[union-attr]
+
+
+def test_a_table_that_is_too_wide_is_turned(terminal: io.StringIO) -> None:
+    """Forty values of an epoch stand one below the other."""
+    bars = Bars(Console(file=terminal, force_terminal=True, width=60), 4.0)
+    bars.epoch("epoch 1", {f"val/{i}": float(i) for i in range(40)}, "5 samples/s", 1.0)
+    bars.close()
+    assert sum(bool(re.match(r" *val/\d+ +\d+ *$", line)) for line in plain(terminal).splitlines()) == 40
+
+
+def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epoch, validation and test tell how many there are, and each end; the sanity check's two batches are none of it."""
+    told: list[str] = []
+
+    class Told:
+        def begin(self, name: str, total: int | None, done: int = 0) -> None:
+            told.append(f"{name} of {total}")
+
+        def moved(self, done: int, rate: str, values: str) -> None:
+            told.append(str(done))
+
+        def end(self) -> None:
+            told.append("end")
+
+        def epoch(self, *_: Any) -> None: ...
+
+        def close(self) -> None:
+            told.append("close")
+
+    monkeypatch.setattr("trainkit.callbacks.progress.make_screen", lambda *_: Told())
+    trainer = quiet(tmp_path, enable_progress_bar=True, num_sanity_val_steps=1)
+    trainer.fit(Line(), loader(8, 4), loader(12, 4))
+    assert told == ["epoch 1/1  step of 2", "1", "2", "validating of 3", "1", "2", "3", "end", "end", "close"]
+    told.clear()
+    trainer.validate(Line(), loader(12, 4))
+    assert told == ["validating of 3", "1", "2", "3", "end", "close"]
+
+
+def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`metrics` says which values are shown, also for an epoch."""
+    bar = ProgressBar(metrics=["train/score"])
+    trainer = quiet(tmp_path, callbacks=[bar], enable_progress_bar=True, log_every_n_steps=1)
+    trainer.fit(Logs(), loader(23), loader(4))
+    assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], "no second one is added"
+    assert bar._values() == "train/score 0.25"
+    assert "val/loss" not in capsys.readouterr().out
+
+
+def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two ranks one prints."""
+    settings: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
+    World(2).run(lambda engine: Trainer(engine=engine, max_epochs=1, **settings).fit(Line(), loader(8, 2)))
+    assert capsys.readouterr().out.count("epoch 1/1") == 1
+
+
+def test_a_notebook_without_widgets_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich's bars need ipywidgets there; with them they live."""
+    console = Console(force_jupyter=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert isinstance(make_screen(console, 4.0), Lines)
+
+
+def test_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under horovodrun output is a pipe, and a dumb terminal cannot move its cursor."""
+    assert isinstance(make_screen(Console(file=io.StringIO()), 4.0), Lines)
+    dumb = Console(force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(make_screen(dumb, 4.0), Lines)
+
+
+def test_no_bar_means_none(tmp_path: Path) -> None:
+    """enable_progress_bar=False drops one that a config brings."""
+    trainer = quiet(tmp_path, callbacks=[ProgressBar()], enable_progress_bar=False)
+    assert not any(isinstance(c, ProgressBar) for c in trainer.callbacks)
 
 
 def test_a_finished_epoch_may_be_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
