@@ -125,6 +125,7 @@ class Bars:
     def end(self) -> None:
         """See Screen."""
         self._bars.remove_task(self._work.pop())
+        self._bars.refresh()  # else what is printed next would draw it once more
         self._drawn = 0.0
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
