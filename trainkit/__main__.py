@@ -18,6 +18,7 @@ _COMMANDS = {
     "timeline": ("timeline", "tell what recorded steps say, as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "take a step anew that callbacks=capsule has kept, and say what in it is not finite"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and foretell larger ones"),
+    "doctor": ("doctor", "tell what this machine has, what is wrong, and what mends it (--json)"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
 }
 

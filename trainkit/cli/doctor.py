@@ -1,0 +1,92 @@
+"""doctor: what this machine and its software are, what is wrong, and what mends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from trainkit.doctor import gpus, horovod, host, network, software, sums
+from trainkit.doctor.findings import Finding, guarded
+from trainkit.errors import ConfigError
+from trainkit.launch.horovod_machine import probe
+from trainkit.launch.horovod_proof import look as look_at_horovod
+from trainkit.terminal import console_of
+
+_OPTIONS = ("--json", "--no-allreduce")
+_USAGE = """usage: python -m trainkit doctor [--json] [--no-allreduce]
+
+  Looks at versions, Horovod's build, GPUs, this host's limits and network, and lets two ranks add numbers.
+  Ends with exit code 0 where nothing is wrong (warnings may be), else 1.
+
+  --json           for machines: a list of findings, as {area, name, value, status, why, mend}
+  --no-allreduce   do not start the two ranks (saves about 10 seconds)
+"""
+_MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "wrong": ("wrong", "bold red")}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(_USAGE)
+        return 0
+    if unknown := [argument for argument in arguments if argument not in _OPTIONS]:
+        print(f"Error: {unknown[0]} is not understood.\n\n{_USAGE}", file=sys.stderr)
+        return ConfigError.exit_code
+    found: list[Finding] = []
+    console, as_json = console_of(), "--json" in arguments
+    for finding in examine(allreduce="--no-allreduce" not in arguments):
+        if not as_json:
+            _show(console, finding, is_first=not found or found[-1].area != finding.area)
+        found.append(finding)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=1))
+    else:
+        _conclude(console, found)
+    return int(any(finding.status == "wrong" for finding in found))
+
+
+def examine(allreduce: bool) -> Iterator[Finding]:
+    """Look at everything; yield what was found as it is found.
+
+    Args:
+        allreduce: start two ranks too.
+    """
+    torch = software.ask_torch()
+    yield from guarded(software.AREA, functools.partial(software.look, torch))
+    installed, machine = look_at_horovod(), probe(os.environ)
+    yield from guarded(horovod.AREA, functools.partial(horovod.look, installed, torch, machine))
+    yield from guarded(gpus.AREA, functools.partial(gpus.look, torch))
+    yield from guarded(host.AREA, functools.partial(host.look, torch))
+    yield from guarded(network.AREA, functools.partial(network.look, os.environ))
+    if allreduce and torch.torch is not None:
+        if installed is not None:
+            yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", horovod.INSTALL))
+        yield from guarded(sums.AREA, functools.partial(sums.look, "torchrun", "pip install --upgrade torch"))
+
+
+def _show(console: Console, finding: Finding, is_first: bool) -> None:
+    if is_first:
+        console.print(Text(f"\n{finding.area}", style="bold"))
+    mark, style = _MARKS[finding.status]
+    line = Text.assemble("  ", (f"{mark:<9}", style), f"{finding.name:<28}", finding.value)
+    console.print(line, soft_wrap=True)
+
+
+def _conclude(console: Console, found: Sequence[Finding]) -> None:
+    console.print()
+    troubles = [finding for finding in found if finding.status != "ok"]
+    if not troubles:
+        console.print(Text("Nothing is wrong.", style="green"))
+        return
+    for finding in sorted(troubles, key=lambda f: f.status != "wrong"):
+        mark, style = _MARKS[finding.status]
+        console.print(Text.assemble((f"{mark}: ", style), f"{finding.name} ({finding.value}). {finding.why}"), soft_wrap=True)
+        if finding.mend:
+            console.print(f"    {finding.mend}", soft_wrap=True, markup=False)

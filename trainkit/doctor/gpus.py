@@ -1,0 +1,84 @@
+"""GPUs, by NVML where it is there: also those that torch does not see, and why."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from trainkit.doctor.findings import Finding
+from trainkit.doctor.software import Torch
+
+AREA = "GPUs"
+_GIB = 2**30
+
+
+def look(torch: Torch) -> Iterator[Finding]:
+    """Yield what there is."""
+    nvml = _nvml()
+    seen = 0 if nvml is None else nvml.nvmlDeviceGetCount()
+    if torch.gpus == 0 and seen == 0:
+        yield Finding(AREA, "GPUs", "none: training runs on the CPU")
+        return
+    if nvml is not None:
+        yield Finding(AREA, "driver", str(nvml.nvmlSystemGetDriverVersion()))
+        yield from (finding for i in range(seen) for finding in _gpu(nvml, i))
+    yield _seen(torch, seen)
+    if torch.nccl is not None:
+        yield Finding(AREA, "NCCL", f"{torch.nccl} (torch's)")
+
+
+def _seen(torch: Torch, there: int) -> Finding:
+    if torch.gpus:
+        return Finding(AREA, "torch sees", f"{torch.gpus}: {', '.join(sorted(set(torch.names)))}")
+    if torch.cuda is None:
+        why = "This torch was built without CUDA: it would train on the CPU."
+        return Finding(AREA, "torch sees", "none", "wrong", why, "pip install --upgrade torch torchvision   (a CUDA build)")
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        why = f"CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which hides all {there}."
+        return Finding(AREA, "torch sees", "none", "wrong", why, "unset CUDA_VISIBLE_DEVICES")
+    why = f"The driver is too old for CUDA {torch.cuda}, or not all of its parts are here."
+    return Finding(
+        AREA, "torch sees", "none", "wrong", why, "Renew the driver, or install a torch for an older CUDA; see nvidia-smi."
+    )
+
+
+def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), str(nvml.nvmlDeviceGetName(handle))
+    used, total = memory.used / _GIB, memory.total / _GIB
+    told = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
+    if used > 0.1 * total:
+        why = "Somebody else uses its memory."
+        yield Finding(AREA, f"GPU {index}", told, "warning", why, "nvidia-smi names the processes")
+    else:
+        yield Finding(AREA, f"GPU {index}", told)
+    mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
+    if mode == getattr(nvml, "NVML_COMPUTEMODE_PROHIBITED", 2):
+        why = "Its compute mode is 'prohibited': nothing can run on it."
+        yield Finding(AREA, f"GPU {index} mode", "prohibited", "wrong", why, f"sudo nvidia-smi -i {index} -c DEFAULT")
+    slow = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+    hot = getattr(nvml, "nvmlClocksThrottleReasonHwSlowdown", 8) | getattr(
+        nvml, "nvmlClocksThrottleReasonSwThermalSlowdown", 32
+    )
+    if slow & hot:
+        why = "It runs slower than it could: too hot, or short of power. The other ranks will wait for it."
+        yield Finding(AREA, f"GPU {index} clock", "throttled", "warning", why, f"nvidia-smi -q -d PERFORMANCE -i {index}")
+
+
+def _ask(nvml: Any, function: str, handle: Any) -> int | None:
+    try:
+        return int(getattr(nvml, function)(handle))
+    except (AttributeError, nvml.NVMLError):  # not all GPUs, nor all drivers, tell
+        return None
+
+
+def _nvml() -> Any | None:
+    """Return NVML, started; None where there is none, or no driver."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # the package, the library or the driver is missing: each has an error of its own
+        return None
+    return nvml

@@ -1,0 +1,62 @@
+"""Horovod: whether it is there, fits, and with what it was built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainkit.doctor.findings import Finding
+from trainkit.doctor.software import Torch
+from trainkit.launch.horovod_machine import Machine, search_path
+from trainkit.launch.horovod_proof import Installed
+
+AREA = "Horovod"
+INSTALL = "python -m trainkit horovod install"
+
+
+def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterator[Finding]:
+    """Yield what there is.
+
+    Args:
+        installed: what a new Python says of it.
+        torch: what it says of torch.
+        machine: what could be built with.
+    """
+    if installed is None:
+        why = "horovodrun and engine=horovod need it; torchrun and one process do without."
+        yield Finding(AREA, "installed", "none", "wrong", why, INSTALL)
+        yield from _compilers(machine)
+        return
+    problem = installed.problem(torch.torch or "")
+    if problem is None:
+        yield Finding(AREA, "installed", installed.version)
+    else:
+        yield Finding(AREA, "installed", installed.version, "wrong", f"It cannot be used as it is: {problem}.", INSTALL)
+    yield Finding(AREA, "built for", f"torch {installed.built_for}")
+    yield Finding(AREA, "controllers", ", ".join(part for part in ("gloo", "mpi") if part in installed.parts) or "none")
+    if "nccl" in installed.parts:
+        yield Finding(AREA, "sums on GPUs", "NCCL")
+    elif torch.gpus:
+        why = "Gradients on GPUs would travel by way of the host."
+        yield Finding(AREA, "sums on GPUs", "through the host", "wrong", why, f"{INSTALL} --gpu")
+    else:
+        yield Finding(AREA, "sums on GPUs", "no NCCL (there is no GPU)")
+    yield Finding(AREA, "Adasum", "yes" if "mpi" in installed.parts else "no: it needs MPI")
+    yield _launcher()
+    if machine.mpicxx is not None:
+        yield Finding(AREA, "MPI here", machine.mpicxx.version)
+
+
+def _launcher() -> Finding:
+    place = Path(search_path({}).partition(":")[0]) / "horovodrun"
+    if place.is_file():
+        return Finding(AREA, "horovodrun", str(place))
+    why = "The launcher is not among this environment's scripts."
+    return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch in place of horovodrun")
+
+
+def _compilers(machine: Machine) -> Iterator[Finding]:
+    missing = [name for name, tool in (("g++", machine.compiler), ("make", machine.make)) if tool is None]
+    if missing:
+        why = "Horovod is built from source."
+        yield Finding(AREA, "to build it", f"missing: {', '.join(missing)}", "wrong", why, "apt-get install g++ make")

@@ -1,0 +1,76 @@
+"""How this host is connected, and what the environment tells the frameworks."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainkit.doctor.findings import Finding
+
+AREA = "network"
+_VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap")
+_TOLD = ("HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD")
+
+
+def look(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what there is.
+
+    Args:
+        environ: the user's environment.
+    """
+    real = []
+    for name in sorted(path.name for path in Path("/sys/class/net").iterdir()):
+        virtual = name.startswith(_VIRTUAL)
+        told = _interface(name)
+        if not virtual and told != "down":
+            real.append(name)
+        yield Finding(AREA, name, f"{told}{' (virtual)' if virtual and name != 'lo' else ''}")
+    if not real:
+        yield Finding(AREA, "hosts", "this one alone", "ok")
+    elif len(real) > 1:
+        chosen = f"--network-interfaces {real[0]}"
+        why = "On several hosts Horovod may choose an interface that the others cannot reach."
+        yield Finding(AREA, "several interfaces", ", ".join(real), "warning", why, f"horovodrun {chosen} ... (the fast one)")
+    yield _own_name()
+    if shutil.which("ssh") is None:
+        yield Finding(AREA, "ssh", "none", "ok", "", "horovodrun needs it for other hosts")
+    yield from _environment(environ)
+
+
+def _interface(name: str) -> str:
+    place = Path("/sys/class/net") / name
+
+    def read(file: str) -> str:
+        try:
+            return (place / file).read_text().strip()
+        except OSError:  # a speed that the driver does not tell
+            return ""
+
+    state, speed = read("operstate"), read("speed")
+    shown = {"unknown": "up"}.get(state, state)
+    return f"{shown}, {int(speed) / 1000:g} Gbit/s" if speed.isdigit() and shown == "up" else shown
+
+
+def _own_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        why = "This host cannot look up its own name; launchers and Gloo do."
+        return Finding(AREA, "own name", name, "warning", why, f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts")
+    return Finding(AREA, "own name", f"{name} is {address}")
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
+    told = {k: "(hidden)" if any(s in k for s in _SECRET) else v for k, v in environ.items() if k.startswith(_TOLD)}
+    yield Finding(AREA, "variables", ", ".join(f"{k}={v}" for k, v in sorted(told.items())) or "none set for the frameworks")
+    stray = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_SIZE") if name in environ]
+    if stray:
+        why = "Left over from a launcher: trainkit takes this process for a rank of a job."
+        yield Finding(AREA, "launcher's variables", ", ".join(stray), "warning", why, f"unset {' '.join(stray)}")
+    if environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        why = "Each kernel waits for the one before it: many times slower."
+        yield Finding(AREA, "CUDA_LAUNCH_BLOCKING", "1", "warning", why, "unset CUDA_LAUNCH_BLOCKING")

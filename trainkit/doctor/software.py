@@ -1,0 +1,139 @@
+"""Python, torch, torchvision, and what trainkit needs of packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.doctor.findings import Finding
+from trainkit.version import __version__
+
+AREA = "software"
+PYTHONS, LEAST_TORCH = ((3, 10), (3, 13)), (2, 11)
+_NEEDED = ("hydra-core", "omegaconf", "rich", "safetensors", "fsspec", "tensorboard", "plotly")
+_EXTRAS = {"wandb": "wandb", "mlflow-skinny": "mlflow", "prometheus-client": "prometheus", "nvidia-ml-py": "prometheus"}
+# A process of its own: an import that crashes is an answer too.
+_ASK = """
+import json, sys
+answer = {}
+try:
+    import torch
+    answer["torch"] = torch.__version__
+    answer["cuda"] = torch.version.cuda
+    answer["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    answer["names"] = [torch.cuda.get_device_name(i) for i in range(answer["gpus"])]
+    answer["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if answer["gpus"] else None
+    answer["threads"] = torch.get_num_threads()
+except Exception as error:
+    answer["torch_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer), flush=True)
+try:
+    import torchvision
+    torchvision.ops.nms
+    answer["torchvision"] = torchvision.__version__
+except Exception as error:
+    answer["torchvision_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What a new Python says of torch; None: it is not there.
+
+    Attributes:
+        torch: its version.
+        cuda: that it was built for.
+        gpus: that it sees.
+        names: theirs.
+        nccl: its version.
+        torchvision: its version.
+        errors: of imports that failed: package -> what was said.
+    """
+
+    torch: str | None = None
+    cuda: str | None = None
+    gpus: int = 0
+    names: list[str] = field(default_factory=list)
+    nccl: str | None = None
+    torchvision: str | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def ask_torch() -> Torch:
+    """Ask a new Python; takes some seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK], check=False, capture_output=True, text=True, errors="replace", timeout=300
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"torch_error": done.stderr.strip()[-300:]}
+    if len(lines) == 1:
+        answer["torchvision_error"] = f"the import ended Python with exit code {done.returncode}"
+    errors = {name: answer[f"{name}_error"] for name in ("torch", "torchvision") if f"{name}_error" in answer}
+    known = {name: answer[name] for name in ("torch", "cuda", "gpus", "names", "nccl", "torchvision") if name in answer}
+    return Torch(**known, errors=errors)
+
+
+def look(torch: Torch) -> Iterator[Finding]:
+    """Yield what there is."""
+    yield Finding(AREA, "trainkit", __version__)
+    yield _python(sys.version_info[:2])
+    yield _torch(torch)
+    yield _torchvision(torch)
+    missing = [name for name in _NEEDED if not _has(name)]
+    if missing:
+        mend = f"pip install {' '.join(missing)}"
+        yield Finding(AREA, "packages", f"missing: {', '.join(missing)}", "wrong", "trainkit needs them.", mend)
+    there = [name for name in _EXTRAS if _has(name)]
+    absent = sorted({extra for name, extra in _EXTRAS.items() if name not in there})
+    told = f"; not here: {', '.join(absent)} (pip install 'trainkit[{','.join(absent)}]')" if absent else ""
+    yield Finding(AREA, "extras", f"{', '.join(there) or 'none'}{told}")
+
+
+def _python(version: tuple[int, ...]) -> Finding:
+    shown, (least, most) = platform.python_version(), PYTHONS
+    if version < least:
+        why = f"trainkit needs Python {least[0]}.{least[1]} or newer."
+        return Finding(AREA, "Python", shown, "wrong", why, "Make an environment with a newer Python.")
+    if version > most:
+        why = f"trainkit is tested with Python {least[0]}.{least[1]} to {most[0]}.{most[1]}."
+        return Finding(AREA, "Python", shown, "warning", why, f"Where something fails: Python {most[0]}.{most[1]}.")
+    return Finding(AREA, "Python", shown)
+
+
+def _torch(torch: Torch) -> Finding:
+    if torch.torch is None:
+        why = f"It cannot be imported: {torch.errors.get('torch', 'it is not installed')}."
+        return Finding(AREA, "torch", "none", "wrong", why, "pip install torch torchvision")
+    built = f" for CUDA {torch.cuda}" if torch.cuda else ", without CUDA"
+    number = tuple(int(part) for part in re.findall(r"\d+", torch.torch)[:2])
+    if number < LEAST_TORCH:
+        why = f"trainkit needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]} or newer."
+        return Finding(AREA, "torch", torch.torch, "wrong", why, "pip install --upgrade torch torchvision")
+    return Finding(AREA, "torch", f"{torch.torch}{built}")
+
+
+def _torchvision(torch: Torch) -> Finding:
+    if torch.torchvision is not None:
+        return Finding(AREA, "torchvision", torch.torchvision)
+    said = torch.errors.get("torchvision", "it is not installed")
+    why = f"It cannot be imported ({said}): it was built for another torch, or is not there. The image recipes need it."
+    return Finding(
+        AREA, "torchvision", "none", "wrong", why, "pip install --upgrade torch torchvision   (together: a matched pair)"
+    )
+
+
+def _has(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
