@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import time
@@ -180,7 +181,10 @@ class Recording:
         try:
             act()
         except OSError as error:
-            self._piece = None
+            piece, self._piece = self._piece, None
+            with contextlib.suppress(OSError):
+                if piece is not None:
+                    piece.drop()
             print(f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. It records no more.", flush=True)
 
 

@@ -81,6 +81,10 @@ class Piece:
         self._file.write("".join(",\n" + json.dumps(event, separators=(",", ":")) for event in events))
         self._file.flush()
 
+    def drop(self) -> None:
+        """Leave the file as it is."""
+        self._file.close()
+
     def close(self) -> None:
         """End the file."""
         self._file.write("\n]\n")
