@@ -37,7 +37,7 @@ def main(
         launcher: whose rank this is, where the environment pretends another.
     """
     make_importable(Path.cwd())
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler, once torch is imported, tells of its own affairs
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler, once torch is imported, tells of its own affairs
     launcher = launcher or read_launcher()
     if "-h" in arguments or "--help" in arguments:
         if launcher.is_main:
