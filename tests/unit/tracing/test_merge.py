@@ -64,11 +64,13 @@ def test_torch_is_brought_to_the_same_clock(tmp_path: Path) -> None:
     record(tmp_path, steps=1)  # monotonic 0 is 10**18 ns of the day; the step begins at 1000 ms
     event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7, "id": 3}
     kernel = event | {"name": "sgemm", "cat": "kernel", "pid": 0, "tid": 20}
-    content = {"baseTimeNanoseconds": 10**18, "traceEvents": [event, kernel, {"ph": "M", "name": "process_name", "pid": 99}]}
+    early = event | {"name": "profiler", "ts": 5.0}
+    content = {"baseTimeNanoseconds": 10**18, "traceEvents": [early, event, kernel, {"ph": "M", "name": "process_name", "pid": 99}]}
     (tmp_path / TORCH.format(0)).write_bytes(gzip.compress(json.dumps(content).encode()))
     events = whole(tmp_path)
     (found,) = [e for e in events if e["name"] == "aten::mm"]
-    assert (found["pid"], found["ts"], found["id"]) == (0, pytest.approx(5000.0), "0.3")
+    assert (found["pid"], found["ts"], found["id"]) == (0, pytest.approx(5000.0), 3)
+    assert not any(e["name"] == "profiler" for e in events), "it was before the first step"
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"torch, thread 7", "GPU stream 20"} <= names
 
