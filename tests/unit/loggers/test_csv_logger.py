@@ -51,18 +51,20 @@ def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
     ]
 
 
-def test_each_row_is_on_disk_at_once(tmp_path: Path) -> None:
-    """A run that is killed leaves all that it has logged, under a whole header."""
+def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
+    """A run that is killed leaves what it has logged, under a whole header; nothing waits for the run's end."""
+    logger = CSVLogger()
 
     class Killed(Fixed):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if self.global_step == 3:
+                assert logger.settle()
                 lines = (self.trainer.run_dir / "metrics.csv").read_text().splitlines()
                 assert len(lines) == 5
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quiet(tmp_path, max_epochs=2, logger=CSVLogger(), log_every_n_steps=1).fit(Killed(), loader(8), loader(4))
+        quiet(tmp_path, max_epochs=2, logger=logger, log_every_n_steps=1).fit(Killed(), loader(8), loader(4))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "metrics.csv"]
 
 
@@ -95,3 +97,62 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
         file.write(rest)
     rows = train(tmp_path, max_epochs=2, ckpt_path="last")
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
+
+
+def test_what_a_disk_does_not_take_is_told_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file cannot be made: the run ends well, without it."""
+    (tmp_path / "metrics.csv.draft").mkdir()
+    quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=2).fit(Fixed(), loader(8), loader(4))
+    told = capsys.readouterr().out
+    assert told.count("CSVLogger failed while opening: IsADirectoryError") == 1
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows before it stay."""
+    logger = CSVLogger()
+
+    class Fills(Fixed):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                assert logger.settle()
+                full = Path("/dev/full").open("a")  # noqa: SIM115 - the logger closes it
+                logger._file.close()  # type: ignore[union-attr]
+                logger._file, logger._writer = full, csv.DictWriter(full, logger._columns)
+
+    quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=3).fit(Fills(), loader(8), loader(4))
+    told = capsys.readouterr().out
+    assert told.count("CSVLogger failed while writing step ") == 1
+    assert "OSError: [Errno 28] No space left on device" in told
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
+
+
+def test_an_older_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    """What an earlier trainkit kept of the table ("rows") is no error: rows up to the checkpoint's step stay."""
+
+    class Older(CSVLogger):
+        def state_dict(self) -> dict[str, Any]:
+            return {"rows": 3}
+
+    Older.__name__ = "CSVLogger"
+    train(tmp_path, max_epochs=1, enable_checkpointing=True, logger=Older())
+    rows = train(tmp_path, max_epochs=2, ckpt_path="last")
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
+
+
+def test_rows_of_the_step_of_a_checkpoint_that_came_after_it_are_left_out(tmp_path: Path) -> None:
+    """A checkpoint inside an epoch comes before that step's validation, whose row is written anew."""
+    keep_all = ModelCheckpoint(save_top_k=-1, every_n_train_steps=1, every_n_epochs=None)
+    whole = train(tmp_path, max_epochs=2, callbacks=keep_all)
+    rows = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
+    assert rows == whole
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
+
+
+def test_a_second_fit_counts_anew(tmp_path: Path) -> None:
+    """What a checkpoint keeps of the table is this fit's, also where the logger has served another."""
+    logger = CSVLogger()
+    for folder, epochs, step in (("a", 2, 4), ("b", 1, 2)):
+        train(tmp_path / folder, max_epochs=epochs, logger=logger)
+        assert logger.state_dict() == {"step": step, "rows_of_step": 2}

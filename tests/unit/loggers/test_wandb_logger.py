@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,28 +14,81 @@ from typing import Any
 import pytest
 
 from tests.toy import Line, loader, quiet
+from tests.unit.loggers import wandb_file
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.loggers import WandbLogger
 
 
-def test_offline_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With WANDB_MODE=offline a run leaves its own file, with its numbers, below the run's folder."""
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B writes files alone, and those it keeps beside a run lie in the test's folder too."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "own"))
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_files_hold_the_run(tmp_path: Path) -> None:
+    """With WANDB_MODE=offline a run leaves its own file: names, settings, each step's values, and how it ended."""
     task = Line()
-    task.hparams["width"] = 7654
-    quiet(tmp_path, logger=WandbLogger(project="toys", tags=["tiny"]), log_every_n_steps=1).fit(task, loader(8), loader(4))
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    content = file.read_bytes()
-    assert all(text in content for text in (b"train/loss", b"val/loss", b"7654", b"toys", b"tiny", tmp_path.name.encode()))
+    task.hparams |= {"width": 7654, "net": {"act": "relu"}}
+    logger = WandbLogger(project="toys", tags=["tiny"], group="small")
+    quiet(tmp_path / "mine", logger=logger, log_every_n_steps=1).fit(task, loader(8), loader(4))
+    (run, *_) = wandb_file.of_kind(tmp_path / "mine", "run")
+    assert (run.project, run.display_name, run.run_group, list(run.tags)) == ("toys", "mine", "small", ["tiny"])
+    assert run.run_id == logger.state_dict()["id"]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (config["width"], config["net"]) == (7654, {"act": "relu"})
+    rows = wandb_file.history(tmp_path / "mine")
+    assert [(row["_step"], row["step"], row["epoch"], row["lr"]) for row in rows] == [(1, 1, 0, 0.1), (2, 2, 0, 0.1)]
+    assert "val/loss" in rows[1]
+    assert rows[0]["train/loss"] == pytest.approx(8.8514, abs=1e-3)
+    (end,) = wandb_file.of_kind(tmp_path / "mine", "exit")
+    assert end.exit_code == 0
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
+    """The second part writes under the name that the checkpoint has kept."""
+    for epochs, options in ((1, {}), (2, {"ckpt_path": "last"})):
+        logger = WandbLogger()
+        trainer = quiet(tmp_path, logger=logger, max_epochs=epochs, log_every_n_steps=1, callbacks=ModelCheckpoint())
+        trainer.fit(Line(), loader(8), loader(4), **options)
+    files = sorted(path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(set(files)) == 1
+    assert files[0] == f"{logger.state_dict()['id']}.wandb"
+
+
+@pytest.mark.parametrize(("wish", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
+@pytest.mark.usefixtures("offline")
+def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expected: list[int]) -> None:
+    """With their files, and the aliases of what they are: the last and the best, or each."""
+    logger, keep = WandbLogger(log_model=wish), ModelCheckpoint(save_top_k=-1)
+
+    class Waits(Line):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch:
+                self.trainer.session.writer.wait()
+
+    task = Waits()
+    quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1, callbacks=keep).fit(task, loader(8), loader(4))
+    found = wandb_file.of_kind(tmp_path, "artifact")
+    names = [json.loads(item.metadata)["checkpoint"] for item in found]
+    # one that was there before the links led to it is told again, with its aliases
+    assert list(dict.fromkeys(names)) == [f"epoch={step // 2 - 1}-step={step}" for step in expected]
+    for item in found:
+        assert (item.name, item.type) == (f"model-{logger.state_dict()['id']}", "model")
+        files = {content.path for content in item.manifest.contents}
+        assert files == {"manifest.json", "training.pt", "weights.safetensors"}
+    if found:
+        assert {"best", "last"} <= set(found[-1].aliases)
 
 
 class Fake:
     """Stands for the module wandb: keeps what it is told."""
-
-    id = "run7"
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -72,7 +130,7 @@ def test_a_run_is_named_logged_and_finished(tmp_path: Path, monkeypatch: pytest.
         "g",
         str(tmp_path / "mine"),
     )
-    assert logged == [(step, ["epoch", "lr", "step", "train/loss"]) for step in (1, 2)]
+    assert logged == [(step, ["_timestamp", "epoch", "lr", "step", "train/loss"]) for step in (1, 2)]
     assert exit_code == int(fails)
 
 
@@ -83,25 +141,73 @@ def test_without_wandb_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
         quiet(tmp_path, logger=WandbLogger()).fit(Line(), loader(8))
 
 
-def test_an_unknown_mode_is_refused() -> None:
-    """The mode is one of W&B's own."""
-    with pytest.raises(ConfigError, match=r"WandbLogger\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'"):
-        WandbLogger(mode="off")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("given", "legal"),
+    [
+        ({"mode": "off"}, r"logger\.wandb\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'"),
+        ({"log_model": "best"}, r"logger\.wandb\.log_model is 'best'; it must be true or false or one of 'all'"),
+        ({"finish_timeout_s": 0}, r"logger\.wandb\.finish_timeout_s is 0; it must be"),
+    ],
+)
+def test_illegal_values_are_refused(given: dict[str, Any], legal: str) -> None:
+    """With the key, the value and what is legal."""
+    with pytest.raises(ConfigError, match=legal):
+        WandbLogger(**given)
+
+
+def start(fake: Fake, folder: Path, epochs: int, **options: Any) -> tuple[Any, Any]:
+    """Train so many epochs; return the id and `resume` that W&B is given."""
+    fake.told.clear()
+    trainer = quiet(folder, logger=WandbLogger(), max_epochs=epochs, callbacks=ModelCheckpoint())
+    trainer.fit(Line(), loader(8), loader(4), **options)
+    return fake.told[0]["id"], fake.told[0]["resume"]
 
 
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its own checkpoint; a run that starts from another one's is a new run."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    first, resumes = start(fake, tmp_path / "a", 1)
+    assert resumes is None
+    assert start(fake, tmp_path / "a", 2, ckpt_path="last") == (first, "allow")
+    other, resumes = start(fake, tmp_path / "b", 3, ckpt_path=str(tmp_path / "a" / "checkpoints" / "last"))
+    assert other != first
+    assert resumes is None
 
-    def start(folder: str, epochs: int, **options: Any) -> dict[str, Any]:
-        fake.told.clear()
-        save = {"enable_checkpointing": True, "callbacks": ModelCheckpoint()}
-        trainer = quiet(tmp_path / folder, logger=WandbLogger(), **{"max_epochs": epochs} | save)
-        trainer.fit(Line(), loader(8), loader(4), **options)
-        told: dict[str, Any] = fake.told[0]
-        return told
 
-    assert start("a", 1)["id"] is None
-    assert start("a", 2, ckpt_path="last")["id"] == "run7"
-    assert start("b", 3, ckpt_path=str(tmp_path / "a" / "checkpoints" / "last"))["id"] is None
+def test_the_name_that_a_sweep_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's agent names the run of each trial by WANDB_RUN_ID."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_RUN_ID", "trial7")
+    assert start(fake, tmp_path, 1)[0] == "trial7"
+
+
+ALONE = """
+import sys
+from tests.toy import Line, loader, quiet
+from trainkit.loggers import CSVLogger, WandbLogger
+logger = [WandbLogger(mode="online", finish_timeout_s=0.5), CSVLogger()]
+quiet(sys.argv[1], logger=logger, log_every_n_steps=1).fit(Line(), loader(8), loader(4))
+print("trained", flush=True)
+"""
+
+
+def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path) -> None:
+    """Training ends as it would, no later than it is told to; what is lost is told. W&B reads its address once a process."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        own = {"WANDB_BASE_URL": address, "WANDB_API_KEY": 40 * "0", "WANDB_INIT_TIMEOUT": "1", "WANDB_SILENT": "true"}
+        command = [sys.executable, "-c", ALONE, str(tmp_path)]
+        pipe, root = subprocess.PIPE, Path(__file__).parents[3]
+        with subprocess.Popen(command, env=os.environ | own, stdout=pipe, text=True, cwd=root) as process:
+            assert process.stdout is not None
+            told = list(itertools.takewhile(lambda line: line != "trained\n", process.stdout))
+            process.kill()  # W&B's own exit would wait a little longer
+    assert any(
+        line.startswith(("WandbLogger did not finish within 0.5 s", "WandbLogger failed while opening")) for line in told
+    )
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4

@@ -1,0 +1,221 @@
+"""Logger: a run goes on whatever becomes of its loggers, and nothing of a logger is done by the thread that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toy import Line, Recorder, loader, quiet, weights
+from trainkit.callback import Callback
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.errors import ConfigError
+from trainkit.loggers import CSVLogger, base
+from trainkit.loggers.base import Logger, RunFacts
+
+
+class Own(Logger):
+    """Notes what it is told, by whom, and fails in the methods that it is told to."""
+
+    def __init__(self, *fails: str, error: type[Exception] = OSError) -> None:
+        self.fails, self.error = fails, error
+        self.told: list[tuple[str, Any]] = []
+        self.threads: set[int] = set()
+
+    def _note(self, method: str, what: Any) -> None:
+        self.told.append((method, what))
+        self.threads.add(threading.get_ident())
+        if method in self.fails:
+            raise self.error("the disk is gone")
+
+    def open(self, run: RunFacts) -> None:
+        """See Logger."""
+        self._note("open", run)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """See Logger."""
+        self._note("log_metrics", (step, epoch, sorted(metrics)))
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """See Logger."""
+        self._note("log_hyperparams", params)
+
+    def finalize(self, status: str) -> None:
+        """See Logger."""
+        self._note("finalize", status)
+
+
+def train(folder: Path, *loggers: Logger, task: Line | None = None, **settings: Any) -> Line:
+    """Train two steps; return the task."""
+    task = task or Line()
+    known: dict[str, Any] = {"logger": list(loggers), "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    quiet(folder, **known | settings).fit(task, loader(8), loader(4))
+    return task
+
+
+def test_a_logger_is_told_of_the_run_in_order(tmp_path: Path) -> None:
+    """Opened, the settings, each report with its step and epoch, closed; all in one thread that is not the main one."""
+    own, task = Own(), Line()
+    task.hparams["width"] = 7
+    train(tmp_path, own, task=task)
+    (_, facts), *rest = own.told
+    assert (facts.run_dir, facts.global_step, facts.goes_on, facts.task) == (tmp_path, 0, False, "Line")
+    assert (facts.engine, facts.rank, facts.world_size) == ("single", 0, 1)
+    assert rest == [
+        ("log_hyperparams", {"width": 7}),
+        ("log_metrics", (1, 0, ["lr", "train/loss"])),
+        ("log_metrics", (2, 0, ["lr", "train/loss"])),
+        ("log_metrics", (2, 0, ["val/loss"])),
+        ("finalize", "success"),
+    ]
+    assert len(own.threads) == 1
+    assert threading.get_ident() not in own.threads
+
+
+@pytest.mark.parametrize("method", ["open", "log_hyperparams", "log_metrics", "finalize"])
+def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """Whatever fails, training ends well, and the other loggers have all of it."""
+    own, other = Own(method), CSVLogger()
+    train(tmp_path, own, other)
+    told = capsys.readouterr().out
+    assert told.count("Own failed while") == 1
+    assert "OSError: the disk is gone" in told
+    assert [name for name, _ in own.told].count(method) == 1
+    with (tmp_path / "metrics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3
+
+
+def test_what_a_logger_does_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    """Weights with a failing logger are those without any, to the last bit."""
+    assert torch.equal(weights(train(tmp_path / "a", Own("log_metrics"))), weights(train(tmp_path / "b")))
+
+
+def test_a_mistake_in_the_settings_ends_the_run(tmp_path: Path) -> None:
+    """A ConfigError of `open` is raised where the run logs next, or at its end."""
+    own, steps = Own("open", error=ConfigError), Recorder()
+
+    class Waits(Line):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            own.settle()
+
+    with pytest.raises(ConfigError, match="the disk is gone"):
+        train(tmp_path / "a", own, task=Waits(), callbacks=steps)
+    assert len(steps.lrs) == 1
+    with pytest.raises(ConfigError, match="the disk is gone"):
+        train(tmp_path / "b", Own("finalize", error=ConfigError))
+
+
+class Stuck(Own):
+    """A network that does not answer until it is let go."""
+
+    finish_timeout_s = 0.05
+
+    def __init__(self, in_open: bool = True) -> None:
+        super().__init__()
+        self.in_open, self.gate = in_open, threading.Event()
+
+    def open(self, run: RunFacts) -> None:
+        """Wait."""
+        if self.in_open:
+            self.gate.wait(30)
+        super().open(run)
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Wait."""
+        self.gate.wait(30)
+        super().log_hyperparams(params)
+
+
+def test_a_network_that_does_not_answer_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training runs to its end while a logger is still opening, and the end waits for it no longer than it is told to."""
+    stuck = Stuck()
+    train(tmp_path, stuck, max_epochs=3)
+    assert stuck.told == []
+    assert "Stuck did not finish within 0.05 s" in capsys.readouterr().out
+    stuck.gate.set()
+
+
+@pytest.mark.parametrize("how", ["never opened", "failed"])
+def test_who_has_no_time_does_not_wait_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """A server that never answered, and a run that failed, get the shorter of two limits."""
+    monkeypatch.setattr(base, "_HURRY_S", 0.02)
+    stuck = Stuck(in_open=how == "never opened")
+    stuck.finish_timeout_s = 300.0
+
+    class Fails(Line):
+        def on_train_epoch_end(self) -> None:
+            if how == "failed":
+                raise KeyError("broken")
+
+    with pytest.raises(KeyError) if how == "failed" else contextlib.nullcontext():
+        train(tmp_path, stuck, task=Fails())
+    assert "Stuck did not finish within 0.02 s" in capsys.readouterr().out
+    stuck.gate.set()
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyError("broken"), "failed"), (None, "success")])
+def test_the_end_is_told(tmp_path: Path, error: Exception | None, status: str) -> None:
+    """A run that failed is closed as such, after all that it logged."""
+
+    class Ends(Line):
+        def on_train_epoch_end(self) -> None:
+            if error is not None:
+                raise error
+
+    own = Own()
+    try:
+        train(tmp_path, own, task=Ends())
+    except KeyError as raised:
+        assert raised is error
+    assert own.told[-1] == ("finalize", status)
+    assert [name for name, _ in own.told].count("log_metrics") == 3
+
+
+def test_a_second_fit_opens_anew(tmp_path: Path) -> None:
+    """A logger serves one fit after the other."""
+    own = Own()
+    trainer = quiet(tmp_path, logger=own, log_every_n_steps=1)
+    for _ in range(2):
+        trainer.fit(Line(), loader(8))
+    assert [name for name, _ in own.told] == 2 * ["open", "log_hyperparams", "log_metrics", "log_metrics", "finalize"]
+
+
+def test_an_evaluation_opens_no_logger(tmp_path: Path) -> None:
+    """Loggers are a fit's."""
+    own = Own()
+    quiet(tmp_path, logger=own).validate(Line(), loader(4))
+    assert own.told == []
+
+
+def test_a_checkpoint_waits_for_what_was_logged_before_it(tmp_path: Path) -> None:
+    """Whoever is killed right after a checkpoint finds on disk all rows that the checkpoint counts on."""
+    lines: list[int] = []
+
+    class Slow(CSVLogger):
+        gate = threading.Event()
+
+        def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+            self.gate.wait(30)
+            super().log_metrics(metrics, step, epoch)
+
+    class Begins(Callback):
+        def on_save_checkpoint(self, trainer: Any, task: Any, checkpoint: dict[str, Any]) -> None:
+            threading.Timer(0.1, Slow.gate.set).start()
+
+    class Looks(Callback):
+        runs_last = True
+
+        def on_save_checkpoint_end(self, trainer: Any, task: Any) -> None:
+            lines.append(len((tmp_path / "metrics.csv").read_text().splitlines()))
+
+    train(tmp_path, Slow(), callbacks=[Begins(), ModelCheckpoint(), Looks()])
+    assert lines == [4]

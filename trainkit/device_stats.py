@@ -1,0 +1,122 @@
+"""DeviceStats: memory and load of this rank's GPU, its host and its process, as plain numbers.
+
+What cannot be read is absent: there is no GPU, psutil (`pip install psutil`) or NVML's reader (`pip install nvidia-ml-py`)
+is not installed, or a driver does not tell a value. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+
+class DeviceStats:
+    """Reads them, each time anew. The first `cpu_utilization_ratio` is of the time since this object was made.
+
+    Args:
+        device: where the rank computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._psutil = _find_psutil()
+        self._nvml = _find_nvml() if device.type == "cuda" else None
+        self._handle: Any = None
+        if self._nvml is not None:
+            self._handle = self._find(self._nvml)
+        if self._psutil is not None:
+            self._process = self._psutil.Process()
+            self._cpu_before = self._cpu_times()
+
+    def read(self) -> dict[str, float]:
+        """Return what there is, by name; the unit stands at the name's end.
+
+        Returns:
+            Of "gpu_memory_used_bytes" and "gpu_memory_total_bytes" (of the whole GPU, other processes included),
+            "gpu_utilization_ratio" (0 to 1), "gpu_temperature_celsius", "gpu_power_watts",
+            "gpu_memory_allocated_bytes" and "gpu_memory_reserved_bytes" (of this process, by torch),
+            "host_memory_used_bytes", "host_memory_total_bytes", "process_memory_bytes", "cpu_utilization_ratio" (0 to 1, of
+            all cores, since it was last read).
+        """
+        return self.of_gpu() | self.of_host()
+
+    def _find(self, nvml: ModuleType) -> Any:
+        """Return NVML's handle of the device; torch's index counts the visible ones alone, the UUID is the same for both."""
+        try:
+            nvml.nvmlInit()
+            return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self._device).uuid}")
+        except nvml.NVMLError:  # no driver that answers, or a part of a GPU (MIG), which has another kind of name
+            return None
+
+    def of_gpu(self) -> dict[str, float]:
+        """Return the part of `read` whose names begin with gpu_."""
+        return self._of_nvml() | self._of_torch()
+
+    def _of_nvml(self) -> dict[str, float]:
+        if self._nvml is None or self._handle is None:
+            return {}
+        nvml, handle, found = self._nvml, self._handle, dict[str, float]()
+        readers: list[Callable[[], dict[str, float]]] = [
+            lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)),
+            lambda: {"gpu_utilization_ratio": nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
+            lambda: {"gpu_temperature_celsius": float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))},
+            lambda: {"gpu_power_watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+        ]
+        for read in readers:
+            with contextlib.suppress(nvml.NVMLError):  # a card or a container may tell some of them alone
+                found |= read()
+        return found
+
+    def _of_torch(self) -> dict[str, float]:
+        if self._device.type != "cuda" or not (reserved := torch.cuda.memory_reserved(self._device)):
+            return {}  # another rank computes there
+        allocated = float(torch.cuda.memory_allocated(self._device))
+        return {"gpu_memory_allocated_bytes": allocated, "gpu_memory_reserved_bytes": float(reserved)}
+
+    def of_host(self) -> dict[str, float]:
+        """Return the others."""
+        if self._psutil is None:
+            return {}
+        memory = self._psutil.virtual_memory()
+        before, self._cpu_before = self._cpu_before, self._cpu_times()
+        passed_s, idle_s = (now - then for now, then in zip(self._cpu_before, before, strict=True))
+        return {
+            "host_memory_used_bytes": float(memory.total - memory.available),
+            "host_memory_total_bytes": float(memory.total),
+            "process_memory_bytes": float(self._process.memory_info().rss),
+            "cpu_utilization_ratio": min(1.0, max(0.0, 1 - idle_s / passed_s)) if passed_s > 0 else 0.0,
+        }
+
+    def _cpu_times(self) -> tuple[float, float]:
+        """Return the seconds of all cores since the host was started, and of those the idle ones.
+
+        psutil.cpu_percent remembers for each thread when it was last asked; who asks here may be another thread each time.
+        """
+        assert self._psutil is not None
+        times = self._psutil.cpu_times()._asdict()
+        all_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)  # they are in user and nice
+        return all_s, times["idle"] + times.get("iowait", 0.0)
+
+
+def _memory(info: Any) -> dict[str, float]:
+    return {"gpu_memory_used_bytes": float(info.used), "gpu_memory_total_bytes": float(info.total)}
+
+
+def _find_psutil() -> ModuleType | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return cast(ModuleType, psutil)
+
+
+def _find_nvml() -> ModuleType | None:
+    try:
+        import pynvml  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return cast(ModuleType, pynvml)

@@ -1,0 +1,80 @@
+"""CheckpointLogger: a logger that also takes checkpoints, once they are written."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainkit.checkpoint.store import LINKS, Store
+from trainkit.loggers.base import Logger
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+LogModel = bool | Literal["all"]
+
+
+class CheckpointLogger(Logger):
+    """Uploads, from its thread, what `log_model` asks for: true: the best and the last one, where a fit ends well; "all": each
+    that is there when it looks, which it does after one was written and where numbers are logged.
+    """
+
+    log_model: LogModel = False
+    _stores: tuple[Store, ...] = ()
+    _is_new = False
+    _uploaded: dict[str, set[str]]  # path -> the aliases that it was given
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin with nothing uploaded; what was, is uploaded again by a run that goes on: both services know it by content."""
+        self._uploaded, self._is_new = {}, False
+        self._stores = tuple(trainer.session.stores)
+        super().on_fit_start(trainer, task)
+
+    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+        """One is being written."""
+        self._is_new = True
+
+    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+        """Look for new ones, too."""
+        super().on_metrics(trainer, task, metrics, step)
+        if self.log_model == "all" and self._is_new and not trainer.session.writer.is_busy:
+            self._is_new = False
+            self.hand_over("uploading checkpoints", self._upload_new)
+
+    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+        """Upload what is still due, and close."""
+        if self.log_model:
+            self.hand_over("uploading checkpoints", self._upload_new)
+        super().on_fit_end(trainer, task)
+
+    def _upload_new(self) -> None:
+        for store in self._stores:
+            links = {link: store.target(link) for link in LINKS}
+            named = {name: tuple(link for link in LINKS if links[link] == name) for name in store.names()}
+            # the last one last: a service calls what came last the latest
+            for name, aliases in sorted(named.items(), key=lambda item: "last" in item[1]):
+                given = self._uploaded.get(store.path_of(name))
+                if set(aliases) - given if given is not None else aliases or self.log_model == "all":
+                    self._try_upload(store, name, aliases)
+                    self._uploaded[store.path_of(name)] = {*aliases, *(given or ())}
+
+    def _try_upload(self, store: Store, name: str, aliases: tuple[str, ...]) -> None:
+        try:
+            with store.fetch(name) as folder:
+                self.upload(Path(folder), name, aliases)
+        except Exception as error:  # it may have been deleted meanwhile; numbers are still worth being logged
+            if name in store.names():
+                told = f"{type(self).__name__} did NOT upload the checkpoint {name}: {type(error).__name__}: {error}"
+                print(f"{told}. Training goes on.", flush=True)
+
+    @abstractmethod
+    def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
+        """Upload a checkpoint's folder, which may be gone afterwards.
+
+        Args:
+            folder: on this machine.
+            name: the checkpoint's.
+            aliases: of "last" and "best", what it is now.
+        """

@@ -1,0 +1,65 @@
+"""What it takes to trace a Task's forward in the middle of a run, and leave no trace in the run."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.task import Task
+
+
+class Forward(nn.Module):
+    """A Task's forward alone: tracing a Task itself would look into its Trainer."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        for name, child in task.named_children():
+            self.add_module(name, child)
+        self._forward = (task.forward,)
+
+    def forward(self, *args: Tensor) -> Any:
+        """Run it."""
+        return self._forward[0](*args)
+
+    @staticmethod
+    def example(batch: Any) -> Tensor:
+        """Return the inputs of a batch: it, or the first part of it, is a tensor.
+
+        Raises:
+            TypeError: it is not.
+        """
+        first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
+        first = next(iter(first), None) if isinstance(first, (tuple, list)) else first
+        if not isinstance(first, Tensor):
+            raise TypeError(f"a batch begins with a {type(first).__name__}, not with the tensor that forward() takes")
+        return first.detach().clone()
+
+
+@contextlib.contextmanager
+def left_as_found(task: Task) -> Iterator[None]:
+    """Within the context a Task is in evaluation mode and has no gradients; after it, all is as it was."""
+    modes = {module: module.training for module in task.modules()}
+    buffers = {name: buffer.detach().clone() for name, buffer in task.named_buffers()}
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a tracer warns of what it cannot see; a picture may lack it
+            task.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        with torch.no_grad():
+            for name, buffer in task.named_buffers():
+                buffer.copy_(buffers[name])
+
+
+def why_not(error: Exception) -> str:
+    """Return the first line of a tracer's error, which may be pages long."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}".rstrip(": .")

@@ -1,0 +1,65 @@
+"""metrics.jsonl: a JSON object a line, for each time numbers were logged."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TextIO
+
+from trainkit.loggers.base import RunFacts
+from trainkit.loggers.rows import RowLogger
+
+
+class JSONLLogger(RowLogger):
+    """Writes `<run_dir>/metrics.jsonl`; a run that goes on appends to it. Strict parsers read each line:
+
+        {"step": 50, "epoch": 0, "time": 1795280505.17, "values": {"train/loss": 0.25, "lr": 0.1}}
+        {"step": 51, ..., "values": {"train/loss": null, "lr": 0.1}, "nonfinite": {"train/loss": "nan"}}
+
+    `time` is in seconds since 1970. JSON has no numbers that are not finite: such a value is null, and `nonfinite`, which
+    stands there only then, says which it was: "nan", "inf" or "-inf".
+    """
+
+    _file: TextIO | None = None
+
+    def open(self, run: RunFacts) -> None:
+        """Leave out of what an earlier part of this run wrote what is trained anew, and go on behind it."""
+        self.path = run.run_dir / "metrics.jsonl"
+        draft = self.path.with_suffix(".jsonl.draft")
+        with draft.open("w") as file:
+            if self.path.is_file():
+                with self.path.open(errors="replace") as before:
+                    file.writelines(line for line in before if (step := _step_of(line)) is not None and self.sieve(step))
+        draft.replace(self.path)
+        self._file = self.path.open("a")
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """Write a line."""
+        assert self._file is not None
+        numbers = {name: float(value) for name, value in metrics.items()}
+        strange = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
+        line: dict[str, Any] = {"step": step, "epoch": epoch, "time": round(self.logged_at, 3)}
+        line["values"] = {name: None if name in strange else value for name, value in numbers.items()}
+        if strange:
+            line["nonfinite"] = strange
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        """Put the lines on disk."""
+        if self._file is not None:
+            self._file.flush()
+
+    def finalize(self, status: str) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _step_of(line: str) -> int | None:
+    """Return the step of a line, or None of one that a crash has torn."""
+    try:
+        step = json.loads(line)["step"] if line.endswith("\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None

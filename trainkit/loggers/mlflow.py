@@ -1,0 +1,155 @@
+"""MLflow: on a tracking server, or in a folder of the run. The only home of mlflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainkit.arguments import PositiveFloat, checked
+from trainkit.errors import ConfigError
+from trainkit.loggers.base import RunFacts
+from trainkit.loggers.checkpoints import CheckpointLogger
+from trainkit.loggers.flat import flatten
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+_KEY_TAG = "trainkit.run"
+_STATUS = {"success": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
+_STRANGE = re.compile(r"[^\w\-. :/]", re.ASCII)  # what MLflow refuses in a name
+_LONGEST_NAME = 250  # that every MLflow store takes
+_BATCH, _PARAMS_BATCH = 500, 100  # MLflow takes 1000 metrics and 100 params at once
+
+
+@checked
+class MLFlowLogger(CheckpointLogger):
+    """Logs to MLflow. Needs the extra: `pip install 'trainkit[mlflow]'`.
+
+    The settings become params, under dotted names; numbers become metrics, several at once where the server is slow; the run
+    ends as FINISHED, FAILED or (by a signal) KILLED. A run that goes on from its own checkpoint is the same MLflow run: a
+    setting that has changed meanwhile becomes the tag `changed.<name>`, since MLflow's params stay what they were.
+
+    Args:
+        experiment_name: the experiment's; made where it is not there.
+        run_name: the run's; default: the run folder's.
+        tracking_uri: the server's address, or "file:FOLDER". Default: what MLFLOW_TRACKING_URI says, else the folder
+            `<run_dir>/mlruns` (look at it with `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`).
+        tags: name -> text.
+        log_model: upload checkpoints as artifacts below `checkpoints/`: true the best and the last, where the fit ends well;
+            "all" each; false none.
+        finish_timeout_s: seconds that the end of a fit waits for the server.
+    """
+
+    config_key = "logger.mlflow"
+    explained_arguments = {
+        "save_dir": "there is no such setting: tracking_uri='file:FOLDER' says where.",
+        "run_id": "there is no such setting: a run that goes on from its checkpoint goes on in its MLflow run.",
+    }
+
+    def __init__(
+        self,
+        experiment_name: str = "trainkit",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: dict[str, str] | None = None,
+        log_model: bool | Literal["all"] = False,
+        finish_timeout_s: PositiveFloat = 60.0,
+    ) -> None:
+        self.experiment_name, self.run_name, self.tracking_uri = experiment_name, run_name, tracking_uri
+        self.tags, self.log_model, self.finish_timeout_s = tags or {}, log_model, finish_timeout_s
+        self._key: str | None = None
+        self.run_id: str | None = None
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Forget an earlier run."""
+        if stage == "fit":
+            self._key = self.run_id = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tag by which a run that goes on finds its MLflow run; the server's id may come after a checkpoint."""
+        return {"key": self._key}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember it until the run is opened."""
+        self._key = state_dict["key"]
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Name the run before the server does."""
+        if self._key is None or not trainer.session.goes_on_in_place:
+            self._key = secrets.token_hex(8)
+        super().on_fit_start(trainer, task)
+
+    def require(self) -> None:
+        """See Logger."""
+        try:
+            import mlflow
+        except ImportError as error:
+            raise ConfigError(f"MLFlowLogger needs mlflow ({error}). Run: pip install 'trainkit[mlflow]'") from error
+        self._mlflow: Any = mlflow
+
+    def open(self, run: RunFacts) -> None:
+        """Start an MLflow run, or go on with that of the run's own checkpoint."""
+        uri = self.tracking_uri
+        if uri is None and not self._mlflow.is_tracking_uri_set():
+            uri = (run.run_dir / "mlruns").as_uri()
+        if uri is not None and uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for it; its other stores need a server
+        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        self._waiting: list[Any] = []
+        known = self._client.get_experiment_by_name(self.experiment_name)
+        experiment = self._client.create_experiment(self.experiment_name) if known is None else known.experiment_id
+        found = self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'") if run.goes_on else []
+        if found:
+            self.run_id = found[0].info.run_id
+            self._client.update_run(self.run_id, status="RUNNING")
+        else:
+            tags, name = self.tags | {_KEY_TAG: self._key}, self.run_name or run.run_dir.name
+            self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Write the settings."""
+        told = {_legal(name): str(value) for name, value in flatten(params).items()}
+        known = self._client.get_run(self.run_id).data.params
+        entities = self._mlflow.entities
+        new = [entities.Param(name, value) for name, value in told.items() if name not in known]
+        for first in range(0, len(new), _PARAMS_BATCH):
+            self._client.log_batch(self.run_id, params=new[first : first + _PARAMS_BATCH])
+        for name, value in told.items():
+            if known.get(name, value) != value:
+                self._client.set_tag(self.run_id, _legal(f"changed.{name}"), value)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """Gather numbers."""
+        now = int(self.logged_at * 1000)
+        numbers = {_legal(name): float(value) for name, value in metrics.items()} | {"epoch": float(epoch)}
+        self._waiting += [self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()]
+        if len(self._waiting) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            self._client.log_batch(self.run_id, metrics=batch)
+
+    def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
+        """See CheckpointLogger. What is the last and the best stands in the tags `checkpoint.last` and `checkpoint.best`."""
+        self._client.log_artifacts(self.run_id, str(folder), f"checkpoints/{name}")
+        for alias in aliases:
+            self._client.set_tag(self.run_id, f"checkpoint.{alias}", name)
+
+    def finalize(self, status: str) -> None:
+        """Send the rest, and end the MLflow run."""
+        if self.run_id is not None:
+            self.flush()
+            self._client.set_terminated(self.run_id, _STATUS[status])
+
+
+def _legal(name: str) -> str:
+    """Return a name that MLflow takes: what it refuses becomes "_"."""
+    parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
+    return "/".join(parts)[:_LONGEST_NAME] or "_"

@@ -1,0 +1,182 @@
+"""Prometheus: an exporter on each host, which a Prometheus server scrapes. The only home of prometheus_client."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainkit.arguments import NonNegativeInt, checked
+from trainkit.device_stats import DeviceStats
+from trainkit.errors import ConfigError
+from trainkit.loggers.base import Logger, RunFacts
+from trainkit.loggers.series import SERIES, Board
+from trainkit.version import __version__
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class PrometheusLogger(Logger):
+    """Serves `http://ADDR:PORT/metrics` from the first rank of each host while a fit runs. Needs the extra:
+    `pip install 'trainkit[prometheus]'`.
+
+    The series are listed in trainkit/loggers/series.py; each has the labels run (the last two folders of its path), rank and
+    host. A Grafana dashboard and alerts lie in trainkit/monitoring/. A step pays for a few plain numbers; a scrape reads them,
+    and memory and load, in a thread of its own.
+
+    Args:
+        port: where to serve; 0 takes a free one. The address is printed.
+        addr: the network address to serve at. The default lets this host alone read; "0.0.0.0" lets everyone who reaches it,
+            without a password.
+        loss: the logged value that is exported as trainkit_loss.
+    """
+
+    config_key = "logger.prometheus"
+    uses_step_clock = True
+
+    def __init__(self, port: NonNegativeInt = 9464, addr: str = "127.0.0.1", loss: str = "train/loss") -> None:
+        if port > 65535:
+            raise ConfigError(f"logger.prometheus.port is {port}; it must be 0 (a free one) to 65535.")
+        self.port, self.addr, self.loss = port, addr, loss
+        self.address: str | None = None
+        self._board: Board | None = None
+        self._server: Any = None
+
+    def takes_part(self, trainer: Trainer) -> bool:
+        """See Logger: GPUs and memory are those of a host."""
+        return trainer.engine.local_rank == 0
+
+    def require(self) -> None:
+        """See Logger."""
+        try:
+            import prometheus_client.core
+        except ImportError as error:
+            raise ConfigError(
+                f"PrometheusLogger needs prometheus_client ({error}). Run: pip install 'trainkit[prometheus]'"
+            ) from error
+        self._prometheus: Any = prometheus_client
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Set up the numbers, and serve them."""
+        self.address = self._board = None
+        if not self.takes_part(trainer):
+            return
+        about = {"version": __version__, "task": type(task).__name__, "engine": trainer.engine.name}
+        about["world_size"] = str(trainer.world_size)
+        own = trainer.engine.device
+        gpus = {str(i): DeviceStats(torch.device(own.type, i)) for i in _gpus_of(trainer)}
+        self._board = Board(about, gpus, DeviceStats(own), self.loss)
+        self._board.numbers["trainkit_global_step"] = trainer.global_step
+        self._board.numbers["trainkit_epoch"] = trainer.current_epoch
+        if (planned := trainer.session.total_steps) is not None:
+            self._board.numbers["trainkit_planned_steps"] = planned
+        self._samples = trainer.state.samples_seen
+        super().on_fit_start(trainer, task)
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """The clock starts from nothing."""
+        self._times, self._samples_then = trainer.step_clock.read(), trainer.state.samples_seen
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Note the step; at log_every_n_steps also where its time goes, which waits for the device."""
+        board, state = self._board, trainer.state
+        if board is None:
+            return
+        durations, samples = trainer.step_clock.durations, state.samples_seen
+        board.take_step(durations[-1] if durations else 0.0, samples - self._samples, state.global_step, state.current_epoch)
+        self._samples = samples
+        if state.global_step % trainer.settings.limits.log_every_n_steps == 0:
+            times = trainer.step_clock.read()
+            passed = times - self._times
+            if (seconds := passed.step_s * passed.steps) > 0:
+                board.shares = {part: own / seconds for part, own in passed.seconds.items()}
+                board.numbers["trainkit_samples_per_second"] = (samples - self._samples_then) / seconds
+            self._times, self._samples_then = times, samples
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """A long validation is no stall."""
+        if self._board is not None:
+            self._board.get_on()
+
+    def open(self, run: RunFacts) -> None:
+        """Serve."""
+        assert self._board is not None
+        if run.rank == 0:
+            with contextlib.suppress(OSError):  # a full disk is to be seen here, not to end this
+                self._board.numbers["trainkit_restarts"] = _note_start(run)
+        labels = {"run": f"{run.run_dir.parent.name}/{run.run_dir.name}", "rank": str(run.rank), "host": socket.gethostname()}
+        registry = self._prometheus.CollectorRegistry()
+        registry.register(_Collector(self._prometheus.core, self._board, labels))
+        try:
+            self._server, self._thread = self._prometheus.start_http_server(self.port, self.addr, registry)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(
+                f"{self.addr}:{self.port} is in use, maybe by another run of this host. Give this one another "
+                "logger.prometheus.port, or 0 for a free one, which is printed"
+            ) from error
+        self.address = f"http://{self.addr}:{self._server.server_port}/metrics"
+        print(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})", flush=True)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """Note what was logged."""
+        assert self._board is not None
+        self._board.take_metrics(metrics)
+
+    def finalize(self, status: str) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            server.shutdown()
+            server.server_close()
+            self._thread.join()
+
+
+def _note_start(run: RunFacts) -> int:
+    """Add a line to `<run_dir>/.starts`; return how many starts there were before in this run."""
+    starts = run.run_dir / ".starts"
+    with starts.open("a" if run.goes_on else "w") as file:
+        file.write(f"{time.time():.0f} {run.global_step} {run.world_size}\n")
+    return len(starts.read_text().splitlines()) - 1
+
+
+def _gpus_of(trainer: Trainer) -> range:
+    """Return the numbers of the GPUs that this host's ranks compute on."""
+    return range(min(trainer.engine.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
+
+
+class _Collector:
+    """Puts a board's numbers together when it is scraped."""
+
+    def __init__(self, core: Any, board: Board, labels: dict[str, str]) -> None:
+        self._core, self._board, self._labels = core, board, labels
+
+    def collect(self) -> Iterator[Any]:
+        """Yield a family for each series that has a value."""
+        own = list(self._labels.values())
+        values = self._board.gauges()
+        for name, (kind, labels, meaning) in SERIES.items():
+            names = [*self._labels, *labels]
+            if kind == "histogram":
+                buckets, total = self._board.histogram()
+                family = self._core.HistogramMetricFamily(name, meaning, labels=names)
+                family.add_metric(own, buckets, total)
+                yield family
+                continue
+            makes = self._core.CounterMetricFamily if kind == "counter" else self._core.GaugeMetricFamily
+            family = makes(name, meaning, labels=names)
+            for of, value in values.get(name, {}).items():
+                family.add_metric([*own, *of], value)
+            if family.samples:
+                yield family
