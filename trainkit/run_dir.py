@@ -10,6 +10,10 @@ from pathlib import Path
 from trainkit.errors import ConfigError
 
 
+# What a run leaves in its folder, and another must not find there.
+_OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", "goodput.json", "timeline", "reports", "capsules")
+
+
 def make_run_dir(wish: str | Path | None, task_name: str) -> Path:
     """Return the folder, made where it is not there.
 
@@ -57,9 +61,7 @@ def _new_folder(path: Path) -> Path:
 
 def set_aside(run_dir: Path) -> None:
     """Move what an earlier run left in the folder to `before-<time>/` in it, and say so. Nothing is mixed or lost."""
-    there = [
-        run_dir / name for name in ("checkpoints", "metrics.csv", "tensorboard", "goodput.json") if (run_dir / name).exists()
-    ]
+    there = [run_dir / name for name in _OF_A_RUN if (run_dir / name).exists()]
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
