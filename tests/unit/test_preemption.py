@@ -22,7 +22,7 @@ from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import Preempted
 from trainkit.loggers import CSVLogger
-from trainkit.loggers.base import Logger
+from trainkit.loggers.base import Logger, RunFacts
 from trainkit.signals import HANDLED, Signals
 from trainkit.trainer import Trainer
 
@@ -195,7 +195,7 @@ class Closes(Logger):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def open(self, trainer: Trainer) -> None:
+    def open(self, run: RunFacts) -> None:
         """Nothing to open."""
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
