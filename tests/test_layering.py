@@ -18,7 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
     ["errors", "version"],
-    ["durations", "signals", "signing"],
+    ["device_stats", "durations", "signals", "signing", "terminal", "tracing"],
     ["arguments", "lightning", "limits", "run_dir", "run_lock", "state", "sync_guard"],
     ["precision", "optim", "data", "task_hooks"],
     ["metric_objects"],
@@ -27,6 +27,7 @@ FLOORS = [
     ["engine"],
     ["callback"],
     ["hooks", "checkpoint", "guards", "pulse", "stalls"],
+    ["capsule"],
     ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "predictions", "switches"],
     ["settings"],
     ["session"],
@@ -40,9 +41,10 @@ FLOORS = [
     ["schema"],
     ["config"],
     ["build"],
-    ["exporting"],
+    ["exporting", "replaying"],
     ["report"],
     ["launch"],
+    ["doctor"],
     ["cli"],
     ["__main__"],
 ]
@@ -53,6 +55,7 @@ HOMES = {
         "engine/horovod.py",
         "engine/horovod_reduce.py",
         "engine/horovod_seat.py",
+        "engine/horovod_timeline.py",
         "launch/elastic/driver.py",
         "launch/elastic/__main__.py",
     ],
@@ -63,7 +66,12 @@ HOMES = {
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["exporting/onnx.py"],
     "wandb": ["loggers/wandb.py"],
+    "mlflow": ["loggers/mlflow.py"],
+    "prometheus_client": ["loggers/prometheus.py"],
+    "psutil": ["device_stats.py"],
+    "pynvml": ["device_stats.py"],
     "tensorboard": [],  # torch brings it
+    "plotly": ["report/page.py", "report/*_page.py"],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
 }
 
@@ -74,6 +82,7 @@ TORCH_FREE = [
     "arguments",
     "cli.*",
     "config",
+    "doctor.*",
     "durations",
     "engine.knobs",
     "engine.launcher",
@@ -89,7 +98,15 @@ TORCH_FREE = [
     "schema",
     "shipped",
     "signature",
+    "report.grid",
+    "report.overlap",
+    "report.page",
+    "report.steps",
+    "report.timeline_*",
     "signing",
+    "terminal",
+    "tracing",
+    "tracing.*",
     "version",
 ]
 NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good
@@ -227,7 +244,13 @@ def test_core_imports_at_the_top() -> None:
         for i in imports(name)
         if i.late
     }
-    assert late == {("loggers.wandb", "wandb")}
+    assert late == {
+        ("device_stats", "psutil"),
+        ("device_stats", "pynvml"),
+        ("loggers.mlflow", "mlflow"),
+        ("loggers.prometheus", "prometheus_client.core"),
+        ("loggers.wandb", "wandb"),
+    }
 
 
 def test_torch_free_modules_never_reach_torch() -> None:

@@ -16,22 +16,38 @@ if TYPE_CHECKING:
     from trainkit.callbacks import EMA as EMA
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
+    from trainkit.callbacks import CrashCapsule as CrashCapsule
+    from trainkit.callbacks import DeviceStatsMonitor as DeviceStatsMonitor
     from trainkit.callbacks import EarlyStopping as EarlyStopping
     from trainkit.callbacks import Elastic as Elastic
     from trainkit.callbacks import FaultInjection as FaultInjection
     from trainkit.callbacks import Goodput as Goodput
+    from trainkit.callbacks import GradientMonitor as GradientMonitor
+    from trainkit.callbacks import LearningRateMonitor as LearningRateMonitor
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
+    from trainkit.callbacks import ModelSummary as ModelSummary
+    from trainkit.callbacks import ProgressBar as ProgressBar
+    from trainkit.callbacks import PyTorchProfiler as PyTorchProfiler
+    from trainkit.callbacks import SimpleProfiler as SimpleProfiler
+    from trainkit.callbacks import SpikeDetection as SpikeDetection
     from trainkit.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from trainkit.callbacks import Stragglers as Stragglers
+    from trainkit.callbacks import ThroughputMonitor as ThroughputMonitor
+    from trainkit.callbacks import Timeline as Timeline
+    from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
     from trainkit.data.module import DataModule as DataModule
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.exporting.export import export as export
     from trainkit.loggers import CSVLogger as CSVLogger
+    from trainkit.loggers import JSONLLogger as JSONLLogger
+    from trainkit.loggers import MLFlowLogger as MLFlowLogger
+    from trainkit.loggers import PrometheusLogger as PrometheusLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
     from trainkit.predictions import read_predictions as read_predictions
+    from trainkit.replaying.replay import replay as replay
     from trainkit.session import seed_everything as seed_everything
     from trainkit.task import Task as Task
     from trainkit.trainer import Trainer as Trainer
@@ -40,26 +56,42 @@ _HOMES = {
     "BackboneFinetuning": "trainkit.callbacks",
     "BaseFinetuning": "trainkit.callbacks",
     "Callback": "trainkit.callback",
+    "CrashCapsule": "trainkit.callbacks",
     "CSVLogger": "trainkit.loggers",
     "DataModule": "trainkit.data.module",
-    "EMA": "trainkit.callbacks",
+    "DeviceStatsMonitor": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
     "Elastic": "trainkit.callbacks",
+    "EMA": "trainkit.callbacks",
+    "export": "trainkit.exporting.export",
     "FaultInjection": "trainkit.callbacks",
     "Goodput": "trainkit.callbacks",
+    "GradientMonitor": "trainkit.callbacks",
+    "JSONLLogger": "trainkit.loggers",
+    "LearningRateMonitor": "trainkit.callbacks",
+    "MLFlowLogger": "trainkit.loggers",
     "ModelCheckpoint": "trainkit.callbacks",
+    "ModelSummary": "trainkit.callbacks",
     "Preempted": "trainkit.errors",
+    "ProgressBar": "trainkit.callbacks",
+    "PrometheusLogger": "trainkit.loggers",
+    "PyTorchProfiler": "trainkit.callbacks",
+    "read_predictions": "trainkit.predictions",
+    "replay": "trainkit.replaying.replay",
+    "seed_everything": "trainkit.session",
+    "SimpleProfiler": "trainkit.callbacks",
+    "SpikeDetection": "trainkit.callbacks",
     "StochasticWeightAveraging": "trainkit.callbacks",
     "Stragglers": "trainkit.callbacks",
     "Task": "trainkit.task",
     "TensorBoardLogger": "trainkit.loggers",
+    "ThroughputMonitor": "trainkit.callbacks",
+    "Timeline": "trainkit.callbacks",
+    "Timer": "trainkit.callbacks",
     "Trainer": "trainkit.trainer",
     "TrainkitError": "trainkit.errors",
     "WandbLogger": "trainkit.loggers",
     "Watchdog": "trainkit.callbacks",
-    "export": "trainkit.exporting.export",
-    "read_predictions": "trainkit.predictions",
-    "seed_everything": "trainkit.session",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 # Classes that no plain value is one of: beside a type that is checked, they do not make everything legal.
-_NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataLoader"}
+_NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataLoader", "Callback"}
 
 
 def problem(annotation: str, value: object) -> str | None:

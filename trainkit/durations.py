@@ -1,4 +1,4 @@
-"""Durations as users write them: seconds, a timedelta, or "HH:MM:SS" and "DD:HH:MM:SS"."""
+"""Durations as users write them: seconds, a timedelta, "HH:MM:SS" and "DD:HH:MM:SS", or a mapping as {hours: 2}."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import timedelta
 
 from trainkit.errors import ConfigError
 
-Duration = float | str | timedelta
-LEGAL = "a number of seconds above 0, a timedelta, 'HH:MM:SS' or 'DD:HH:MM:SS'"
+Duration = float | str | timedelta | dict[str, float]
+LEGAL = "a number of seconds above 0, a timedelta, 'HH:MM:SS' or 'DD:HH:MM:SS', or a mapping as {days: 1, hours: 2}"
+_UNITS = {"weeks", "days", "hours", "minutes", "seconds"}
 
 
 def is_duration(value: object) -> bool:
@@ -29,6 +30,10 @@ def seconds_of(value: Duration) -> float:
 
 
 def _seconds(value: object) -> float | None:
+    if isinstance(value, dict):
+        if not value or not value.keys() <= _UNITS or not all(_is_part(part) for part in value.values()):
+            return None
+        value = timedelta(**value)
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -40,3 +45,7 @@ def _seconds(value: object) -> float | None:
     else:
         return None
     return seconds if seconds > 0 else None
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9

@@ -48,6 +48,18 @@ class Hooks:
             found: list[Callable[..., Any]] = [*first, *([getattr(task, name)] if of_task else []), *last]
             if found:
                 self._table[name] = found
+        self._calls = self._table
+
+    def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put something around each call from now on, in place of what was before.
+
+        Args:
+            around: takes the class whose object it is, the hook's name and what implements it; returns what is called.
+        """
+        self._calls = {
+            name: [around(owner, name, method) for owner, method in zip(self.owners(name), methods, strict=True)]
+            for name, methods in self._table.items()
+        }
 
     def owners(self, name: str) -> list[str]:
         """Return the classes whose objects the hook `name` calls, in order."""
@@ -56,19 +68,19 @@ class Hooks:
 
     def __call__(self, name: str, *args: Any) -> None:
         """Call the hook `name`."""
-        for implementation in self._table.get(name, ()):
+        for implementation in self._calls.get(name, ()):
             implementation(*args)
 
     def of_task(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the Task alone."""
-        for implementation in self._table.get(name, ()):
-            if not isinstance(implementation, functools.partial):
+        for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
+            if not isinstance(method, functools.partial):
                 implementation(*args)
 
     def of_callbacks(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the callbacks alone."""
-        for implementation in self._table.get(name, ()):
-            if isinstance(implementation, functools.partial):
+        for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
+            if isinstance(method, functools.partial):
                 implementation(*args)
 
 

@@ -44,6 +44,11 @@ class Pulse:
         """Beat at the next round: rounds are of another kind from here on. Call it on all ranks."""
         self._every, self._rounds, self._last = 1, 0, time.monotonic()
 
+    def look(self) -> float:
+        """Bring `now` up to date and return it: a message of its own, for a moment that counts. Call it on all ranks."""
+        self.now = float(self._engine.broadcast_object(time.monotonic() - self._started))
+        return self.now
+
     def beat(self) -> bool:
         """Count a round; return whether a signal came to any rank, or ranks change. Call it on all ranks, once a round."""
         self._rounds += 1

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trainkit.errors import ConfigError
 
-
 # What a run leaves in its folder, and another must not find there.
 _OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", "goodput.json", "timeline", "reports", "capsules")
 

@@ -110,11 +110,12 @@ class Running:
         """Optimizer steps of the whole run, for schedules.
 
         Raises:
-            ConfigError: the training data has no length and max_steps is not set.
+            ConfigError: nobody can know: the training data has no length, or time alone ends the run, and max_steps is not set.
         """
         steps = self.session.total_steps
         if steps is None:
             raise ConfigError(
-                "The number of steps of the run is not known: the training data has no length. Set trainer.max_steps."
+                "The number of steps of the run is not known: the training data has no length, or trainer.max_time alone ends "
+                "it. Set trainer.max_steps."
             )
         return steps

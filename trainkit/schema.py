@@ -83,9 +83,12 @@ def _check_trainer(node: Any, command: str) -> None:
     signature = read_signature("trainkit.trainer.Trainer", "trainer")
     own = {name: p for name, p in signature.parameters.items() if name not in _ELSEWHERE}
     _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | _ELSEWHERE)
-    ends = node.get("max_epochs"), node.get("max_steps"), node.get("fast_dev_run") or None
+    ends = *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")), node.get("fast_dev_run") or None
     if command == "fit" and all(end is None for end in ends):
-        raise ConfigError("Neither trainer.max_epochs nor trainer.max_steps is set: training would never end. Set one of them.")
+        raise ConfigError(
+            "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. "
+            "Set one of them."
+        )
 
 
 def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:

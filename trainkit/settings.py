@@ -9,7 +9,7 @@ from trainkit.limits import Limits
 from trainkit.optim.contract import Scaling
 from trainkit.precision import PrecisionName
 
-NO_END = "Neither trainer.max_epochs nor trainer.max_steps is set: training would never end. Set one of them."
+NO_END = "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one of them."
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,14 @@ from trainkit.callback import Callback
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.elastic import Elastic
+from trainkit.callbacks.profiler import PROFILERS
 from trainkit.callbacks.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
+from trainkit.callbacks.timeline import Timeline
+from trainkit.callbacks.timer import Timer
 from trainkit.checkpoint.store import make_store
 from trainkit.data.module import DataModule, Stage
+from trainkit.durations import Duration
 from trainkit.elastic import keep_going
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -40,8 +44,9 @@ class Trainer(Running):
 
     Args:
         engine: "auto" (by the launcher), "single", "horovod", "ddp", or an Engine.
-        max_epochs: passes over the training data; this or `max_steps` is needed.
+        max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed.
         max_steps: optimizer steps.
+        max_time: of training, over all starts of the run: seconds, a timedelta, "DD:HH:MM:SS", or {hours: 2}; see Timer.
         global_batch_size: samples of a step on all ranks; the accumulation is derived from it.
         accumulate_grad_batches: microbatches of one rank in a step (default 1), where no `global_batch_size` is given; or
             {first epoch: microbatches}, as {0: 4, 10: 1}.
@@ -72,9 +77,10 @@ class Trainer(Running):
         fast_dev_run: run so many batches (true: 1) of one epoch and of validation, without files.
         callbacks: a callback or a list.
         logger: a logger or a list; true for CSV and TensorBoard, false for none.
-        enable_progress_bar: show progress on rank 0.
+        enable_progress_bar: show progress on rank 0 (a ProgressBar is added where `callbacks` has none); false drops it.
         enable_checkpointing: write checkpoints (a ModelCheckpoint is added where `callbacks` has none); false drops those.
         enable_model_summary: print the banner on rank 0.
+        profiler: "simple" (time by hook and part of a step), "pytorch" (by operator), or a callback; see callbacks/profiler.py.
         deterministic: ask torch for deterministic algorithms.
         benchmark: let cuDNN try out which algorithm is the fastest for each shape.
         detect_anomaly: let autograd name the operation whose backward gave NaN; slow.
@@ -93,6 +99,7 @@ class Trainer(Running):
         engine: Engine | str = "auto",
         max_epochs: PositiveInt | None = None,
         max_steps: PositiveInt | None = None,
+        max_time: Duration | None = None,
         global_batch_size: PositiveInt | None = None,
         accumulate_grad_batches: PositiveInt | dict[NonNegativeInt, PositiveInt] | None = None,
         lr_scaling: Literal["linear", "sqrt", "none"] = "linear",
@@ -123,6 +130,7 @@ class Trainer(Running):
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
+        profiler: Literal["simple", "pytorch"] | Callback | None = None,
         deterministic: bool = False,
         benchmark: bool = False,
         detect_anomaly: bool = False,
@@ -139,6 +147,7 @@ class Trainer(Running):
         quick = int(fast_dev_run)
         if quick:
             max_epochs, max_steps, num_sanity_val_steps, logger, enable_checkpointing = 1, None, 0, False, False
+            max_time = None
             val_check_interval, check_val_every_n_epoch = None, 1
             limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = quick
         clip = gradient_clip_val, gradient_clip_algorithm
@@ -173,9 +182,15 @@ class Trainer(Running):
             seed=seed,
         )
         self.callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        if max_time is not None:
+            self.callbacks.append(Timer(max_time))
+        if profiler is not None:
+            self.callbacks.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
         if enable_model_summary:
             self.callbacks.insert(0, Banner())
-        if enable_progress_bar:
+        if not enable_progress_bar:
+            self.callbacks = [c for c in self.callbacks if not isinstance(c, ProgressBar)]
+        elif not any(isinstance(c, ProgressBar) for c in self.callbacks):
             self.callbacks.append(ProgressBar())
         loggers = [CSVLogger(), TensorBoardLogger()] if logger is True else logger or []
         self.callbacks += [loggers] if isinstance(loggers, Logger) else loggers
@@ -185,10 +200,10 @@ class Trainer(Running):
             self.callbacks.append(ModelCheckpoint())
         if quick:
             self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
-        self.callbacks.sort(key=lambda c: isinstance(c, ModelCheckpoint) + 2 * isinstance(c, Elastic))  # what saves comes last
         self.step_clock = StepClock()
         if any(c.uses_step_clock for c in self.callbacks):
-            self.callbacks.insert(0, self.step_clock)
+            self.callbacks.append(self.step_clock)
+        self.callbacks.sort(key=_place)
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None
@@ -221,11 +236,12 @@ class Trainer(Running):
 
         Raises:
             Preempted: SIGTERM, SIGUSR1 or SIGINT came to a rank; a checkpoint is there. Uncaught it ends the process with 75.
-            ConfigError: neither max_epochs nor max_steps, or settings that contradict each other.
+            ConfigError: none of max_epochs, max_steps and max_time, or settings that contradict each other.
             TaskError: the task lacks a method.
         """
         check_overrides(task, ("training_step", "configure_optimizers"))
-        if self.max_epochs is None and self.max_steps is None:
+        timed = any(isinstance(callback, Timer) and callback.duration_s is not None for callback in self.callbacks)
+        if self.max_epochs is None and self.max_steps is None and not timed:
             raise ConfigError(NO_END)
 
         def fit() -> None:
@@ -312,3 +328,9 @@ class Trainer(Running):
         self.callback_metrics = {}
         self._session = Session(self, task, stage, datamodule, self._session)
         return self._session
+
+
+def _place(callback: Callback) -> int:
+    """Return where a callback stands: what takes the time comes first, what saves comes last."""
+    first, last = isinstance(callback, (StepClock, Timeline)), isinstance(callback, ModelCheckpoint)
+    return last - first + 2 * isinstance(callback, Elastic)

@@ -21,6 +21,8 @@ GOOD: list[tuple[Any, float]] = [
     ("100:00:00", 360_000.0),
     ("01:02:03:04", 93_784.0),
     ("10:00:00:00", 864_000.0),
+    ({"days": 1, "hours": 2}, 93_600.0),
+    ({"minutes": 0.5}, 30.0),
 ]
 BAD: list[Any] = [
     0,
@@ -43,12 +45,21 @@ BAD: list[Any] = [
     timedelta(0),
     timedelta(seconds=-3),
     [1],
+    {},
+    {"hours": 0},
+    {"hours": -1, "days": 1},
+    {"hours": True},
+    {"hours": "1"},
+    {"hours": math.nan},
+    {"hours": 1e300},
+    {"years": 1},
+    {1: 1},
 ]
 
 
 @pytest.mark.parametrize(("written", "seconds"), GOOD, ids=[str(written) for written, _ in GOOD])
 def test_a_duration_is_read(written: Any, seconds: float) -> None:
-    """Seconds, a timedelta, HH:MM:SS and DD:HH:MM:SS are read."""
+    """Seconds, a timedelta, HH:MM:SS, DD:HH:MM:SS and a mapping of units are read."""
     assert is_duration(written)
     assert seconds_of(written) == seconds
 

@@ -80,9 +80,9 @@ def test_what_lightning_calls_otherwise_is_explained(name: str) -> None:
 
 
 def test_training_needs_an_end(tmp_path: Path) -> None:
-    """Neither max_epochs nor max_steps is no limit at all, which is refused; evaluation needs none."""
+    """None of max_epochs, max_steps and max_time is no limit at all, which is refused; evaluation needs none."""
     trainer = Trainer(run_dir=str(tmp_path), logger=False)
-    with pytest.raises(ConfigError, match=r"Neither trainer\.max_epochs nor trainer\.max_steps is set"):
+    with pytest.raises(ConfigError, match=r"None of trainer\.max_epochs, trainer\.max_steps and trainer\.max_time is set"):
         trainer.fit(Line(), loader(8))
     assert trainer.validate(Line(), loader(8))
 

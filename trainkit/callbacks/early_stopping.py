@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @checked
 class EarlyStopping(Callback):
-    """Looks at a logged value at each epoch's end; the value is the same on all ranks, so all stop together.
+    """Looks at a logged value at each epoch's end, or after each validation; the value is the same on all ranks, so all stop
+    together.
 
     Args:
         monitor: the name of the logged value.
@@ -26,7 +27,16 @@ class EarlyStopping(Callback):
         mode: whether less ("min") or more ("max") of it is better.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is as good as this.
+        divergence_threshold: end the run once the value is worse than this.
+        strict: it is an error where the value was not logged; false waits until it is.
+        check_on_train_epoch_end: false looks after each validation, those inside an epoch too (trainer.val_check_interval), and
+            `patience` counts them. Default: at each epoch's end.
     """
+
+    explained_arguments = {  # noqa: RUF012 - read by `checked` alone
+        "verbose": "leave it out: why a run was stopped is always told.",
+        "log_rank_zero_only": "leave it out: rank 0 tells, and the value is the same on all ranks.",
+    }
 
     def __init__(
         self,
@@ -36,9 +46,14 @@ class EarlyStopping(Callback):
         mode: Literal["min", "max"] = "min",
         check_finite: bool = True,
         stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        strict: bool = True,
+        check_on_train_epoch_end: bool | None = None,
     ) -> None:
         self.monitor, self.min_delta, self.patience, self.mode = monitor, min_delta, patience, mode
         self.check_finite, self.stopping_threshold = check_finite, stopping_threshold
+        self.divergence_threshold, self.strict = divergence_threshold, strict
+        self.check_on_train_epoch_end = check_on_train_epoch_end is not False
         self.best_score: float | None = None
         self.wait_count = 0
         self._validations_seen = 0
@@ -48,10 +63,20 @@ class EarlyStopping(Callback):
         self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+        """Look, where it is to be done here."""
+        if self.check_on_train_epoch_end:
+            self._look(trainer)
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        """Look, where it is to be done here."""
+        if not self.check_on_train_epoch_end and trainer.session.stage == "fit":
+            self._look(trainer)
+
+    def _look(self, trainer: Trainer) -> None:
         """Compare, count, and stop."""
         session = trainer.session
         if self.monitor not in trainer.callback_metrics:
-            if session.awaits_validation:
+            if session.awaits_validation or not self.strict:
                 return
             raise ConfigError(
                 f"EarlyStopping.monitor is '{self.monitor}', which was not logged; there are "
@@ -66,12 +91,15 @@ class EarlyStopping(Callback):
             trainer.request_stop(f"{self.monitor} is {value}")
         elif self.stopping_threshold is not None and sign * value <= sign * self.stopping_threshold:
             trainer.request_stop(f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}")
+        elif self.divergence_threshold is not None and sign * value > sign * self.divergence_threshold:
+            trainer.request_stop(f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}")
         if self.best_score is None or math.isnan(self.best_score) or sign * value < sign * self.best_score - self.min_delta:
             self.best_score, self.wait_count = value, 0
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:
-            trainer.request_stop(f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} epochs")
+            what = "epochs" if self.check_on_train_epoch_end else "validations"
+            trainer.request_stop(f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} {what}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the epochs since."""

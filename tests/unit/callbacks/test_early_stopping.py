@@ -96,3 +96,32 @@ def test_training_values_can_be_monitored(tmp_path: Path) -> None:
     trainer = quiet(tmp_path, max_epochs=9, callbacks=EarlyStopping("train/score", patience=2))
     trainer.fit(Logs(), loader(4))
     assert trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize(("mode", "scores"), [("min", [5.0, 9.0, 10.1]), ("max", [5.0, 1.0, -10.1])])
+def test_a_value_that_is_too_bad_ends_the_run(tmp_path: Path, mode: Any, scores: list[float]) -> None:
+    """The run ends once the value is worse than the threshold, and not at the threshold."""
+    limit = 10.0 if mode == "min" else -10.0
+    stopping = EarlyStopping("val/score", mode=mode, divergence_threshold=limit, patience=9)
+    assert run(tmp_path, stopping, [limit, *scores]) == (4, f"val/score = {scores[-1]:g} is worse than {limit:g}")
+
+
+def test_each_validation_can_count(tmp_path: Path) -> None:
+    """With check_on_train_epoch_end=false those inside an epoch are looked at, and the run ends behind one."""
+    stopping = EarlyStopping("val/score", patience=2, check_on_train_epoch_end=False)
+    trainer = quiet(tmp_path, max_epochs=9, callbacks=stopping, val_check_interval=2, num_sanity_val_steps=1)
+    trainer.fit(Scored([0.0, 5.0, 4.0, 4.0, 4.0, 1.0]), loader(24), loader(4))
+    assert (trainer.global_step, trainer.state.stop_reason) == (8, "val/score has not improved on 4 for 2 validations")
+
+
+def test_a_value_that_is_not_logged_can_be_waited_for(tmp_path: Path) -> None:
+    """strict=false takes the value as it comes; by default a wrong name is an error."""
+    trainer = quiet(tmp_path, max_epochs=2, callbacks=EarlyStopping("val/scroe", strict=False))
+    trainer.fit(Line(), loader(4), loader(4))
+    assert trainer.current_epoch == 2
+
+
+def test_arguments_that_mean_nothing_here_are_explained() -> None:
+    """Names that users know from elsewhere get an answer."""
+    with pytest.raises(ConfigError, match=r"EarlyStopping\.verbose: leave it out: why a run was stopped is always told"):
+        EarlyStopping("val/score", verbose=True)  # type: ignore[call-arg]

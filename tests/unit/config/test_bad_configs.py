@@ -26,7 +26,7 @@ MISTAKES = {
     "trainer.devices=2": ["trainer.devices", "the launcher decides", "horovodrun"],
     "trainer.strategy=ddp": ["trainer.strategy", "the launcher decides", "engine=auto"],
     "trainer.run_dir=x": ["trainer.run_dir", "run_dir stands at the top"],
-    "trainer.max_epochs=null": ["Neither trainer.max_epochs nor trainer.max_steps"],
+    "trainer.max_epochs=null": ["None of trainer.max_epochs, trainer.max_steps and trainer.max_time"],
     "data=imagefolder": ["data.root is missing", "data.root=..."],
     "data=imagefolder data.root=/no/such/folder": ["data.root is '/no/such/folder'", "no such folder"],
     "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|can be written"],

@@ -65,7 +65,10 @@ def test_torch_is_brought_to_the_same_clock(tmp_path: Path) -> None:
     event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7, "id": 3}
     kernel = event | {"name": "sgemm", "cat": "kernel", "pid": 0, "tid": 20}
     early = event | {"name": "profiler", "ts": 5.0}
-    content = {"baseTimeNanoseconds": 10**18, "traceEvents": [early, event, kernel, {"ph": "M", "name": "process_name", "pid": 99}]}
+    content = {
+        "baseTimeNanoseconds": 10**18,
+        "traceEvents": [early, event, kernel, {"ph": "M", "name": "process_name", "pid": 99}],
+    }
     (tmp_path / TORCH.format(0)).write_bytes(gzip.compress(json.dumps(content).encode()))
     events = whole(tmp_path)
     (found,) = [e for e in events if e["name"] == "aten::mm"]

@@ -1,0 +1,97 @@
+"""LearningRateMonitor: Lightning's names, and the rates that the next step uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toy import Line, loader, quiet
+from tests.written import Written
+from trainkit.callbacks import LearningRateMonitor
+from trainkit.errors import ConfigError
+
+
+class Two(Line):
+    """Two layers; what makes the optimizers is handed in."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def make_model(self) -> nn.Module:
+        """Return the model."""
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+    def configure_optimizers(self) -> Any:
+        """Return what was handed in."""
+        return self.make(self)
+
+
+def run(tmp_path: Path, task: Any, monitor: LearningRateMonitor, **settings: Any) -> Written:
+    """Train; return what was written."""
+    written = Written("lr-", "schedule")
+    quiet(tmp_path, callbacks=[monitor, written], log_every_n_steps=2, **settings).fit(task, loader(16))
+    return written
+
+
+def test_one_group_is_named_after_its_optimizer(tmp_path: Path) -> None:
+    """Without warm-up and schedule the rate is written at each epoch's start."""
+    written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), max_epochs=2)
+    assert written.rows == [(0, {"lr-SGD": 0.1}), (4, {"lr-SGD": 0.1})]
+
+
+def test_warm_up_is_written_by_steps(tmp_path: Path) -> None:
+    """Where rates move inside an epoch they are written with the step's values, and are those of the next step."""
+    written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), lr_warmup_steps=4)
+    assert written.rows == [(2, {"lr-SGD": pytest.approx(0.075)}), (4, {"lr-SGD": pytest.approx(0.1)})]
+
+
+def groups(task: Any) -> list[dict[str, Any]]:
+    """Return two groups, of which the second has a rate of its own."""
+    return [{"params": task.model[0].parameters()}, {"params": task.model[1].parameters(), "lr": 0.5}]
+
+
+def test_groups_are_numbered_as_lightning_does(tmp_path: Path) -> None:
+    """Several groups are pg1, pg2; momentum and weight decay follow the name."""
+    task = Two(lambda task: torch.optim.AdamW(groups(task), lr=0.1, betas=(0.8, 0.9), weight_decay=0.02))
+    written = run(tmp_path, task, LearningRateMonitor("step", log_momentum=True, log_weight_decay=True))
+    names = [f"lr-AdamW/pg{i}{end}" for i in (1, 2) for end in ("", "-momentum", "-weight_decay")]
+    assert written.rows[0] == (2, dict(zip(names, [0.1, 0.8, 0.02, 0.5, 0.8, 0.02], strict=True)))
+
+
+def test_names_of_groups_and_schedules_are_kept(tmp_path: Path) -> None:
+    """A group's "name" and that of the lr_scheduler dict stand in the name."""
+
+    def make(task: Any) -> Any:
+        optimizer = torch.optim.SGD([group | {"name": f"g{i}"} for i, group in enumerate(groups(task))], lr=0.1)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "name": "schedule"},
+        }
+
+    written = run(tmp_path, Two(make), LearningRateMonitor(), max_epochs=2)
+    assert [list(values) for _, values in written.rows] == [["schedule/g0", "schedule/g1"]] * 2
+    assert written.rows[1][1]["schedule/g1"] == pytest.approx(0.05)
+
+
+def test_a_second_optimizer_of_a_class_is_numbered(tmp_path: Path) -> None:
+    """Two optimizers of one class are lr-SGD and lr-SGD-1."""
+    task = Two(lambda task: [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in task.model])
+    assert list(run(tmp_path, task, LearningRateMonitor()).rows[0][1]) == ["lr-SGD", "lr-SGD-1"]
+
+
+def test_equal_names_are_refused(tmp_path: Path) -> None:
+    """Two groups of one name would hide each other."""
+    task = Two(lambda task: torch.optim.SGD([group | {"name": "same"} for group in groups(task)], lr=0.1))
+    with pytest.raises(ConfigError, match="two parameter groups are called 'lr-SGD/same'"):
+        run(tmp_path, task, LearningRateMonitor())
+
+
+def test_an_illegal_interval_is_refused() -> None:
+    """The interval is one of Lightning's."""
+    with pytest.raises(ConfigError, match=r"callbacks\.learning_rate\.logging_interval is 'steps'"):
+        LearningRateMonitor("steps")  # type: ignore[arg-type]

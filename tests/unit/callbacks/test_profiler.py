@@ -1,0 +1,96 @@
+"""trainer.profiler: a table of where the time went, and a trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toy import Line, Net, loader, quiet, weights
+from trainkit.callback import Callback
+from trainkit.callbacks import PyTorchProfiler, SimpleProfiler
+from trainkit.callbacks.profiler import STEP
+from trainkit.errors import ConfigError
+
+
+class Busy(Callback):
+    """A hook that takes its time."""
+
+    def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Be busy for 5 ms."""
+        end = time.perf_counter() + 0.005
+        while time.perf_counter() < end:
+            pass
+
+
+class Hooked(Line):
+    """A task with a hook of its own."""
+
+    def on_train_epoch_end(self) -> None:
+        """Do nothing."""
+
+
+def test_hooks_and_parts_of_a_step_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each hook counts its calls and its time, which is not that of the part of the step in which it runs."""
+    profiler = SimpleProfiler()
+    quiet(tmp_path, callbacks=[Busy()], profiler=profiler, max_epochs=2).fit(Hooked(), loader(16))
+    calls, seconds = profiler.seconds["Busy", "on_train_batch_end"]
+    assert calls == 8
+    assert 0.04 <= seconds < 0.4
+    assert profiler.seconds["Hooked", "on_train_epoch_end"][0] == 2
+    assert {name: profiler.seconds["step", name][0] for name in STEP} == dict.fromkeys(STEP, 8)
+    assert sum(profiler.seconds["step", name][1] for name in STEP) < 8 * 0.005
+    text = (tmp_path / "reports" / "profile-simple.txt").read_text()
+    for row in ("Busy", "on_train_batch_end", "training_step", "optimizer.step"):
+        assert row in text and row in capsys.readouterr().out + text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_table_is_there_after_an_error_too(tmp_path: Path) -> None:
+    """Where a run fails one wants to know as well."""
+
+    class Fails(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise RuntimeError("the test says so")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="the test says so"):
+        quiet(tmp_path, profiler="simple").fit(Fails(), loader(16))
+    assert "backward" in (tmp_path / "reports" / "profile-simple.txt").read_text()
+
+
+@pytest.mark.parametrize("profiler", ["simple", "pytorch"])
+def test_a_profiled_run_is_the_same_run(tmp_path: Path, profiler: Any) -> None:
+    """Looking changes nothing, bit for bit."""
+    looked, plain = Net(), Net()
+    quiet(tmp_path / "a", profiler=profiler, max_epochs=4).fit(looked, loader(16))
+    quiet(tmp_path / "b", max_epochs=4).fit(plain, loader(16))
+    assert torch.equal(weights(looked), weights(plain))
+
+
+def test_torchs_profiler_writes_a_trace_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace holds the active steps, the table the operators."""
+    quiet(tmp_path, profiler=PyTorchProfiler(wait=1, warmup=1, active=2)).fit(Net(), loader(23))
+    events = json.loads(gzip.decompress((tmp_path / "profiler" / "rank-0.json.gz").read_bytes()))["traceEvents"]
+    steps = {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert "aten::addmm" in (tmp_path / "reports" / "profile-pytorch.txt").read_text()
+    assert "profile of 2 steps" in capsys.readouterr().out
+
+
+def test_a_run_that_is_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is silent: there is no table where no step was recorded."""
+    quiet(tmp_path, profiler="pytorch", max_steps=2).fit(Net(), loader(23))
+    assert "the run ended before step 8" in capsys.readouterr().out
+
+
+def test_an_unknown_profiler_is_refused(tmp_path: Path) -> None:
+    """Only the names that there are, or a callback, are taken."""
+    with pytest.raises(ConfigError, match=r"trainer\.profiler is 'simpel'; it must be one of 'simple', 'pytorch' or null"):
+        quiet(tmp_path, profiler="simpel")

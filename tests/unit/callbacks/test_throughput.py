@@ -1,0 +1,195 @@
+"""ThroughputMonitor: rates, shares, and how much of the device is used, without changing the run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.toy import Line, Net, loader, quiet
+from tests.written import Written
+from trainkit.callback import Callback
+from trainkit.callbacks import ThroughputMonitor
+from trainkit.callbacks.peak_flops import peak_flops_of
+from trainkit.callbacks.throughput import percentiles
+from trainkit.errors import ConfigError, TaskError
+
+
+def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, **settings: Any) -> Written:
+    """Train 20 samples in steps of 4; return what was written."""
+    written = Written("throughput/")
+    settings = {"log_every_n_steps": 2} | settings
+    quiet(tmp_path, callbacks=[monitor, written, *more], **settings).fit(task, loader(20))
+    return written
+
+
+def test_all_is_written_at_the_log_steps(tmp_path: Path) -> None:
+    """The first step is left out, and what is not known (MFU on a CPU) is not written."""
+    written = run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: 7 * len(batch[0])))
+    names = ["samples_per_s", "items_per_s", *(f"step_ms_{end}" for end in ("p50", "p90", "p99", "max"))]
+    names += ["data_share", "communication_share", "tflops"]
+    assert [(step, list(values)) for step, values in written.rows] == [(s, [f"throughput/{n}" for n in names]) for s in (2, 4)]
+    for _, values in written.rows:
+        assert values["throughput/items_per_s"] == pytest.approx(7 * values["throughput/samples_per_s"])
+        assert values["throughput/step_ms_p50"] <= values["throughput/step_ms_p99"] <= values["throughput/step_ms_max"]
+        assert 0 < values["throughput/data_share"] < 1
+
+
+class Sleepless(Callback):
+    """Moves the monitor's clock: half a second a step, an hour a validation."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("trainkit.callbacks.throughput.time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def on_train_step_start(self, trainer: Any, task: Any) -> None:
+        """Let time go by."""
+        self.now += 0.5
+
+    def on_validation_batch_end(self, trainer: Any, task: Any, *_: Any) -> None:
+        """Let time go by."""
+        self.now += 3600
+
+
+def test_rates_are_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples by time, validations left out; a function may count samples otherwise."""
+    clock, written = Sleepless(monkeypatch), Written("throughput/")
+    monitor = ThroughputMonitor(batch_size_fn=lambda batch: 3 * len(batch[0]))
+    trainer = quiet(tmp_path, callbacks=[clock, monitor, written], log_every_n_steps=1, val_check_interval=1)
+    trainer.fit(Line(), loader(20), loader(4))
+    assert written.of("throughput/samples_per_s") == [pytest.approx(24.0)] * 4
+
+
+def test_the_window_slides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies further back than the window no longer counts."""
+    clock = Sleepless(monkeypatch)
+
+    class Slow(Line):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            clock.now += 10.0 if batch_idx == 1 else 0.0
+
+    monitor = ThroughputMonitor(window_size=2)
+    written = run(tmp_path, Slow(), monitor, clock, log_every_n_steps=1)
+    rates = [pytest.approx(4 / 10.5), pytest.approx(8 / 11), pytest.approx(8.0), pytest.approx(8.0)]
+    assert written.of("throughput/samples_per_s") == rates
+
+
+def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of 3 x 1 takes 2 x 3 FLOPs a sample forward, as many for its weights; its inputs need no gradient."""
+    clock, counted = Sleepless(monkeypatch), []
+
+    class Counter(FlopCounterMode):
+        def __enter__(self) -> Any:
+            counted.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr("trainkit.callbacks.throughput.FlopCounterMode", Counter)
+    written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1000.0), clock, accumulate_grad_batches=2)
+    assert len(counted) == 1  # it slows a microbatch down
+    assert written.of("throughput/tflops") == [pytest.approx(12 * 16 / 1e12)]
+    assert written.of("throughput/mfu") == [pytest.approx(12 * 16 / 1000)]
+
+
+def test_given_flops_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flops_per_sample stands in place of counting, under compile too, where nothing can be counted."""
+    clock = Sleepless(monkeypatch)
+    written = run(tmp_path, Line(), ThroughputMonitor(flops_per_sample=5e12), clock)
+    assert written.of("throughput/tflops") == [pytest.approx(40.0)] * 2
+
+
+def test_what_cannot_be_counted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under compile the user is told what to give, and nothing is made up."""
+    monkeypatch.setattr("trainkit.session.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
+    written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
+    assert (
+        "FLOPs cannot be counted under trainer.compile. Give callbacks.throughput.flops_per_sample." in capsys.readouterr().out
+    )
+    assert written.of("throughput/mfu") == [] and written.of("throughput/samples_per_s")
+
+
+class Ends(Callback):
+    """Keeps what each step's backward and update left behind."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
+        """Keep gradients, buffers and random states."""
+        tensors = [p.grad.clone() for p in task.parameters()] + [b.clone() for b in task.buffers()]
+        self.kept.append([*tensors, torch.get_rng_state()])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_counting_changes_nothing(tmp_path: Path, precision: Any) -> None:
+    """Gradients, batch norm's statistics and random numbers of each step are those of a run without it, bit for bit."""
+    watched, plain = Ends(), Ends()
+    run(tmp_path / "a", Net(), ThroughputMonitor(), watched, precision=precision, assert_no_sync=True)
+    quiet(tmp_path / "b", callbacks=[plain], precision=precision).fit(Net(), loader(20))
+    assert len(watched.kept) == len(plain.kept) == 5
+    for one, other in zip(watched.kept, plain.kept, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_counting_ends_with_a_failed_step(tmp_path: Path) -> None:
+    """Nothing goes on counting where the first step raised."""
+
+    class Fails(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise RuntimeError("the test says so")
+
+    with pytest.raises(RuntimeError, match="the test says so"):
+        run(tmp_path, Fails(), ThroughputMonitor(), assert_no_sync=True)
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_count_must_be_a_number_of_the_host(tmp_path: Path) -> None:
+    """A tensor would be waited for in each step."""
+    with pytest.raises(
+        TaskError, match=r"callbacks\.throughput\.length_fn returned tensor\(3\) \(Tensor\); it must be a whole"
+    ):
+        run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: torch.tensor(3)))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigError, match=r"callbacks\.throughput\.window_size is 0"):
+        ThroughputMonitor(window_size=0)
+
+
+def test_percentiles_are_those_of_the_steps() -> None:
+    """In ms, of seconds; of nothing there is nothing."""
+    found = percentiles([i / 1000 for i in range(1, 101)])
+    assert found == pytest.approx({"step_ms_p50": 50.5, "step_ms_p90": 90.1, "step_ms_p99": 99.01, "step_ms_max": 100.0})
+    assert percentiles([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tf32", "tera"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", False, 312),
+        ("NVIDIA A100-SXM4-80GB", "32-true", True, 156),
+        ("NVIDIA A100-SXM4-80GB", "32-true", False, 19.5),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16-mixed", False, None),
+        ("NVIDIA H100 80GB HBM3", "16-mixed", False, 989.4),
+        ("NVIDIA H100 PCIe", "bf16-true", False, 756.5),
+        ("NVIDIA H100 NVL", "bf16-true", False, 835.5),
+        ("NVIDIA H200", "64-true", False, 66.9),
+        ("NVIDIA B200", "bf16-mixed", False, 2250),
+        ("NVIDIA A10", "bf16-mixed", False, 125),
+        ("NVIDIA A10G", "bf16-mixed", False, None),
+        ("NVIDIA L4", "bf16-mixed", False, 121),
+        ("NVIDIA L40S", "bf16-mixed", False, 362),
+        ("Tesla T4", "32-true", True, 8.1),
+        ("Tesla V100-SXM2-16GB", "16-mixed", False, 125),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed", False, 165.2),
+        ("NVIDIA GeForce RTX 4090 D", "bf16-mixed", False, None),
+        ("NVIDIA L4", "64-true", False, None),
+        ("Some GPU", "bf16-mixed", False, None),
+    ],
+)
+def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, tera: float | None) -> None:
+    """A name that only resembles one that is known gets no figure."""
+    assert peak_flops_of(name, precision, tf32) == (None if tera is None else pytest.approx(tera * 1e12))

@@ -1,0 +1,138 @@
+"""DeviceStatsMonitor: memory, load, temperature and power of rank 0's device and host, beside the other values."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainkit.arguments import PositiveFloat, checked
+from trainkit.callback import Callback
+from trainkit.callbacks.log_steps import is_log_step, write
+from trainkit.device_stats import DeviceStats
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+_OF_HOST = ("cpu_", "host_", "process_")
+_MEANS = ("_ratio", "_watts")  # of what goes up and down a mean says more than the highest
+
+
+class Sampler:
+    """Reads numbers in a thread now and then, so that nobody waits for a driver.
+
+    Args:
+        read: returns the numbers.
+        every_s: seconds between two readings.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, float]], every_s: float) -> None:
+        self._read, self._every_s = read, every_s
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._held: list[Mapping[str, float]] = []
+        self._last: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._work, name="device stats", daemon=True)
+        self._thread.start()
+
+    def take(self) -> dict[str, float]:
+        """Return the readings since the last call as one: means of ratios and watts, the highest of all else.
+
+        Where nothing was read since, it is the same as the last time; before the first reading it is empty.
+        """
+        with self._lock:
+            held, self._held = self._held, []
+        if held:
+            names = dict.fromkeys(name for reading in held for name in reading)
+            self._last = {name: _joined(name, [reading[name] for reading in held if name in reading]) for name in names}
+        return dict(self._last)
+
+    def stop(self) -> None:
+        """End the thread, after the reading that it is at."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            reading = self._read()
+            with self._lock:
+                self._held.append(reading)
+            if self._stopped.wait(self._every_s):
+                return
+
+
+def _joined(name: str, values: list[float]) -> float:
+    return sum(values) / len(values) if name.endswith(_MEANS) else max(values)
+
+
+@checked
+class DeviceStatsMonitor(Callback):
+    """Writes `device/...` each log_every_n_steps, of rank 0's device and host alone.
+
+    The numbers are those of trainkit.device_stats (`gpu_memory_used_bytes`, `gpu_utilization_ratio`, `gpu_power_watts`,
+    `host_memory_used_bytes`, ...; GPUs need nvidia-ml-py, hosts psutil), and on a GPU torch's `gpu_memory_peak_bytes` and
+    `gpu_alloc_retries` (each one freed torch's cache and waited: memory is short). A thread reads them, as a driver may take
+    milliseconds; what is written are means of ratios and watts, and the highest of all else, since the last writing.
+
+    Args:
+        cpu_stats: whether those of host and process are written too. Default: where the device is the CPU.
+        sample_s: seconds between two readings.
+    """
+
+    config_key = "callbacks.device_stats"
+
+    def __init__(self, cpu_stats: bool | None = None, sample_s: PositiveFloat = 1.0) -> None:
+        self.cpu_stats, self.sample_s = cpu_stats, sample_s
+        self._sampler: Sampler | None = None
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin to read."""
+        if not trainer.is_global_zero:
+            return
+        device = trainer.engine.device
+        stats = DeviceStats(device)
+        with_host = device.type == "cpu" if self.cpu_stats is None else self.cpu_stats
+
+        def read() -> dict[str, float]:
+            found = stats.read() | _of_allocator(device)
+            return {name: value for name, value in found.items() if with_host or not name.startswith(_OF_HOST)}
+
+        if not read():
+            what = "nvidia-ml-py" if device.type == "cuda" else "psutil" if with_host else "a GPU, or cpu_stats=true"
+            trainer.session.tell(f"callbacks.device_stats: there is nothing to read here; it needs {what}.")
+            return
+        self._sampler = Sampler(read, self.sample_s)
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Write what was read."""
+        if self._sampler is not None and is_log_step(trainer):
+            write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        """Stop reading."""
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+        """Stop reading."""
+        self._stop()
+
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Stop reading, where a signal ended the run."""
+        self._stop()
+
+    def _stop(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.stop()
+
+
+def _of_allocator(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "gpu_memory_peak_bytes": float(stats.get("allocated_bytes.all.peak", 0)),
+        "gpu_alloc_retries": float(stats.get("num_alloc_retries", 0)),
+    }

@@ -1,0 +1,114 @@
+"""GradientMonitor: norms of gradients by layer, and how large updates are beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainkit.arguments import PositiveFloat, PositiveInt, checked
+from trainkit.callback import Callback
+from trainkit.callbacks.log_steps import is_log_step, write
+from trainkit.sync_guard import allowed_read
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class GradientMonitor(Callback):
+    """Writes `grad_norm/total` and `grad_norm/<group>` of the gradient that the optimizer uses.
+
+    It is that of the whole step: summed over ranks, unscaled, and clipped where trainer.gradient_clip_val is set (the total is
+    then at most that). A group is all parameters whose names begin with the same parts. At steps that are not written
+    nothing is computed; at the others the norms stay on the device until all are read in one copy.
+
+    Args:
+        norm_type: of the p-norm, above 0; inf for the largest absolute value.
+        group_depth: how many parts of a parameter's name make a group: 1 for `model`, 2 for `model.layer1`.
+        every_n_steps: steps between two writings. Default: trainer.log_every_n_steps.
+        update_ratio: write `update_ratio/<group>` and `update_ratio/total` too: the update's norm by the weights'. It costs a
+            copy of the weights at those steps.
+    """
+
+    config_key = "callbacks.gradients"
+
+    def __init__(
+        self,
+        norm_type: PositiveFloat = 2.0,
+        group_depth: PositiveInt = 2,
+        every_n_steps: PositiveInt | None = None,
+        update_ratio: bool = False,
+    ) -> None:
+        self.norm_type, self.group_depth, self.every_n_steps = float(norm_type), group_depth, every_n_steps
+        self.update_ratio = update_ratio
+        self._norms: dict[str, Tensor] = {}
+        self._before: dict[str, list[Tensor]] = {}
+
+    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin with nothing: the step before may have failed."""
+        self._norms, self._before = {}, {}
+
+    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+        """Take the norms, once a step, whatever the number of optimizers."""
+        due = is_log_step(trainer, 1, self.every_n_steps)
+        if not due or not trainer.is_global_zero or optimizer is not trainer.session.run.optimizers[0]:
+            return
+        groups = self._groups(task)
+        found = {name: [_dense(p.grad) for p in own if p.grad is not None] for name, own in groups.items()}
+        self._norms = self._by_group("grad_norm", {name: grads for name, grads in found.items() if grads})
+        if self.update_ratio:
+            self._before = {name: [p.detach().clone() for p in own] for name, own in groups.items()}
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Read and write."""
+        if not self._norms:
+            return
+        ratios = self._ratios(task) if self._before else {}
+        with allowed_read():
+            names, values = list(self._norms), torch.stack(list(self._norms.values())).tolist()
+            ratios = dict(zip(ratios, torch.stack(list(ratios.values())).tolist(), strict=True)) if ratios else {}
+        self._norms, self._before = {}, {}
+        write(trainer, dict(zip(names, values, strict=True)) | ratios)
+
+    def _groups(self, task: Task) -> dict[str, list[Tensor]]:
+        groups: dict[str, list[Tensor]] = {}
+        for name, parameter in task.named_parameters():
+            if parameter.requires_grad and parameter.numel():
+                parts = name.split(".")
+                groups.setdefault(".".join(parts[: min(self.group_depth, max(1, len(parts) - 1))]), []).append(parameter)
+        return groups
+
+    def _by_group(self, what: str, found: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+        norms = {f"{what}/{name}": norm_of(tensors, self.norm_type) for name, tensors in found.items()}
+        total = norm_of(list(norms.values()), self.norm_type) if norms else None
+        return norms if total is None else {f"{what}/total": total} | norms
+
+    def _ratios(self, task: Task) -> dict[str, Tensor]:
+        groups = self._groups(task)
+        with torch.no_grad():
+            moved = {name: torch._foreach_sub(list(own), self._before[name]) for name, own in groups.items()}
+        updates = self._by_group("update_ratio", {name: list(tensors) for name, tensors in moved.items()})
+        weights = self._by_group("update_ratio", self._before)
+        return {name: update / weights[name].clamp_min(1e-12) for name, update in updates.items()}
+
+
+def norm_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
+    """Return the p-norm of tensors as one vector, in float32 at least, on their device. Waits for nothing."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    own = torch._foreach_norm(list(tensors), norm_type, dtype=dtype)  # a few kernels for all
+    device = own[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device, torch.float64) for norm in own]), norm_type)
+    return total
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """Return the values of a gradient; a row that occurs twice in a sparse one counts as its sum."""
+    grad = grad.detach()
+    if not grad.is_sparse:
+        return grad
+    with allowed_read():
+        return grad.coalesce().values()

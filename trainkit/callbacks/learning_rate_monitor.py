@@ -1,0 +1,108 @@
+"""LearningRateMonitor: writes every parameter group's learning rate, under Lightning's names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import Optimizer
+
+from trainkit.arguments import checked
+from trainkit.callback import Callback
+from trainkit.callbacks.log_steps import is_log_step, write
+from trainkit.errors import ConfigError
+from trainkit.optim.forms import ScheduleConfig
+from trainkit.sync_guard import allowed_read
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class LearningRateMonitor(Callback):
+    """Writes the rates that the next step uses: warm-up, factor and schedules included.
+
+    The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`, `lr-SGD/pg2` where there are several
+    groups (or `lr-SGD/<name>` of a group that has a "name"), and `<name>` where the `lr_scheduler` dict has a "name".
+
+    Args:
+        logging_interval: "step" writes each log_every_n_steps, "epoch" at each epoch's start; None at steps where something
+            moves the rates inside an epoch (warm-up, a scheduler with interval "step"), and at epochs otherwise.
+        log_momentum: write `<name>-momentum` too: the momentum, or the first of the betas.
+        log_weight_decay: write `<name>-weight_decay` too.
+    """
+
+    config_key = "callbacks.learning_rate"
+
+    def __init__(
+        self,
+        logging_interval: Literal["step", "epoch"] | None = None,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
+    ) -> None:
+        self.logging_interval = logging_interval
+        self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
+        self._by_steps = False
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Find out when to write; the names are tried, so that two alike are told of now."""
+        run, contract = trainer.session.run, trainer.contract
+        moves = contract.warmup_steps > 0 or any(config.interval == "step" for config in run.rates.schedules)
+        self._by_steps = self.logging_interval == "step" or (self.logging_interval is None and moves)
+        names_of(run.optimizers, run.rates.schedules)
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Write beside the step's values."""
+        if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
+            write(trainer, self.read(trainer))
+
+    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+        """Write what the epoch begins with."""
+        if not self._by_steps and trainer.is_global_zero:
+            write(trainer, self.read(trainer))
+
+    def read(self, trainer: Trainer) -> dict[str, float]:
+        """Return the values by name. Waits for the device where an optimizer keeps its rate there (capturable)."""
+        run, values = trainer.session.run, {}
+        names = names_of(run.optimizers, run.rates.schedules)
+        for optimizer, of_groups in zip(run.optimizers, names, strict=True):
+            for group, name in zip(optimizer.param_groups, of_groups, strict=True):
+                with allowed_read():
+                    values[name] = float(group["lr"])
+                    if self.log_momentum:
+                        values[f"{name}-momentum"] = _momentum(group)
+                    if self.log_weight_decay:
+                        values[f"{name}-weight_decay"] = float(group.get("weight_decay", 0.0))
+        return values
+
+
+def names_of(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig]) -> list[list[str]]:
+    """Return the name of each group of each optimizer.
+
+    Raises:
+        ConfigError: two would have the same one.
+    """
+    given = {id(config.scheduler.optimizer): config.name for config in schedules if config.name}
+    seen: Counter[str] = Counter()
+    names = []
+    for optimizer in optimizers:
+        name = given.get(id(optimizer)) or f"lr-{type(optimizer).__name__}"
+        seen[name] += 1
+        name += f"-{seen[name] - 1}" * (seen[name] > 1)
+        groups = optimizer.param_groups
+        own = [str(group.get("name") or f"pg{i}") for i, group in enumerate(groups, 1)]
+        names.append([f"{name}/{part}" for part in own] if len(groups) > 1 or "name" in groups[0] else [name])
+    counts = Counter(name for of_groups in names for name in of_groups)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(
+            f"{LearningRateMonitor.config_key}: two parameter groups are called '{twice[0]}'. "
+            'Give each a "name" of its own, or none.'
+        )
+    return names
+
+
+def _momentum(group: dict[str, Any]) -> float:
+    betas = group.get("betas")
+    return float(betas[0] if betas else group.get("momentum", 0.0))

@@ -1,0 +1,227 @@
+"""`trainer.profiler`: where the time of a fit goes, in a table at its end.
+
+simple      each hook of each callback and of the Task, and the parts of a step, by the host's clock
+pytorch     torch's operators in a few steps, and a trace of them for chrome://tracing or ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from trainkit.arguments import NonNegativeInt, PositiveInt, checked
+from trainkit.callback import Callback
+from trainkit.terminal import console_of, short
+
+if TYPE_CHECKING:
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+_WIDTH = 118
+_FILE = "profile-simple.txt"
+_SHOWN = 25  # rows on the screen
+STEP = ("waiting for data", "training_step", "backward", "reduce_gradients, clip", "optimizer.step")
+
+
+class SimpleProfiler(Callback):
+    """Times hooks and the parts of each step on rank 0; prints a table and writes `<run_dir>/reports/profile-simple.txt`.
+
+    The parts of a step are what lies between its hooks, less the hooks themselves. On a GPU the host runs ahead of the device:
+    a part's time is that of queueing its work, and what is waited for shows where the host waits.
+
+    Attributes:
+        seconds: of what has been timed, with its number of calls, by (whose, what).
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str], tuple[int, float]] = {}
+        self._depth, self._in_hooks = 0, 0.0
+        self._mark: tuple[float, float] | None = None
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Begin to time hooks."""
+        if stage == "fit" and trainer.is_global_zero:
+            self.seconds, self._mark = {}, None
+            self._began = time.perf_counter()
+            trainer.session.hooks.wrap(self._around)
+
+    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+        """Waiting for data begins."""
+        self._mark = (time.perf_counter(), self._in_hooks)
+
+    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+        """The batch is there."""
+        self._part(0)
+
+    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+        """The loss is there."""
+        self._part(1)
+
+    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+        """The gradients are there."""
+        self._part(2)
+
+    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+        """They are those of all ranks."""
+        if optimizer is trainer.session.run.optimizers[0]:
+            self._part(3)
+
+    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+        """The weights are new."""
+        if optimizer is trainer.session.run.optimizers[0]:
+            self._part(4)
+
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Print and write, however the fit ends."""
+        if stage == "fit" and self.seconds:
+            total_s = time.perf_counter() - self._began
+            console_of().print(self.table(total_s, _SHOWN))
+            table = self.table(total_s)
+            path = trainer.run_dir / "reports" / _FILE
+            trainer.session.try_files(lambda: _write(path, table), f"{path.name} could not be written")
+
+    def table(self, total_s: float, most: int | None = None) -> Table:
+        """Return what was timed, the longest first; `most` rows, and the rest as one."""
+        table = Table(title=f"time of the main thread, {total_s:.1f} s in all", title_justify="left")
+        for name in ("of", "what"):
+            table.add_column(name)
+        for name in ("calls", "total s", "mean us", "share"):
+            table.add_column(name, justify="right")
+        rows = sorted(self.seconds.items(), key=lambda item: -item[1][1])
+        if most is not None and len(rows) > most + 1:
+            left = rows[most:]
+            sums = sum(calls for _, (calls, _) in left), sum(seconds for _, (_, seconds) in left)
+            rows = [*rows[:most], (("", f"{len(left)} more (reports/{_FILE})"), sums)]
+        for (owner, name), (calls, seconds) in rows:
+            share = f"{100 * seconds / max(total_s, 1e-9):.1f} %"
+            table.add_row(owner, name, str(calls), f"{seconds:.3f}", f"{1e6 * seconds / calls:.0f}", share)
+        return table
+
+    def _around(self, owner: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        if owner == type(self).__name__:
+            return method
+
+        def timed(*args: Any) -> None:
+            self._depth += 1
+            begun = time.perf_counter()
+            try:
+                method(*args)
+            finally:
+                seconds = time.perf_counter() - begun
+                self._depth -= 1
+                self._add(owner, name, seconds)
+                if self._depth == 0:  # a hook that calls others holds their time
+                    self._in_hooks += seconds
+
+        return timed
+
+    def _part(self, place: int) -> None:
+        now, in_hooks = time.perf_counter(), self._in_hooks
+        if self._mark is not None:
+            self._add("step", STEP[place], max(0.0, now - self._mark[0] - (in_hooks - self._mark[1])))
+        self._mark = (now, in_hooks)
+
+    def _add(self, owner: str, name: str, seconds: float) -> None:
+        calls, before = self.seconds.get((owner, name), (0, 0.0))
+        self.seconds[owner, name] = (calls + 1, before + seconds)
+
+
+@checked
+class PyTorchProfiler(Callback):
+    """Runs torch.profiler over a few steps of each rank.
+
+    Written are `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and the operators that took most time on rank 0,
+    `<run_dir>/reports/profile-pytorch.txt`. Writing takes seconds, and training waits for it once.
+
+    Args:
+        wait: steps before it begins.
+        warmup: steps that are recorded and thrown away.
+        active: steps that are kept.
+        row_limit: operators in the table.
+    """
+
+    config_key = "callbacks.profiler"
+
+    def __init__(
+        self,
+        wait: NonNegativeInt = 5,
+        warmup: NonNegativeInt = 2,
+        active: PositiveInt = 5,
+        row_limit: PositiveInt = 30,
+    ) -> None:
+        self.wait, self.warmup, self.active, self.row_limit = wait, warmup, active, row_limit
+        self._profile: profile | None = None
+        self._done = False
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin to wait."""
+        self._done = False
+        on_gpu = trainer.engine.device.type == "cuda"
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+            schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
+            on_trace_ready=lambda ready: self._write(trainer, ready),
+            record_shapes=True,
+        )
+        self._profile.start()
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Count a step."""
+        if self._profile is not None:
+            self._profile.step()
+            if self._done:
+                self._stop()
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        """Take what there is of a run that was too short."""
+        self._stop()
+        if not self._done:
+            needed = self.wait + self.warmup
+            trainer.session.tell(
+                f"profiler=pytorch: the run ended before step {needed + 1}, with which it begins. Nothing to show."
+            )
+
+    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+        """End it."""
+        self._stop()
+
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """End it, where a signal ended the run."""
+        self._stop()
+
+    def _stop(self) -> None:
+        running, self._profile = self._profile, None
+        if running is not None:
+            running.stop()
+
+    def _write(self, trainer: Trainer, ready: profile) -> None:
+        self._done = True
+        trace = trainer.run_dir / "profiler" / f"rank-{trainer.global_rank}.json.gz"
+
+        def write() -> None:
+            trace.parent.mkdir(exist_ok=True)
+            ready.export_chrome_trace(str(trace))
+            if trainer.is_global_zero:
+                by = "self_cuda_time_total" if trainer.engine.device.type == "cuda" else "self_cpu_time_total"
+                text = ready.key_averages().table(sort_by=by, row_limit=self.row_limit, max_name_column_width=60)
+                table = trainer.run_dir / "reports" / "profile-pytorch.txt"
+                table.parent.mkdir(exist_ok=True)
+                table.write_text(text)
+                trainer.session.tell(f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}")
+
+        trainer.session.try_files(write, "The profile could not be written")
+
+
+PROFILERS: dict[str, Callable[[], Callback]] = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}
+
+
+def _write(path: Path, table: Table) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        Console(file=file, width=_WIDTH, highlight=False).print(table)

@@ -1,0 +1,193 @@
+"""ThroughputMonitor: samples a second, the spread of step times, what is waited for, and how much of the device is used."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainkit.arguments import PositiveFloat, PositiveInt, checked
+from trainkit.callback import Callback
+from trainkit.callbacks.log_steps import is_log_step, write
+from trainkit.callbacks.peak_flops import peak_flops_of
+from trainkit.errors import TaskError
+from trainkit.sync_guard import allowed_read
+
+if TYPE_CHECKING:
+    from trainkit.callbacks.step_clock import Times
+    from trainkit.task import Task
+    from trainkit.trainer import Trainer
+
+_PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where the run was at a moment."""
+
+    seconds: float
+    step: int
+    samples: int
+    items: int
+    times: Times
+
+
+@checked
+class ThroughputMonitor(Callback):
+    """Writes each log_every_n_steps, over the last `window_size` steps (validations and the first step are left out):
+
+        throughput/samples_per_s       of all ranks
+        throughput/items_per_s         of all ranks, where there is a `length_fn`
+        throughput/step_ms_p50, ...    percentiles (p50, p90, p99, max) of rank 0's steps, by the host's clock
+        throughput/data_share          of a step's time, waiting for data; communication_share: for the other ranks
+        throughput/tflops              TFLOP/s of one rank, where the FLOPs of a sample are known
+        throughput/mfu                 their share of what the device can do, where that is known too
+
+    The FLOPs of a sample are counted while the first microbatch trains, forward and backward, by torch's FlopCounterMode
+    (matrix products, convolutions, attention); nothing runs twice, so that the run is the same bit for bit. What activation
+    checkpointing computes again is counted too. Under torch.compile operators cannot be seen: give `flops_per_sample`.
+
+    Args:
+        batch_size_fn: returns the samples of a batch. Default: as trainkit counts them.
+        length_fn: returns the items (tokens, say) of a batch.
+        window_size: steps that are looked back on.
+        flops_per_sample: of forward and backward, in place of counting.
+        peak_flops: FLOP/s that one rank's device can do at most. Default: a table of GPUs, by name and precision, of the
+            vendors' figures for dense matrices; on the CPU there is none.
+    """
+
+    config_key = "callbacks.throughput"
+    uses_step_clock = True
+
+    def __init__(
+        self,
+        batch_size_fn: Callable[[Any], int] | None = None,
+        length_fn: Callable[[Any], int] | None = None,
+        window_size: PositiveInt = 100,
+        flops_per_sample: PositiveFloat | None = None,
+        peak_flops: PositiveFloat | None = None,
+    ) -> None:
+        self.batch_size_fn, self.length_fn, self.window_size = batch_size_fn, length_fn, window_size
+        self.flops_per_sample, self.peak_flops = flops_per_sample, peak_flops
+        self._counter: FlopCounterMode | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._marks: deque[_Mark] = deque()
+        self._samples = self._items = 0
+        self._paused, self._paused_at = 0.0, 0.0
+        self._counted: float | None = None
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin anew, and find out what the device can do."""
+        self._forget()
+        session, device = trainer.session, trainer.engine.device
+        self._counts = self.flops_per_sample is None and not session.settings.compile and trainer.is_global_zero
+        self._peak = self.peak_flops
+        if self._peak is None and device.type == "cuda":
+            name, precision = torch.cuda.get_device_name(device), session.settings.precision
+            self._peak = peak_flops_of(name, precision)
+            if self._peak is None:
+                session.tell(f"No MFU: nobody knows what {name} can do at {precision}. Give {self.config_key}.peak_flops.")
+        if session.settings.compile and self.flops_per_sample is None:
+            session.tell(f"No MFU: FLOPs cannot be counted under trainer.compile. Give {self.config_key}.flops_per_sample.")
+
+    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+        """Count what is in the batch, and FLOPs from here on where it is the first."""
+        self._stop_counting()  # what went before failed, and is taken anew
+        self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
+        self._items += _number(self.length_fn, "length_fn", batch)
+        if self._counts and self._counted is None:
+            self._counter = FlopCounterMode(display=False)
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Take the count."""
+        if self._counter is not None:
+            flops, target = self._stop_counting(), task._log_target
+            assert target is not None, "the loop has set it"
+            self._counted = flops / target.num_samples
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Begin with the first step's end; write where it is due."""
+        if self._marks and not is_log_step(trainer):
+            return
+        with allowed_read():
+            mark = self._mark(trainer)
+        while len(self._marks) > 1 and mark.step - self._marks[1].step >= self.window_size:
+            self._marks.popleft()
+        if self._marks:
+            write(trainer, self._values(trainer, self._marks[0], mark))
+        self._marks.append(mark)
+
+    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+        """It does not count."""
+        self._paused_at = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        """Training goes on."""
+        self._paused += time.perf_counter() - self._paused_at
+
+    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+        """Leave nothing behind that counts."""
+        self._stop_counting()
+
+    def _stop_counting(self) -> int:
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return 0
+        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return counter.get_total_flops()
+
+    def _mark(self, trainer: Trainer) -> _Mark:
+        engine, samples, items = trainer.engine, trainer.state.samples_seen, 0
+        if self.batch_size_fn is not None:
+            samples = engine.sum_number(self._samples)
+        if self.length_fn is not None:
+            items = engine.sum_number(self._items)
+        times = trainer.step_clock.read()  # waits for the device, so that the moment is that of the samples
+        return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
+
+    def _values(self, trainer: Trainer, before: _Mark, now: _Mark) -> dict[str, float]:
+        seconds = max(1e-9, now.seconds - before.seconds)
+        rate = (now.samples - before.samples) / seconds
+        values = {"samples_per_s": rate}
+        if self.length_fn is not None:
+            values["items_per_s"] = (now.items - before.items) / seconds
+        values |= percentiles(list(trainer.step_clock.durations)[before.step - now.step :])
+        parts = (now.times - before.times).seconds
+        total = max(1e-9, sum(parts.values()))
+        values |= {f"{part}_share": parts[part] / total for part in ("data", "communication")}
+        flops = self.flops_per_sample or self._counted
+        if flops:
+            each = flops * rate / trainer.world_size
+            values["tflops"] = each / 1e12
+            if self._peak is not None:
+                values["mfu"] = each / self._peak
+        return {f"throughput/{name}": value for name, value in values.items()}
+
+
+def percentiles(durations: Sequence[float]) -> dict[str, float]:
+    """Return step_ms_p50, p90, p99 and max of seconds; nothing of nothing."""
+    if not durations:
+        return {}
+    found = np.percentile(np.asarray(durations) * 1000, list(_PERCENTILES.values()))
+    return {f"step_ms_{name}": float(value) for name, value in zip(_PERCENTILES, found, strict=True)}
+
+
+def _number(function: Callable[[Any], int] | None, name: str, batch: Any) -> int:
+    if function is None:
+        return 0
+    number = function(batch)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise TaskError(
+            f"{ThroughputMonitor.config_key}.{name} returned {number!r} ({type(number).__name__}); it must be a whole number "
+            "of the host, 0 or more: take it from a shape, or len()."
+        )
+    return number

@@ -1,0 +1,104 @@
+"""replay: take a step anew that a capsule has kept, and say what is not finite in it."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainkit.cli import run
+from trainkit.engine.launcher import read_launcher
+from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.shipped import make_importable
+
+_KEYS = {
+    "update": "true: make the optimizer's update too, with this rank's gradient",
+    "pdb": "true: stop in the debugger before training_step",
+    "weights": "a checkpoint's folder or a file of weights, in place of the capsule's",
+    "trust": "modules that the run's config may name beside the allowed ones, as [my.module]",
+}
+_PARTS = ("task", "trainer", "seed")  # of the config, that may be overridden
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Take a step anew: CAPSULE [key=value ...]; return the exit code."""
+    launcher = read_launcher()
+    if not launcher.is_main:
+        return 0
+    if "-h" in arguments or "--help" in arguments:
+        print(f"usage: python -m trainkit {command} CAPSULE [key=value ...]\n")
+        print("  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, which callbacks=capsule writes")
+        print("\n".join(f"  {key:<9}{text}" for key, text in _KEYS.items()))
+        print("  task.X, trainer.X   other values of the run's config, as task.dropout=0 trainer.detect_anomaly=true")
+        return 0
+    make_importable(Path.cwd())
+    try:
+        request = _read(arguments)
+        # torch is imported here, after all checks.
+        replaying: Any = importlib.import_module("trainkit.replaying.replay")
+        show: Any = importlib.import_module("trainkit.replaying.show")
+        show.show(replaying.replay(**request))
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except TrainkitError as error:
+        return run.fail(error, launcher, str(error), error.exit_code)
+    except Exception as error:
+        return run.fail(error, launcher, traceback.format_exc(), 1)
+
+
+def _read(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `replay`, checked as far as that goes without torch."""
+    folders = [argument for argument in arguments if _key_of(argument) is None]
+    if len(folders) != 1:
+        what = "Which capsule?" if not folders else f"{len(folders)} capsules are given ({', '.join(folders)})."
+        raise ConfigError(f"{what} Say one: python -m trainkit replay runs/mine/capsules/step=N-rank=R")
+    request: dict[str, Any] = {"capsule": folders[0]}
+    overrides = []
+    for argument in arguments:
+        key, value = _key_of(argument), argument.partition("=")[2]
+        if key is None:
+            continue
+        if key in request:
+            raise ConfigError(f"{key} is given twice. Leave one out.")
+        if key in ("update", "pdb"):
+            if value not in ("true", "false"):
+                raise ConfigError(f"{key} is '{value}'; it must be true or false.")
+            request[key] = value == "true"
+        elif key in _KEYS:
+            modules = [module.strip(" '\"") for module in value.strip("[]").split(",") if module.strip()]
+            request[key] = modules if key == "trust" else value
+        else:
+            overrides.append(argument)
+    return request | {"overrides": _parsed(overrides)}
+
+
+def _key_of(argument: str) -> str | None:
+    """Return the key of a setting; None for a folder, whose name has a "=" in it too (step=N-rank=R).
+
+    Raises:
+        ConfigError: it is a setting that nobody knows.
+    """
+    key, equals, _ = argument.partition("=")
+    if not equals or "/" in key or key.startswith("step") or Path(argument).exists():
+        return None
+    if key in _KEYS or key.split(".")[0] in _PARTS:
+        return key
+    raise ConfigError(
+        f"'{key}' is no setting of replay.{did_you_mean(key, _KEYS)} There are {', '.join(_KEYS)}, and task.X and trainer.X of "
+        "the run's config."
+    )
+
+
+def _parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+    assert isinstance(parsed, dict)
+    return {str(key): value for key, value in parsed.items()}

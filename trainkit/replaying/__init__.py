@@ -1,0 +1,1 @@
+"""Takes a step anew that a capsule has kept."""
