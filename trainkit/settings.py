@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError
 from trainkit.limits import Limits
 from trainkit.optim.contract import Scaling
 from trainkit.precision import PrecisionName
@@ -44,3 +45,17 @@ class Settings:
     assert_no_sync: bool
     run_dir: str | None
     seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse what would pass without an effect."""
+        reference, algorithm = self.lr_reference_batch_size, self.limits.gradient_clip_algorithm
+        if self.lr_scaling == "none" and reference is not None:
+            raise ConfigError(
+                f"trainer.lr_reference_batch_size is {reference}, but trainer.lr_scaling is 'none': rates are not scaled, so "
+                "that it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
+            )
+        if self.limits.gradient_clip_val is None and algorithm != "norm":
+            raise ConfigError(
+                f"trainer.gradient_clip_algorithm is '{algorithm}', but trainer.gradient_clip_val is not set: nothing is "
+                "clipped. Set trainer.gradient_clip_val, or leave the algorithm out."
+            )

@@ -84,17 +84,18 @@ def allowed_read() -> Iterator[None]:
     if guard is None:
         yield
     elif guard._on_gpu:
+        mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
         try:
             yield
         finally:
-            torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode(mode)
     else:
-        _Operators.paused = True
+        paused, _Operators.paused = _Operators.paused, True
         try:
             yield
         finally:
-            _Operators.paused = False
+            _Operators.paused = paused
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -38,8 +38,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
     (folder / "hosts.sh").chmod(0o755)
     write_images(folder)
-    done = run_command(f"python -m trainkit fit conf=resnet50 run_dir=runs/mine{QUICK}", folder)
-    assert done.code == 0, done.text
+    recorded = " callbacks=timeline callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
+    poisoned = " 'callbacks=[capsule,faults]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
+    for run in (f"conf=resnet50 run_dir=runs/mine{QUICK}{recorded}", f"conf=mlp run_dir=runs/nan{poisoned}"):
+        done = run_command(f"python -m trainkit fit {run}", folder)
+        assert done.code == 0, done.text
     return folder
 
 
@@ -62,6 +65,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     words = line.replace("data.root=/data/imagenet", f"data.root={place / 'images'}").replace("max_epochs=90", "max_epochs=1")
     if "imagefolder" in words:
         words += SMALL_FOLDER
+    elif " scaling " in words:
+        words += " steps=2 data.batch_size=2"
     elif "check-resume" in words:
         words = words.replace("kill_at=17", "kill_at=3 steps=4")
     elif "faults" in words:

@@ -190,3 +190,19 @@ def test_another_contract_is_told_on_resume(tmp_path: Path, capsys: pytest.Captu
     assert "step 4 of the epoch comes next, 4 samples of it for the second time" in capsys.readouterr().out
     quiet(tmp_path, accumulate_grad_batches=2).fit(Line(), loader(32), ckpt_path="last")
     assert "Other than" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"lr_scaling": "none", "lr_reference_batch_size": 256},
+            "_batch_size is 256, but trainer.lr_scaling is 'none'",
+        ),
+        ({"gradient_clip_algorithm": "value"}, "gradient_clip_algorithm is 'value', but trainer.gradient_clip_val is not set"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    """It never passes in silence."""
+    with pytest.raises(ConfigError, match=says):
+        quiet(tmp_path, **settings)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @checked
 class CrashCapsule(Callback):
-    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` where its loss is not finite, where SpikeDetection
-    finds one, and where an error ends the run within a step.
+    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` where its loss is not finite, where its update has
+    left weights that are not, where SpikeDetection finds one, and where an error ends the run within a step.
 
     In it are the microbatches, the random states before each, the loss scale, the config, and the weights where they were still
     those of the step: on the CPU and with trainer.stop_on_nonfinite they are; on a GPU, whose losses are known some steps
@@ -163,13 +163,18 @@ class CrashCapsule(Callback):
             bad = not math.isfinite(loss)
             if bad and not self._was_bad:  # weights that are not finite stay so: of a spell the first step tells
                 if step == trainer.global_step and not _are_finite(task):
-                    print(
-                        f"The loss of rank {trainer.global_rank} is {loss} at step {step}, as weights are not finite.",
-                        flush=True,
-                    )
+                    self._keep_cause(trainer, step, loss)
                 else:
                     self.keep_step(trainer, step, f"the loss is {loss}")
             self._was_bad = bad
+
+    def _keep_cause(self, trainer: Trainer, step: int, loss: float) -> None:
+        """Write the step whose update has left weights that are not finite, where no rank has kept it for its own loss."""
+        why = f"its update left weights that are not finite: the loss after it is {loss}"
+        is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
+        if is_kept or not self.keep_step(trainer, step - 1, why):
+            told = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, as weights are not finite."
+            print(told, flush=True)
 
     def _weights(self, trainer: Trainer, own: bool) -> dict[str, Tensor] | None:
         if not own:

@@ -68,12 +68,14 @@ class Recording:
     def begin_step(self) -> None:
         """A step begins."""
         self._step, self.updated, self._has_sums = self._trainer.global_step, False, False
+        self._epoch = self._trainer.current_epoch
         self._last = time.perf_counter_ns()
         if self._on_gpu:
             self._events.append(("", self._step, _event()))
 
     def mark(self, ended: str) -> None:
-        """Something ended here: "data", "forward", "backward", "communication", "optimizer", "validation" or "hooks"."""
+        """Something ended here: "data", "forward", "backward", "communication", "optimizer", "hooks"; or what comes seldom, and
+        is no part of a step: "validation", "epoch end"."""
         self._marks.append((ended, time.perf_counter_ns()))
         self.updated = self.updated or ended == "optimizer"
         if self._on_gpu:
@@ -108,9 +110,9 @@ class Recording:
         trained = [(name, p) for name, p in self._trainer.session.task.named_parameters() if p.requires_grad]
         return [p.register_post_accumulate_grad_hook(functools.partial(note, name)) for name, p in trained]  # type: ignore[no-untyped-call]
 
-    def end_step(self) -> None:
-        """What lies between two steps ends here, and with it the step."""
-        self.mark(self._before_step)
+    def end_step(self, is_last: bool = False) -> None:
+        """What lies between two steps ends here, and with it the step; what comes once an epoch is none of it."""
+        self.mark("epoch end" if is_last or self._trainer.current_epoch != self._epoch else self._before_step)
         began, self._last, samples = self._last, self._marks[-1][1], self._trainer.state.samples_seen
         taken, self._samples = samples - self._samples, samples
         events = [span(f"step {self._step}", began, self._last, self._rank, step=self._step, samples=taken)]

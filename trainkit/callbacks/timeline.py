@@ -110,7 +110,8 @@ class Timeline(Callback):
 
     def _begin(self, trainer: Trainer, steps: int) -> None:
         first = trainer.global_step
-        self._until = first + steps
+        total = trainer.session.total_steps
+        self._until = first + steps if total is None else max(first + 1, min(first + steps, total))
         folder = trainer.engine.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
         self.folders.append(folder)
         trainer.session.tell(f"Timeline: recording steps {first} to {self._until - 1}")
@@ -151,7 +152,8 @@ class Timeline(Callback):
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
         """A validation within or after a step is none of its parts."""
         if self._recording is not None:
-            self._recording.mark("optimizer" if not self._recording.updated else "hooks")
+            within = "hooks" if trainer.state.step_open else "epoch end"  # before it the epoch's values are gathered
+            self._recording.mark("optimizer" if not self._recording.updated else within)
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
         """It is over."""
@@ -166,7 +168,7 @@ class Timeline(Callback):
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         """End what goes on."""
         if self._recording is not None:
-            self._recording.end_step()
+            self._recording.end_step(is_last=True)
             self._finish(trainer)
         elif self._due and self.start_step is not None:
             trainer.session.tell(

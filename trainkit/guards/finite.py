@@ -44,13 +44,12 @@ class FiniteLosses:
         """
         with allowed_read():
             losses = torch.stack([loss.double() for loss, _ in self._seen]).tolist() if self._seen else []
-        bad = [
-            (loss, self._feed.indices(self._state.current_epoch, microbatch))
-            for loss, (_, microbatch) in zip(losses, self._seen, strict=True)
-            if not math.isfinite(loss)
-        ]
-        self._seen.clear()
-        with allowed_read():
+            bad = [
+                (loss, self._feed.indices(self._state.current_epoch, microbatch))
+                for loss, (_, microbatch) in zip(losses, self._seen, strict=True)
+                if not math.isfinite(loss)
+            ]
+            self._seen.clear()
             total = self._engine.sum_number(len(bad))
         if total == 0:
             return

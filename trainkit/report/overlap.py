@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _PAIRS = 20_000  # of which slopes are taken, at most
+_LEAST_CYCLE_S = 1e-6
+_LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, so that a bandwidth can be told
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,21 @@ def ring_of(link: Link, ranks: int) -> Ring:
 
 
 def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
-    """Return latency and bandwidth from (bytes, seconds) of sums; None from sums of fewer than two sizes.
+    """Return latency and bandwidth from (bytes, seconds) of sums; None where their sizes or times do not tell them apart.
 
     The slope is the median of the slopes between pairs (Theil 1950, Sen 1968): a sum that waited for something does not
-    tilt it.
+    tilt it. Sizes must reach over a factor of 8 and up to 64 KiB, and what the slope explains must stand out of the scatter.
     """
     sizes = sorted(sums)
-    if len({size for size, _ in sizes}) < 2:
+    if not sizes or sizes[-1][0] < max(_LEAST_RANGE * sizes[0][0], _LEAST_BYTES):
         return None
     pairs = itertools.combinations(sizes[:: max(1, len(sizes) // 200)] + [sizes[-1]], 2)
     slopes = [(tb - ta) / (b - a) for (a, ta), (b, tb) in itertools.islice(pairs, _PAIRS) if b > a]
-    slope = max(statistics.median(slopes), 1e-15)
+    slope = statistics.median(slopes)
     latency = statistics.median(t - slope * size for size, t in sizes)
+    scatter = statistics.median(abs(t - latency - slope * size) for size, t in sizes)
+    if slope <= 0 or slope * (sizes[-1][0] - sizes[0][0]) < scatter:
+        return None
     return Link(max(latency, 0.0), 1 / slope)
 
 
@@ -114,12 +119,12 @@ class Summing:
 
 def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
     """Return the seconds for which a step waits for sums once backward has ended."""
-    ready, now, woken, i = profile.ready, 0.0, -summing.cycle_s, 0
+    cycle = summing.cycle_s if summing.cycle_s >= _LEAST_CYCLE_S else 0.0
+    ready, now, woken, i = profile.ready, 0.0, -cycle, 0
     while i < len(ready):
-        now = woken = max(now, woken + summing.cycle_s, ready[i][0] if summing.cycle_s == 0 else 0.0)
+        now = woken = max(now, woken + cycle, 0.0 if cycle else ready[i][0])
         if ready[i][0] > now:  # nothing yet: the thread sleeps until the first cycle that finds something
-            cycles = -(-(ready[i][0] - now) // summing.cycle_s)
-            now = woken = now + cycles * summing.cycle_s
+            now = woken = now + -(-(ready[i][0] - now) // cycle) * cycle
         now += summing.agree_s
         while i < len(ready) and ready[i][0] <= woken:
             size, tensors = ready[i][1], 1

@@ -7,6 +7,7 @@ sums that no backward hid. On a GPU the parts are those of the device, else thos
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ LABELS = {
 }
 OWN_WORK = ("data", "forward", "backward", "optimizer", "hooks")
 _GRADIENT = "trainkit.grad."
-_LEAST_S, _LEAST_SHARE, _MOST_OF = 0.002, 0.03, 0.8
+_LEAST_S, _LEAST_SHARE, _MOST_OF, _LEAST_STEPS, _ERRORS = 0.002, 0.03, 0.8, 5, 5.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Analysis:
         summing: how gradients were taken.
         profiles: the steps as overlap.py sees them; empty where there are no sums.
         unaligned: ranks whose clocks could not be compared.
+        has_operations: whether there is a record of Horovod's operations.
     """
 
     abouts: list[About]
@@ -135,6 +137,7 @@ class Analysis:
     summing: Summing
     profiles: list[Profile]
     unaligned: list[int]
+    has_operations: bool = False
 
     @property
     def numbers(self) -> list[int]:
@@ -169,12 +172,21 @@ def analyse(ranks: Sequence[RankTrace]) -> Analysis:
     if not steps:
         raise TraceError("The recording has no step that all ranks ended: it was cut off too early. Record again.")
     handed = _handed(ranks)
-    operations = {rank.about.rank: rank.operations for rank in ranks}
+    operations = ranks[0].operations
     gradients = _gradients(ranks, handed)
-    summing, link = _costs(ranks[0].about, operations[ranks[0].about.rank], gradients)
+    summing, link = _costs(ranks[0].about, operations, gradients)
     profiles = _profiles(steps, handed, ranks[0].about)
-    unaligned = [rank.about.rank for rank in ranks if not rank.is_aligned]
-    return Analysis([r.about for r in ranks], steps, gradients, _slow(steps, ranks), link, summing, profiles, unaligned)
+    return Analysis(
+        abouts=[rank.about for rank in ranks],
+        steps=steps,
+        gradients=gradients,
+        slow=_slow(steps, ranks),
+        link=link,
+        summing=summing,
+        profiles=profiles,
+        unaligned=[rank.about.rank for rank in ranks if not rank.is_aligned],
+        has_operations=bool(operations),
+    )
 
 
 def _steps(rank: RankTrace) -> list[StepOfRank]:
@@ -277,6 +289,7 @@ def _profiles(steps: Sequence[StepOfRank], handed: _Handed, about: About) -> lis
 
 
 def _slow(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> SlowRank | None:
+    """Find the first step from which on one rank is late by more than chance: five standard errors of its own lateness."""
     if len(ranks) < 2:
         return None
     of_step: dict[int, list[StepOfRank]] = defaultdict(list)
@@ -284,21 +297,32 @@ def _slow(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> SlowRank |
         of_step[step.step].append(step)
     numbers = sorted(of_step)
     least = max(_LEAST_S, _LEAST_SHARE * statistics.fmean(step.total_s for step in steps))
-    late: list[tuple[int, float]] = []  # for each step: who was last, and by how much
-    for number in numbers:
-        last, usual = max(of_step[number], key=lambda s: s.backward_end), [s.backward_end for s in of_step[number]]
-        late.append((last.rank, (last.backward_end - statistics.median_low(usual)) / 1e6))
-    for i in range(len(numbers) - 2):  # the first step from which on one rank is nearly always the last
-        rank, behind = late[i]
-        its = [by for who, by in late[i:] if who == rank and by > least]
-        if behind > least and len(its) >= _MOST_OF * len(late[i:]):
-            since = [step for step in steps if step.step >= numbers[i]]
-            own, others = _means(s for s in since if s.rank == rank), _means(s for s in since if s.rank != rank)
-            part = max(OWN_WORK, key=lambda p: own[p] - others[p])
-            host = next(r.about.host for r in ranks if r.about.rank == rank)
-            counts = len(its), len(late[i:])
-            return SlowRank(rank, host, numbers[i], counts, statistics.fmean(its), part, own[part], others[part])
+    late = {rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers] for rank in ranks}
+    for i in range(len(numbers) - _LEAST_STEPS + 1):
+        for rank, own in late.items():
+            behind = statistics.fmean(own[i:])
+            error = statistics.stdev(own[i:]) / math.sqrt(len(own[i:]))
+            others = [of for other, of in late.items() if other != rank]
+            last = sum(own[k] > max(of[k] for of in others) for k in range(i, len(own)))
+            if behind > max(least, _ERRORS * error) and own[i] > least and last >= _MOST_OF * len(own[i:]):
+                return _slow_rank(steps, ranks, rank, numbers[i], (last, len(own[i:])), behind)
     return None
+
+
+def _lateness(steps: Sequence[StepOfRank], rank: int) -> float:
+    """Return by how many seconds a rank ends its backward after the others' median; below 0 where it is before them."""
+    own = next(step.backward_end for step in steps if step.rank == rank)
+    return (own - statistics.median_low([step.backward_end for step in steps if step.rank != rank])) / 1e6
+
+
+def _slow_rank(
+    steps: Sequence[StepOfRank], ranks: Sequence[RankTrace], rank: int, number: int, last: tuple[int, int], behind: float
+) -> SlowRank:
+    since = [step for step in steps if step.step >= number]
+    own, others = _means(s for s in since if s.rank == rank), _means(s for s in since if s.rank != rank)
+    part = max(OWN_WORK, key=lambda p: own[p] - others[p])
+    host = next(r.about.host for r in ranks if r.about.rank == rank)
+    return SlowRank(rank, host, number, last, behind, part, own[part], others[part])
 
 
 def _means(steps: Iterable[StepOfRank]) -> dict[str, float]:

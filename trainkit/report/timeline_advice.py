@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from trainkit.report.grid import ms, share
+from trainkit.report.grid import human, ms, share
 from trainkit.report.overlap import Link, Profile, Summing, exposed_s
 from trainkit.report.steps import Analysis
 
@@ -60,8 +60,9 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _waiting(analysis: Analysis) -> Iterator[Advice]:
-    step, waited, slow = analysis.step_s, analysis.mean("waiting"), analysis.slow
+    step, slow = analysis.step_s, analysis.slow
     if slow is not None:
+        waited = statistics.fmean(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
         why = f"it ends its backward {ms(slow.behind_s)} after the others"
         yield Advice(f"make rank {slow.rank} on {slow.host} as fast as the others", why, _gain(step, waited), True)
 
@@ -82,7 +83,7 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
         half = [profile.compressed(_HALF["fp16"]) for profile in profiles]
         saved = base - _mean_exposed(half, link, now)
         total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
-        why = f"half of {total / 2**20:.0f} MiB a step; packing costs time that is not in the model, and float16 rounds"
+        why = f"half of {human(total)} a step; packing costs time that is not in the model, and float16 rounds"
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
 
 

@@ -23,6 +23,7 @@ COLORS = {
     "optimizer": "#3f9c6b",
     "hooks": "#9aa5b1",
     "validation": "#cfd6dd",
+    "epoch end": "#b5bec8",
 }
 _WAYS = {"negotiation": "#c7b0e0", "queue": "#e0a100", "fusion": "#7fb3e6", "allreduce": "#d1495b"}
 _RANKS, _GRADIENTS = 8, 20  # shown in a chart at most
@@ -102,7 +103,7 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
     shown = [rank for rank in ranks if rank.about.rank in _shown_ranks(analysis)]
     begin = min(same[rank.about.rank].start for rank in shown)
     chart = figure(f"ms since step {median.step} began", "", height=150 + 56 * len(shown))
-    for part in (*LABELS, "validation"):
+    for part in (*LABELS, "validation", "epoch end"):
         bars = [bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)]
         if bars:
             label = {"communication": "exposed communication and waiting"}.get(part, LABELS.get(part, part))

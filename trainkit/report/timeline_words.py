@@ -22,14 +22,17 @@ def in_words(analysis: Analysis) -> list[str]:
     """Return what there is to say, in sentences, the most important first."""
     numbers, step = analysis.numbers, analysis.step_s
     ranks = f"{len(analysis.abouts)} rank{'s' * (len(analysis.abouts) > 1)}"
+    which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
     said = [
-        f"Steps {numbers[0]} to {numbers[-1]} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): "
-        f"{ms(step)} a step, {analysis.samples_per_s:,.0f} samples/s."
+        f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "
+        f"{analysis.samples_per_s:,.0f} samples/s."
     ]
     largest = max(LABELS, key=analysis.mean)
     parts = ", ".join(f"{LABELS[part]} {share(analysis.mean(part), step)}" for part in ("data", "communication", "waiting"))
     said.append(f"Most of it is {LABELS[largest]} ({share(analysis.mean(largest), step)}); {parts}.")
     said.append(_slow_words(analysis))
+    if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
+        return said
     if analysis.link is not None:
         link = analysis.link
         cost = f"{ms(link.latency_s)} and {1000 * 2**20 / link.bytes_per_s:.3g} ms a MiB"
@@ -40,9 +43,19 @@ def in_words(analysis: Analysis) -> list[str]:
         said.append(f"Of {world} ranks only the files of {there} are here: copy the others' into the same folder.")
     if analysis.unaligned:
         said.append(f"The clocks of ranks {analysis.unaligned} could not be compared: their times are by the time of day.")
+    elif analysis.has_operations:
+        said.append("The sums here are too alike in size to tell what the network costs, so nothing is foretold of them.")
     if world > 1 and not analysis.gradients:
-        said.append("There is no record of Horovod's operations, so nothing is said of single gradients.")
+        said.append(f"Nothing is said of single gradients: {_no_gradients(analysis)}.")
     return said
+
+
+def _no_gradients(analysis: Analysis) -> str:
+    if analysis.abouts[0].engine != "horovod":
+        return "only Horovod tells when each is summed"
+    if analysis.has_operations:
+        return "nobody noted when they were handed over, as engine.optimizer_wrapper=trainkit does"
+    return "there is no record of Horovod's operations"
 
 
 def _slow_words(analysis: Analysis) -> str:

@@ -106,17 +106,36 @@ def test_no_more_than_asked_for_are_written(tmp_path: Path, capsys: pytest.Captu
     assert capsules(tmp_path / "b") == []
 
 
-def test_weights_that_are_not_finite_are_no_step_to_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the weights were spoilt before, there is nothing to learn from this rank's batch."""
+class Spoils(Callback):
+    """Makes weights infinite before step 2, as an update with a bad gradient would have."""
 
-    class Spoils(Callback):
-        def on_train_step_start(self, trainer: Any, task: Any) -> None:
-            if trainer.global_step == 2:
-                with torch.no_grad():
-                    task.model.bias.fill_(float("inf"))
+    def __init__(self, act: Any = lambda trainer: None) -> None:
+        self.act = act
 
+    def on_train_step_start(self, trainer: Any, task: Any) -> None:
+        if trainer.global_step == 2:
+            self.act(trainer)
+            with torch.no_grad():
+                task.model.bias.fill_(float("inf"))
+
+
+def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
+    """Its own loss was sound: the one after it tells. Its weights are gone by then."""
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils()]).fit(Line(), loader(24))
-    assert capsules(tmp_path) == []
+    assert capsules(tmp_path) == ["step=1-rank=0"]
+    capsule = read(tmp_path / "capsules" / "step=1-rank=0")
+    assert capsule.weights is None
+    assert capsule.about["why"] == "its update left weights that are not finite: the loss after it is inf"
+
+
+def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other has kept that step for its own loss; of this rank's batch there is nothing to learn."""
+
+    def other(trainer: Any) -> None:
+        (trainer.run_dir / "capsules" / "step=1-rank=7").mkdir(parents=True)
+
+    quiet(tmp_path, callbacks=[CrashCapsule(), Spoils(other)]).fit(Line(), loader(24))
+    assert capsules(tmp_path) == ["step=1-rank=7"]
     assert "loss of rank 0 is inf at step 2, as weights are not finite" in capsys.readouterr().out
 
 

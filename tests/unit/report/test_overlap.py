@@ -99,6 +99,17 @@ def test_a_link_is_found_again(latency: float, bandwidth: float) -> None:
     assert found.seconds(1e6) == pytest.approx(latency + 1e6 / bandwidth, rel=0.05)
 
 
-def test_one_size_tells_no_link() -> None:
-    """Latency and bandwidth cannot be told apart."""
-    assert fit_link([(100, 0.1), (100, 0.2)]) is None and fit_link([]) is None
+@pytest.mark.parametrize(
+    "sums",
+    [
+        [],
+        [(1e6, 0.1), (1e6, 0.2)],  # one size
+        [(4, 0.0001), (68, 0.0004)],  # small ones
+        [(1e6, 0.1), (2e6, 0.2)],  # too alike
+        [(1e3, 0.2), (1e5, 0.1), (1e6, 0.05)],  # larger ones are faster: something else decides
+        [(1e3 * 2**i, 0.01 * (-1) ** i + 0.02 + 1e-12 * 2**i) for i in range(12)],  # scatter hides the slope
+    ],
+)
+def test_sums_that_tell_no_bandwidth_give_none(sums: list[tuple[float, float]]) -> None:
+    """Better none than one that is nonsense."""
+    assert fit_link(sums) is None
