@@ -187,8 +187,10 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
     done = command("python -m trainkit scaling conf=mlp ranks=1,2 steps=12 gbits=10,100 run_dir=scale data.batch_size=64")
     assert done.code == 0, done.text
     assert re.search(r"│ 1 +│ +[\d.]+ ms │ +[\d.,]+ │ +100.0 % │", done.text) and re.search(r"│ 2 +│ +[\d.]+ ms", done.text)
-    assert re.search(r"Left out of the model: 2 ranks. It says [\d.]+ ms a step there, measured were [\d.]+ ms", done.text)
-    assert re.search(r"│ 512 +│( +[\d.]+ % │){3}", done.text)
+    assert re.search(
+        r"Left out of the model: the steps of 2 ranks. It says [\d.]+ ms a step there, measured were [\d.]+ ms", done.text
+    )
+    assert re.search(r"│ 512 +│( +\d+ % │){3}", done.text)
     numbers = json.loads((tmp_path / "scale" / "reports" / "scaling.json").read_text())
     assert [m["ranks"] for m in numbers["measured"]] == [1, 2] and numbers["ring"]["bytes_per_s"] > 1e6
     with opened(tmp_path / "scale" / "reports" / "scaling.html") as seen:
@@ -197,12 +199,37 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
         assert seen.page.locator("#predicted .scatterlayer .trace").count() == 4  # as measured, two networks, the measured ones
 
 
+def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGTERM ends its ranks too, and says where what was recorded lies."""
+    start = [sys.executable, "-m", "trainkit", "scaling", "conf=mlp", "ranks=2,3", "steps=100000", "run_dir=scale"]
+    quiet = ["trainer.max_epochs=100000", "data.batch_size=2"]
+    job = subprocess.Popen([*start, *quiet], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "scale" / "ranks-2" / "output.log"
+    until = time.monotonic() + 60
+    while not (log.exists() and "recording" in log.read_text()):
+        assert job.poll() is None and time.monotonic() < until, "it does not train"
+        time.sleep(0.1)
+    job.terminate()
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode == 130 and "Stopped; what was recorded so far is in" in out
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _text_of(p)]
+    assert left == []
+
+
+def _text_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ("", "ranks is missing"),
         ("ranks=1,x", "ranks is 'x'; it must be a whole number"),
         ("ranks=1 gbits=0", "gbits is '0'"),
+        ("ranks=1 gbits=nan", "gbits is 'nan'"),
         ("ranks=1 steps=0", "steps is '0'"),
         ("ranks=1 optimizer.lrr=1", "optimizer.lrr"),
     ],

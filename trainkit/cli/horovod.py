@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import functools
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from trainkit.errors import EngineError, TrainkitError
 from trainkit.launch import horovod_build, horovod_edits, horovod_pip, horovod_proof
 from trainkit.launch.horovod_machine import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
+from trainkit.launch.ranks import ended_by_signals
 
 _MEND = "python -m trainkit horovod install"
 _PROG = "python -m trainkit horovod"
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             return _install(arguments) if arguments.command == "install" else _check(arguments)
     except TrainkitError as error:
         print(f"\n{error}", file=sys.stderr)
@@ -110,18 +110,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it is '{text}'; it must be a whole number, 1 or more")
     return int(text)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let an end from outside run the same way out as Ctrl-C: a compiler must not go on without us."""
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in ending]
-    try:
-        yield
-    finally:
-        for number, handler in zip(ending, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _install(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
         gbits = tuple(float(text) for text in own.get("gbits", "10,25,100,400").split(","))
     except ValueError:
         gbits = (0.0,)
-    if min(gbits) <= 0:
+    if not all(0 < speed < math.inf for speed in gbits):
         raise ConfigError(f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, as gbits=10,100.")
     return Asked(ranks, _count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
 
@@ -97,7 +98,11 @@ def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launche
     for ranks in asked.ranks:
         print(f"{ranks} rank{'s' * (ranks > 1)}, {_WARM_STEPS + asked.steps} steps ...", end=" ", flush=True)
         started = time.monotonic()
-        measured.append(_run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher))
+        try:
+            measured.append(_run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher))
+        except KeyboardInterrupt:
+            print(f"\nStopped; what was recorded so far is in {short(folder)}", flush=True)
+            raise
         print(f"{time.monotonic() - started:.0f} s", flush=True)
     _report(job, measured, asked, folder, notes)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +36,7 @@ def start_with(launcher: Launcher, ranks: int) -> list[str]:
 
 def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
     """Run a job to its end, its output into `log`, and return its exit code; nothing that it started goes on."""
-    with log.open("wb") as out:
+    with ended_by_signals(), log.open("wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
@@ -41,3 +44,18 @@ def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
             return process.wait()
         finally:
             end_group(process)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let an end from outside run the same way out as Ctrl-C: what was started must not go on without us."""
+    if threading.current_thread() is not threading.main_thread():  # who alone may choose what signals do
+        yield
+        return
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in ending]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ending, before, strict=True):
+            signal.signal(number, handler)
