@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import PositiveFloat, checked
@@ -48,8 +49,11 @@ class ProgressBar(Callback):
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
-            done = trainer.state.step_in_epoch
-            self._screen.begin(f"{_epoch_name(trainer)}  step", trainer.session.num_training_steps, done)
+            done, total = trainer.state.step_in_epoch, trainer.session.num_training_steps
+            if trainer.max_steps is not None:  # it may end within the epoch
+                left = done + trainer.max_steps - trainer.global_step
+                total = left if total is None else min(total, left)
+            self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Move on by one."""
@@ -67,11 +71,7 @@ class ProgressBar(Callback):
         if self._screen is None:
             return
         self._screen.end()
-        values = {
-            name: value
-            for name, value in trainer.callback_metrics.items()
-            if ("dataloader_idx" not in name if self.metrics is None else name in self.metrics)
-        }
+        values = self._chosen(trainer, trainer.callback_metrics)
         self._screen.epoch(_epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
@@ -99,8 +99,13 @@ class ProgressBar(Callback):
         self._evaluated()
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """End it."""
+        """End it; of one within an epoch show the values, which no epoch's row will."""
         self._end_evaluation()
+        state = trainer.state
+        if self._screen is not None and state.stage == "fit" and (state.step_open or not state.epoch_done):
+            values = self._chosen(trainer, trainer.session.validation_names)
+            text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
 
     def on_test_start(self, trainer: Trainer, task: Task) -> None:
         """Begin a test."""
@@ -150,6 +155,14 @@ class ProgressBar(Callback):
         if self._screen is not None:
             self._screen.close()
             self._screen = None
+
+    def _chosen(self, trainer: Trainer, names: Collection[str]) -> dict[str, float]:
+        """Return the values of these names that are to be shown."""
+        return {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if name in names and ("dataloader_idx" not in name if self.metrics is None else name in self.metrics)
+        }
 
     def _rate(self, trainer: Trainer) -> str:
         seconds = self._last - self._began  # of training alone, without validation

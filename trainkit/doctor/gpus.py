@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trainkit.doctor.findings import Finding
@@ -12,12 +13,13 @@ from trainkit.doctor.software import Torch
 
 AREA = "GPUs"
 _GIB = 2**30
+_DEVICES = Path("/dev")  # where the driver shows its GPUs, also where NVML's reader is not installed
 
 
 def look(torch: Torch) -> Iterator[Finding]:
     """Yield what there is."""
     nvml = _nvml()
-    seen = 0 if nvml is None else nvml.nvmlDeviceGetCount()
+    seen = len(list(_DEVICES.glob("nvidia[0-9]*"))) if nvml is None else nvml.nvmlDeviceGetCount()
     if torch.gpus == 0 and seen == 0:
         yield Finding(AREA, "GPUs", "none: training runs on the CPU")
         return
@@ -38,7 +40,7 @@ def _seen(torch: Torch, there: int) -> Finding:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         why = f"CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which hides all {there}."
         return Finding(AREA, "torch sees", "none", "wrong", why, "unset CUDA_VISIBLE_DEVICES")
-    why = f"The driver is too old for CUDA {torch.cuda}, or not all of its parts are here."
+    why = f"There are {there}; the driver is too old for CUDA {torch.cuda}, or not all of its parts are here."
     return Finding(
         AREA, "torch sees", "none", "wrong", why, "Renew the driver, or install a torch for an older CUDA; see nvidia-smi."
     )

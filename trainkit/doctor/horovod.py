@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterato
         yield Finding(AREA, "installed", "none", "wrong", why, INSTALL)
         yield from _compilers(machine)
         return
-    problem = installed.problem(torch.torch or "")
-    if problem is None:
+    if torch.torch is None:
+        yield Finding(AREA, "installed", f"{installed.version} (whether it fits cannot be told without torch)")
+    elif (problem := installed.problem(torch.torch)) is None:
         yield Finding(AREA, "installed", installed.version)
     else:
         yield Finding(AREA, "installed", installed.version, "wrong", f"It cannot be used as it is: {problem}.", INSTALL)
@@ -42,17 +44,21 @@ def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterato
     else:
         yield Finding(AREA, "sums on GPUs", "no NCCL (there is no GPU)")
     yield Finding(AREA, "Adasum", "yes" if "mpi" in installed.parts else "no: it needs MPI")
-    yield _launcher()
+    yield _launcher(shutil.which("horovodrun"))
     if machine.mpicxx is not None:
         yield Finding(AREA, "MPI here", machine.mpicxx.version)
 
 
-def _launcher() -> Finding:
-    place = Path(search_path({}).partition(":")[0]) / "horovodrun"
-    if place.is_file():
-        return Finding(AREA, "horovodrun", str(place))
-    why = "The launcher is not among this environment's scripts."
-    return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch in place of horovodrun")
+def _launcher(found: str | None) -> Finding:
+    """Look at the launcher that the user's shell finds, if any."""
+    own = Path(search_path({}).partition(":")[0]) / "horovodrun"
+    if not own.is_file():
+        why = "The launcher is not among this environment's scripts."
+        return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch in place of horovodrun")
+    if found is None or Path(found).resolve() != own.resolve():
+        why = f"A shell finds {found or 'none'}, and not this environment's."
+        return Finding(AREA, "horovodrun", str(own), "warning", why, f". {own.with_name('activate')}")
+    return Finding(AREA, "horovodrun", str(own))
 
 
 def _compilers(machine: Machine) -> Iterator[Finding]:

@@ -54,7 +54,18 @@ def _memory() -> str:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         found[name] = int(rest.split()[0]) / 2**20
-    return f"{found['MemTotal']:.0f} GiB, {found['MemAvailable']:.0f} GiB available"
+    told = f"{found['MemTotal']:.0f} GiB, {found['MemAvailable']:.0f} GiB available"
+    limit = _memory_limit()
+    return told if limit is None else f"{told}; this container may use {limit:.0f} GiB"
+
+
+def _memory_limit() -> float | None:
+    """Return the GiB that the control group allows, or None for all."""
+    try:
+        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        return None if most == "max" else int(most) / _GIB
+    except (OSError, ValueError):
+        return None
 
 
 def _workers(cores: int, gpus: int) -> Finding:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainkit.doctor.findings import Finding
+from trainkit.engine.launcher import read_launcher, without_launcher
 
 AREA = "network"
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap")
@@ -67,10 +68,13 @@ def _own_name() -> Finding:
 def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
     told = {k: "(hidden)" if any(s in k for s in _SECRET) else v for k, v in environ.items() if k.startswith(_TOLD)}
     yield Finding(AREA, "variables", ", ".join(f"{k}={v}" for k, v in sorted(told.items())) or "none set for the frameworks")
-    stray = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_SIZE") if name in environ]
-    if stray:
-        why = "Left over from a launcher: trainkit takes this process for a rank of a job."
-        yield Finding(AREA, "launcher's variables", ", ".join(stray), "warning", why, f"unset {' '.join(stray)}")
+    started = read_launcher(environ)
+    if started.world_size > 1:
+        stray = " ".join(sorted(environ.keys() - without_launcher(environ).keys()))
+        why = (
+            f"They make trainkit take this process for rank {started.rank} of {started.world_size} that {started.name} started."
+        )
+        yield Finding(AREA, "launcher's variables", stray, "warning", why, f"unset {stray}")
     if environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         why = "Each kernel waits for the one before it: many times slower."
         yield Finding(AREA, "CUDA_LAUNCH_BLOCKING", "1", "warning", why, "unset CUDA_LAUNCH_BLOCKING")

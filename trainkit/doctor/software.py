@@ -74,7 +74,8 @@ def ask_torch() -> Torch:
         [sys.executable, "-c", _ASK], check=False, capture_output=True, text=True, errors="replace", timeout=300
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"torch_error": done.stderr.strip()[-300:]}
+    said = done.stderr.strip()[-300:] or f"the import ended Python with exit code {done.returncode}"
+    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"torch_error": said}
     if len(lines) == 1:
         answer["torchvision_error"] = f"the import ended Python with exit code {done.returncode}"
     errors = {name: answer[f"{name}_error"] for name in ("torch", "torchvision") if f"{name}_error" in answer}
@@ -112,7 +113,7 @@ def _python(version: tuple[int, ...]) -> Finding:
 def _torch(torch: Torch) -> Finding:
     if torch.torch is None:
         why = f"It cannot be imported: {torch.errors.get('torch', 'it is not installed')}."
-        return Finding(AREA, "torch", "none", "wrong", why, "pip install torch torchvision")
+        return Finding(AREA, "torch", "none", "wrong", why, _install())
     built = f" for CUDA {torch.cuda}" if torch.cuda else ", without CUDA"
     number = tuple(int(part) for part in re.findall(r"\d+", torch.torch)[:2])
     if number < LEAST_TORCH:
@@ -124,11 +125,17 @@ def _torch(torch: Torch) -> Finding:
 def _torchvision(torch: Torch) -> Finding:
     if torch.torchvision is not None:
         return Finding(AREA, "torchvision", torch.torchvision)
+    if torch.torch is None:
+        return Finding(AREA, "torchvision", "cannot be told without torch")
     said = torch.errors.get("torchvision", "it is not installed")
     why = f"It cannot be imported ({said}): it was built for another torch, or is not there. The image recipes need it."
-    return Finding(
-        AREA, "torchvision", "none", "wrong", why, "pip install --upgrade torch torchvision   (together: a matched pair)"
-    )
+    return Finding(AREA, "torchvision", "none", "wrong", why, f"{_install()}   (together: a matched pair)")
+
+
+def _install() -> str:
+    """Return the command; what is there and broken pip would leave as it is."""
+    there = _has("torch") or _has("torchvision")
+    return f"pip install {'--upgrade --force-reinstall ' * there}torch torchvision"
 
 
 def _has(package: str) -> bool:

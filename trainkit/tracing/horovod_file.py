@@ -64,6 +64,8 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
     ended: set[int] = set()
     for event in events:
         phase, pid = event.get("ph"), event.get("pid")
+        if phase != "M" and not isinstance(event.get("ts"), (int, float)) or (phase == "B" and "name" not in event):
+            continue  # of a damaged file
         if phase == "M":
             args = event.get("args", {})
             began = args.get("start_time_steady_in_micros", began)

@@ -27,6 +27,7 @@ from trainkit.tracing.pieces import (
     About,
     Event,
     about_of,
+    own_events,
     read_events,
     read_head,
 )
@@ -79,7 +80,7 @@ def read_recording(folder: Path) -> list[RankTrace]:
         events = read_events(path)
         about = about_of(events)
         if about is not None:
-            ranks.append(RankTrace(about, events))
+            ranks.append(RankTrace(about, list(own_events(events))))
     if not ranks:
         raise TraceError(
             f"{folder} holds no recording that can be read: no file {OWN.format(0)}. "
@@ -191,7 +192,7 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
     shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
     tracks: dict[tuple[Any, Any], int] = {}
     for event in read_events(path):
-        if event.get("ph") not in ("X", "s", "f", "t") or "ts" not in event:
+        if event.get("ph") not in ("X", "s", "f", "t") or not isinstance(event.get("ts"), (int, float)):
             continue
         on_gpu = event.get("cat") in _ON_GPU
         key = (event.get("pid"), event.get("tid"))

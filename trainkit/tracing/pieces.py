@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_CHUNK = 1 << 16
 
 ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
 FOLDER = "timeline"  # of a run's folder; in it a folder for each recording
@@ -116,6 +117,31 @@ def read_head(path: Path) -> dict[str, Any]:
     return {}
 
 
+def own_events(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield those of our own events that are whole: in a damaged file some are not."""
+    for event in events:
+        args = event.get("args")
+        about = args if isinstance(args, dict) else {}
+        is_step = isinstance(about.get("step"), int)
+        if event.get("name") == MEETINGS:
+            times = about.get("times")
+            is_whole = isinstance(times, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in times)
+        elif event.get("cat") == SUMMED:
+            begins, ends = event.get("ph") == "b", event.get("ph") == "e"
+            told = is_step and isinstance(about.get("bytes"), int) and isinstance(about.get("names"), list) and about["names"]
+            is_whole = isinstance(event.get("id"), str) and _has_numbers(event, "ts") and bool(ends or (begins and told))
+        else:
+            spans = event.get("cat") == "part" and event.get("ph") == "X" and isinstance(event.get("name"), str)
+            counts = "samples" not in about or isinstance(about["samples"], int)
+            is_whole = spans and is_step and counts and _has_numbers(event, "ts", "dur", "tid")
+        if is_whole:
+            yield event
+
+
+def _has_numbers(event: Event, *keys: str) -> bool:
+    return all(isinstance(event.get(key), (int, float)) for key in keys)
+
+
 def about_of(events: list[Event]) -> About | None:
     """Return whose events these are, or None where they are not ours."""
     if not events or events[0].get("name") != ABOUT:
@@ -133,8 +159,12 @@ def _read(path: Path) -> bytes:
         return content
     try:
         return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error):
-        return zlib.decompressobj(31).decompress(content)  # cut off: what there is of it
+    except (EOFError, OSError, zlib.error):  # cut off or damaged: what comes before that
+        text, rest = bytearray(), zlib.decompressobj(31)
+        with contextlib.suppress(zlib.error):
+            for i in range(0, len(content), _CHUNK):
+                text += rest.decompress(content[i : i + _CHUNK])
+        return bytes(text)
 
 
 def _as_far_as_it_goes(text: str) -> Iterator[Event]:

@@ -54,7 +54,7 @@ def test_a_long_epoch_is_seen_to_live(
     monkeypatch.setattr("trainkit.callbacks.screens.time", Clock(step_s=16.0))
     quiet(tmp_path, max_steps=5, log_every_n_steps=1, enable_progress_bar=True).fit(Logs(), loader(23))
     steps = [line for line in capsys.readouterr().out.splitlines() if "step" in line]
-    assert [line.split("  ")[1] for line in steps] == ["step 2/6", "step 4/6"]
+    assert [line.split("  ")[1] for line in steps] == ["step 2/5", "step 4/5"]
     assert all("train/score 0.25" in line for line in steps)
 
 
@@ -158,6 +158,19 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], "no second one is added"
     assert bar._values() == "train/score 0.25"
     assert "val/loss" not in capsys.readouterr().out
+
+
+def test_a_validation_within_an_epoch_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that of a run which ends within an epoch; each once."""
+    quiet(tmp_path, enable_progress_bar=True, val_check_interval=2, max_steps=5).fit(Line(), loader(23), loader(4))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "val/loss" in line]
+    assert [re.split("  +", line)[1] for line in lines] == ["step 2", "step 4", "step 5"]
+
+
+def test_the_bar_ends_where_the_run_does(tmp_path: Path, terminal: io.StringIO) -> None:
+    """max_steps within an epoch is its end."""
+    quiet(tmp_path, enable_progress_bar=True, max_steps=2, log_every_n_steps=1).fit(Line(), loader(23))
+    assert "2/2" in plain(terminal) and "/6" not in plain(terminal)
 
 
 def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,8 @@ def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked.torch == "2.15.0" and "exit code 139" in asked.errors["torchvision"]
     monkeypatch.setattr(software, "_ASK", "raise RuntimeError('no torch at all')")
     assert "no torch at all" in software.ask_torch().errors["torch"]
+    monkeypatch.setattr(software, "_ASK", "import os; os._exit(3)")
+    assert "exit code 3" in software.ask_torch().errors["torch"]
 
 
 def test_no_horovod_is_told_with_what_its_build_lacks() -> None:
@@ -81,6 +83,28 @@ def test_a_horovod_that_does_not_fit_is_told() -> None:
     assert troubles(horovod.look(fits, GOOD, MACHINE)).keys() <= {"horovodrun"}
     slow = troubles(horovod.look(fits, Torch(torch="2.15.0", gpus=2), MACHINE))["sums on GPUs"]
     assert slow.mend.endswith("--gpu")
+
+
+def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
+    """Nor of torchvision: one thing is wrong, and that is told once."""
+    other = Installed(edited_version(), "2.14.0", ("gloo",), None)
+    assert troubles(horovod.look(other, Torch(errors={"torch": "broken"}), MACHINE)).keys() <= {"horovodrun"}
+    assert list(troubles(software.look(Torch(errors={"torch": "broken"})))) == ["torch"]
+
+
+def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
+    """It finds none, or another environment's: the README's commands would not be these."""
+    assert "A shell finds none" in horovod._launcher(None).why
+    other = horovod._launcher("/usr/bin/horovodrun")
+    assert "/usr/bin/horovodrun" in other.why and other.mend.endswith("bin/activate")
+    assert horovod._launcher(other.value).status == "ok"
+
+
+def test_what_is_broken_is_installed_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip leaves alone what is there; what is not there needs no force."""
+    assert "--force-reinstall" in software._install()
+    monkeypatch.setattr(software, "_has", lambda package: False)
+    assert software._install() == "pip install torch torchvision"
 
 
 class Nvml:
@@ -152,6 +176,17 @@ def test_a_gpu_that_torch_does_not_see_is_told(
     assert says in troubles(gpus.look(torch))["torch sees"].why
 
 
+def test_a_gpu_that_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without NVML's reader the driver's devices tell of it."""
+    monkeypatch.setattr(gpus, "_nvml", lambda: None)
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = troubles(gpus.look(Torch(torch="2.15.0", cuda="13.2")))["torch sees"]
+    assert "hides all 2" in found.why and found.mend == "unset CUDA_VISIBLE_DEVICES"
+
+
 def test_no_gpu_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training runs on the CPU."""
     monkeypatch.setattr(gpus, "_nvml", lambda: None)
@@ -181,8 +216,12 @@ def test_few_cores_for_many_gpus_are_told() -> None:
 
 def test_what_a_launcher_left_is_told() -> None:
     """A shell with RANK in it would be taken for a rank; secrets are not shown."""
-    found = list(network.look({"RANK": "0", "CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}))
+    left = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
+    found = list(network.look(left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}))
     assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
+    assert troubles(found)["launcher's variables"].mend == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
+    assert "rank 1 of 4 that torchrun started" in troubles(found)["launcher's variables"].why
+    assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), "nobody reads these alone"
     (variables,) = [f.value for f in found if f.name == "variables"]
     assert "NCCL_DEBUG=INFO" in variables and "abc" not in variables
 

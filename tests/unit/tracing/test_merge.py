@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.recorded import record
+from trainkit.report.steps import analyse
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
-from trainkit.tracing.pieces import FOLDER, OWN, TORCH
+from trainkit.tracing.pieces import FOLDER, HOROVOD, OWN, TORCH
 
 
 def whole(folder: Path) -> list[dict[str, Any]]:
@@ -100,3 +105,20 @@ def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
     (tmp_path / OWN.format(0)).write_text("[")
     with pytest.raises(TraceError, match=r"no recording that can be read.*callbacks=timeline"):
         read_recording(tmp_path)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([OWN, HOROVOD, TORCH]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_recording_is_read_as_far_as_it_goes(at: int, length: int, file: str, is_cut: bool) -> None:
+    """Bytes that are missing or others, in any of the files, are no error of ours."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = record(Path(place), ranks=2, steps=3, gradients={"a": 400, "b": 800})
+        event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7}
+        content = {"baseTimeNanoseconds": 10**18, "traceEvents": [event] * 50}
+        (folder / TORCH.format(1)).write_bytes(gzip.compress(json.dumps(content).encode()))
+        path = folder / file.format(1)
+        whole_, start = path.read_bytes(), at % path.stat().st_size
+        path.write_bytes(whole_[:start] + (b"" if is_cut else b"\x00" * length) + whole_[start + length :])
+        write_whole(folder)
+        with contextlib.suppress(TraceError):
+            analyse(read_recording(folder))
