@@ -39,7 +39,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts.sh").chmod(0o755)
     write_images(folder)
     recorded = " callbacks=timeline callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
-    poisoned = " 'callbacks=[capsule,faults]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
+    poisoned = " 'callbacks=[capsule,faults,checkpoint]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
+    poisoned += " callbacks.checkpoint.every_n_train_steps=10"
     for run in (f"conf=resnet50 run_dir=runs/mine{QUICK}{recorded}", f"conf=mlp run_dir=runs/nan{poisoned}"):
         done = run_command(f"python -m trainkit fit {run}", folder)
         assert done.code == 0, done.text

@@ -40,6 +40,7 @@ class Background:
         self.dropped = 0
         self._name, self._flush, self._get_on, self._room = name, flush, get_on, room
         self._failed = self._abandoned = False
+        self._doing = "waiting"
         self._queue: queue.Queue[_Entry | None] = queue.Queue(room)
         # A daemon: a network that never answers does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"trainkit-{name}", daemon=True)
@@ -78,8 +79,8 @@ class Background:
             self._abandoned = True
             left = self._queue.qsize()
             print(
-                f"{self._name} did not finish within {timeout_s:g} s: what it did not write yet is lost (entries that wait: "
-                f"{left}).",
+                f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}. What it did not write yet is "
+                f"lost (entries that wait: {left}).",
                 flush=True,
             )
         if self.dropped:
@@ -109,6 +110,7 @@ class Background:
         while (entry := self._queue.get()) is not None:
             if self._abandoned:
                 return
+            self._doing = entry.what
             if self._failed:
                 if entry.always:
                     with contextlib.suppress(Exception):  # the first failure was told; files and connections are closed

@@ -105,8 +105,9 @@ class Board:
         """Note what was logged."""
         self.metrics = self.metrics | metrics  # a new one: a scrape may be walking through the old one
         self.numbers["trainkit_nonfinite_values_total"] += sum(not math.isfinite(value) for value in metrics.values())
-        if self.loss_name in metrics:
-            self.numbers["trainkit_loss"] = metrics[self.loss_name]
+        for name in (self.loss_name, f"{self.loss_name}_step"):  # with that ending where it is logged by epoch too
+            if name in metrics:
+                self.numbers["trainkit_loss"] = metrics[name]
 
     def histogram(self) -> tuple[list[tuple[str, float]], float]:
         """Return trainkit_step_seconds: (upper bound, steps up to it) of each bucket, and the sum of seconds."""

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader, quiet
 from tests.unit.loggers.scraping import Samples, Scrapes, exported
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.device_stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers import PrometheusLogger
-from trainkit.loggers.series import SERIES
+from trainkit.loggers.series import SERIES, Board
 from trainkit.version import __version__
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
@@ -62,6 +64,15 @@ def test_a_run_exports_where_its_time_goes(tmp_path: Path) -> None:
     assert set(shares) == {"data", "compute", "communication", "optimizer", "hooks"}
     assert sum(shares.values()) == pytest.approx(1)
     assert one(samples, "trainkit_samples_per_second") > 0
+
+
+@pytest.mark.parametrize("name", ["train/loss", "train/loss_step"])
+def test_the_loss_is_found_by_either_name(name: str) -> None:
+    """A value that is logged by step and by epoch, as the recipes' loss, comes with an ending; the epoch's is another one."""
+    board = Board({}, {}, DeviceStats(torch.device("cpu")), "train/loss")
+    board.take_metrics({name: 0.5})
+    board.take_metrics({"train/loss_epoch": 9.0, "val/loss": 8.0})
+    assert board.numbers["trainkit_loss"] == 0.5
 
 
 def test_a_run_exports_its_host(tmp_path: Path) -> None:
