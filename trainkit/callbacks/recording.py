@@ -42,7 +42,7 @@ class Recording:
         self._trainer, self._engine = trainer, trainer.engine
         self._rank, self._folder = trainer.global_rank, folder
         self._before_step = "data" if isinstance(trainer.session.run.feed, StreamFeed) else "hooks"
-        self._on_gpu = trainer.engine.device.type == "cuda"
+        self._on_gpu = _computes_on_gpu(trainer)
         self._profiler = _profiler(self._on_gpu) if torch_profiler else None
         lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
@@ -200,12 +200,16 @@ def _about(trainer: Trainer) -> About:
         monotonic_ns=time.perf_counter_ns(),
         unix_ns=time.time_ns(),
         engine=engine.name,
-        device=torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu",
+        device=torch.cuda.get_device_name(engine.device) if _computes_on_gpu(trainer) else "cpu",
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
         workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
         **engine.sum_settings,
     )
+
+
+def _computes_on_gpu(trainer: Trainer) -> bool:
+    return trainer.engine.device.type == "cuda"
 
 
 def _boot() -> str:

@@ -72,6 +72,37 @@ def test_the_clock_counts_each_part_where_it_ends() -> None:
     assert list(clock.durations) == [6.25, 7.5], "a step begins where the one before it ended; a validation is nobody's"
 
 
+class Event:
+    """Stands for torch.cuda.Event: the device needs ten seconds for what the host hands over in one."""
+
+    made, waited = 0, False
+
+    def __init__(self) -> None:
+        self.at, Event.made = 10.0 * Event.made, Event.made + 1
+
+    def query(self) -> bool:
+        """Whether it has happened: the device is two events behind."""
+        return Event.waited or self.at / 10 < Event.made - 2
+
+    def elapsed_time(self, later: Event) -> float:
+        """Return milliseconds."""
+        return 1000 * (later.at - self.at)
+
+
+def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has run ahead, and then waited for it with the sums: that is no communication. Nothing waits in a step."""
+    monkeypatch.setattr("trainkit.callbacks.step_clock._event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: setattr(Event, "waited", True))
+    times = iter([0.0, 1.0, 2.0, 13.0, 14.0] + [14.0, 15.0, 16.0, 27.0, 28.0])
+    clock = StepClock(now=lambda: next(times))
+    clock._on_gpu = True
+    for call in ("begin", "batch_came", "batch_done", "sums_came", "end") * 2:
+        getattr(clock, call)()
+    assert not Event.waited
+    assert clock.read().seconds == {"data": 2.0, "compute": 20.0, "communication": 4.0, "optimizer": 2.0, "hooks": 0.0}
+    assert Event.waited and clock.read() == clock.read()
+
+
 def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Two real Trainers, one of which computes slowly: rank 0 says so once."""
 

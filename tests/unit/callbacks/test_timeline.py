@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,50 @@ def test_outside_of_a_recording_nothing_is_noted(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("nobody records"))
     quiet(tmp_path, callbacks=[Timeline(start_step=None)]).fit(Line(), loader(23))
     assert recordings(tmp_path) == [] and not (tmp_path / FOLDER / HOROVOD.format(0)).exists()
+
+
+class Device:
+    """Stands for a GPU: what the host hands over is done ten times later, one thing after the other."""
+
+    def __init__(self) -> None:
+        self.zero = self.handed = time.perf_counter()
+        self.done = 0.0
+
+    def event(self) -> Event:
+        """Record an event behind all that was handed over."""
+        now = time.perf_counter()
+        self.done += 10 * (now - self.handed)
+        self.handed = now
+        return Event(self.done)
+
+
+@dataclass
+class Event:
+    """Stands for torch.cuda.Event."""
+
+    at: float
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def elapsed_time(self, later: Event) -> float:
+        """Return milliseconds."""
+        return 1000 * (later.at - self.at)
+
+
+def test_on_a_gpu_the_devices_own_times_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the host's, which runs ahead; the analysis takes the device's."""
+    device = Device()
+    monkeypatch.setattr("trainkit.callbacks.recording._computes_on_gpu", lambda trainer: True)
+    monkeypatch.setattr("trainkit.callbacks.recording._event", device.event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "H200")
+    quiet(tmp_path, callbacks=[Timeline(1, 3, torch_profiler=False)]).fit(Line(), loader(23))
+    (folder,) = recordings(tmp_path)
+    events = [e for e in read_events(folder / OWN.format(0)) if e.get("cat") == "part" and "samples" not in e["args"]]
+    host, gpu = ([e for e in events if e["tid"] == tid and e["name"] == "backward"] for tid in (0, 1))
+    assert [e["args"]["step"] for e in host] == [e["args"]["step"] for e in gpu] == [1, 2, 3]
+    assert all(g["dur"] == pytest.approx(10 * h["dur"], rel=0.5) for h, g in zip(host, gpu, strict=True))
+    analysis = analyse(read_recording(folder))
+    assert analysis.mean("backward") == pytest.approx(sum(e["dur"] for e in gpu) / 3e6)
+    assert analysis.abouts[0].device == "H200"
