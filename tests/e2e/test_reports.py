@@ -173,6 +173,7 @@ def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path
         ("nowhere", "There is no folder nowhere"),
         (".", "callbacks=timeline"),
         (". recrod=3", "recrod=3 is not understood"),
+        (". record=3", "No job trains in ."),
         (". record=0", "record is '0'; it must be a number of steps, 1 or more"),
     ],
 )

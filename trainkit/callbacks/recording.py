@@ -123,14 +123,16 @@ class Recording:
         self._marks.clear()
         self._write(events)
 
-    def finish(self) -> None:
-        """End the recording on all ranks."""
+    def finish(self) -> bool:
+        """End the recording on all ranks; return whether this one has written all of its own."""
         self._meet()
         self._engine.stop_timeline()
         self._stop_profiler(keep=True)
         self._write(self._by_device())
+        is_written = self._piece is not None
         self._try(self._close)
         self._engine.barrier()  # all files are there
+        return is_written
 
     def abandon(self) -> None:
         """End it on this rank alone: others may be gone."""

@@ -20,8 +20,8 @@ from trainkit.callback import Callback
 from trainkit.callbacks.recording import Recording
 from trainkit.errors import ConfigError
 from trainkit.terminal import short
-from trainkit.tracing.merge import TraceError, write_whole
-from trainkit.tracing.pieces import FOLDER, REQUEST
+from trainkit.tracing.merge import TraceError, recordings, write_whole
+from trainkit.tracing.pieces import FOLDER, PATIENCE_S, REQUEST, WHOLE
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -64,7 +64,9 @@ class Timeline(Callback):
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Listen."""
         self._request = trainer.run_dir / FOLDER / REQUEST
-        self._request.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one that is older than anybody waits for
+            if time.time() - self._request.stat().st_mtime > PATIENCE_S:
+                self._request.unlink()
         self._due = self.start_step is not None and trainer.global_step <= self.start_step
         self.folders = []
         trainer.session.pulse.wish = self._is_asked
@@ -119,10 +121,11 @@ class Timeline(Callback):
 
     def _finish(self, trainer: Trainer) -> None:
         assert self._recording is not None
-        self._recording.finish()
+        is_written = self._recording.finish()
         self._recording = None
-        see = f"python -m trainkit timeline {short(trainer.run_dir)}"
-        trainer.session.tell(f"Timeline: recorded into {short(self.folders[-1])}. See what it says: {see}")
+        if is_written:
+            see = f"python -m trainkit timeline {short(trainer.run_dir)}"
+            trainer.session.tell(f"Timeline: recorded into {short(self.folders[-1])}. See what it says: {see}")
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
         """The batch is there."""
@@ -179,7 +182,9 @@ class Timeline(Callback):
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
         """Make one file of each recording."""
         if trainer.is_global_zero:
-            for folder in self.folders:
+            for folder in recordings(trainer.run_dir):
+                if (folder / WHOLE).exists():
+                    continue
                 try:
                     path = write_whole(folder)
                     trainer.session.tell(f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing")

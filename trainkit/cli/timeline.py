@@ -12,9 +12,10 @@ from trainkit.report.steps import analyse
 from trainkit.report.timeline_advice import advise
 from trainkit.report.timeline_page import write_timeline_page
 from trainkit.report.timeline_words import grids, in_words
+from trainkit.run_lock import LOCK
 from trainkit.terminal import console_of
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
-from trainkit.tracing.pieces import FOLDER, OWN, REQUEST
+from trainkit.tracing.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 
 _USAGE = """usage: python -m trainkit timeline RUN_DIR [record=STEPS]
 
@@ -22,7 +23,6 @@ _USAGE = """usage: python -m trainkit timeline RUN_DIR [record=STEPS]
   RUN_DIR/reports/timeline.html and the one file that ui.perfetto.dev opens.
   With record=STEPS it asks the job that runs there, with callbacks=timeline, to record so many steps now.
 """
-_PATIENCE_S = 30.0
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -77,16 +77,19 @@ def _show(folder: Path) -> None:
 def _ask(run_dir: Path, steps: str) -> None:
     if not steps.isdecimal() or int(steps) < 1:
         raise ConfigError(f"record is '{steps}'; it must be a number of steps, 1 or more.")
+    lock = run_dir / LOCK
+    if not lock.is_file() or not lock.read_text().strip():  # a fit that runs has described itself there
+        raise ConfigError(f"No job trains in {run_dir}: there is nobody to record. Start one with callbacks=timeline.")
     request, before = run_dir / FOLDER / REQUEST, set(recordings(run_dir))
     request.parent.mkdir(exist_ok=True)
     request.write_text(steps)
     print(f"Asked the job in {run_dir} to record {steps} steps ...", flush=True)
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + PATIENCE_S
     while request.exists():
         if time.monotonic() > until:
             request.unlink(missing_ok=True)
             raise ConfigError(
-                f"Nobody took it within {_PATIENCE_S:.0f} s: no job trains in {run_dir} with callbacks=timeline, or it is in a "
+                f"Nobody took it within {PATIENCE_S:.0f} s: no job trains in {run_dir} with callbacks=timeline, or it is in a "
                 "long validation."
             )
         time.sleep(0.1)

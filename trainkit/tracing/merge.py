@@ -119,7 +119,17 @@ def write_whole(folder: Path) -> Path:
     ranks = read_recording(folder)
     path = folder / WHOLE
     draft = path.with_name(f".{path.name}.draft")
-    with gzip.open(draft, "wt", compresslevel=3) as file:
+    try:
+        _write(draft, ranks)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.replace(path)
+    return path
+
+
+def _write(path: Path, ranks: list[RankTrace]) -> None:
+    with gzip.open(path, "wt", compresslevel=3) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         begin = min((_first(rank) for rank in ranks), default=0.0)
         before = "\n"
@@ -131,8 +141,6 @@ def write_whole(folder: Path) -> Path:
             file.write(before + json.dumps(event, separators=(",", ":")))
             before = ",\n"
         file.write("\n]}\n")
-    draft.replace(path)
-    return path
 
 
 def _first(rank: RankTrace) -> float:

@@ -27,6 +27,7 @@ FOLDER = "timeline"  # of a run's folder; in it a folder for each recording
 OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # of a rank, in the recording's folder
 WHOLE = "trace.json.gz"  # what they become
 REQUEST = "record"  # in FOLDER: asks a running job to record; holds the number of steps, or nothing
+PATIENCE_S = 30.0  # for which somebody waits until a request is taken
 
 
 @dataclass(frozen=True)

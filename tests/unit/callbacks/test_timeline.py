@@ -17,7 +17,7 @@ import torch
 from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader, quiet
 from trainkit.callback import Callback
-from trainkit.callbacks import Timeline
+from trainkit.callbacks import ModelCheckpoint, Timeline
 from trainkit.callbacks.recording import Recording
 from trainkit.report.steps import analyse
 from trainkit.tracing.merge import read_recording, recordings
@@ -100,6 +100,21 @@ def ask(trainer: Trainer) -> None:
     """What `trainkit timeline RUN_DIR record=2` does."""
     (trainer.run_dir / FOLDER).mkdir(exist_ok=True)
     (trainer.run_dir / FOLDER / REQUEST).write_text("2")
+
+
+def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> None:
+    """A run that was broken off, or an elastic one whose ranks changed, has recordings that nobody has merged."""
+
+    def fail(trainer: Trainer) -> None:
+        raise KeyError("broken")
+
+    saves = ModelCheckpoint(every_n_train_steps=2)
+    with pytest.raises(KeyError):
+        quiet(tmp_path, callbacks=[Timeline(1, 2), saves, At(5, fail)]).fit(Line(), loader(23))
+    (folder,) = recordings(tmp_path)
+    assert not (folder / WHOLE).exists()
+    quiet(tmp_path, callbacks=[Timeline(None), ModelCheckpoint()]).fit(Line(), loader(23), ckpt_path="last")
+    assert (folder / WHOLE).exists()
 
 
 @pytest.mark.parametrize("act", [ask, lambda trainer: os.kill(os.getpid(), signal.SIGUSR2)], ids=["asked", "signalled"])
