@@ -38,7 +38,7 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 
 unit: $(READY)
-	$(BIN)/pytest -q tests/unit tests/test_layering.py
+	$(BIN)/pytest -q -n 2 tests/unit tests/test_layering.py
 
 parallel: $(READY)
 	$(BIN)/pytest -q tests/parallel
@@ -56,6 +56,7 @@ bench: $(READY)
 	$(BIN)/python tests/benchmarks/throughput.py
 	$(BIN)/python tests/benchmarks/checkpoints.py
 	$(BIN)/python tests/benchmarks/elastic.py
+	$(BIN)/python tests/benchmarks/watching.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
