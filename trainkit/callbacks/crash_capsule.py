@@ -162,7 +162,7 @@ class CrashCapsule(Callback):
         for step, loss in came:
             bad = not math.isfinite(loss)
             if bad and not self._was_bad:  # weights that are not finite stay so: of a spell the first step tells
-                if step == trainer.global_step and not _are_finite(task):
+                if step == trainer.global_step and not are_finite(task):
                     self._keep_cause(trainer, step, loss)
                 else:
                     self.keep_step(trainer, step, f"the loss is {loss}")
@@ -195,7 +195,7 @@ class CrashCapsule(Callback):
         return True
 
 
-def _are_finite(task: Task) -> bool:
+def are_finite(task: Task) -> bool:
     """Whether all weights are. Waits for the device."""
     with allowed_read():
         return all(bool(parameter.detach().isfinite().all()) for parameter in task.parameters())

@@ -21,6 +21,9 @@ _OF_HOST = ("cpu_", "host_", "process_")
 _MEANS = ("_ratio", "_watts")  # of what goes up and down a mean says more than the highest
 
 
+_FIRST_S = 0.5
+
+
 class Sampler:
     """Reads numbers in a thread now and then, so that nobody waits for a driver.
 
@@ -55,6 +58,8 @@ class Sampler:
         self._thread.join()
 
     def _work(self) -> None:
+        if self._stopped.wait(min(_FIRST_S, self._every_s)):  # of no time at all there is no load
+            return
         while True:
             reading = self._read()
             with self._lock:

@@ -46,10 +46,11 @@ class SimpleProfiler(Callback):
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Begin to time hooks."""
-        if stage == "fit" and trainer.is_global_zero:
-            self.seconds, self._mark = {}, None
+        if stage == "fit":
+            self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
             self._began = time.perf_counter()
-            trainer.session.hooks.wrap(self._around)
+            if self._is_timed:
+                trainer.session.hooks.wrap(self._around)
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
         """Waiting for data begins."""
@@ -122,6 +123,8 @@ class SimpleProfiler(Callback):
         return timed
 
     def _part(self, place: int) -> None:
+        if not self._is_timed:
+            return
         now, in_hooks = time.perf_counter(), self._in_hooks
         if self._mark is not None:
             self._add("step", STEP[place], max(0.0, now - self._mark[0] - (in_hooks - self._mark[1])))

@@ -43,7 +43,11 @@ class Recording:
         self._rank, self._folder = trainer.global_rank, folder
         self._before_step = "data" if isinstance(trainer.session.run.feed, StreamFeed) else "hooks"
         self._on_gpu = _computes_on_gpu(trainer)
-        self._profiler = _profiler(self._on_gpu) if torch_profiler else None
+        self._profiler: profile | None = None
+        if torch_profiler and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            trainer.session.tell("Timeline: it lacks what torch's profiler sees, which runs already and cannot run twice.")
+        elif torch_profiler:
+            self._profiler = _profiler(self._on_gpu)
         lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
             trainer.session.tell(f"Timeline: it lacks {lacks}.")
@@ -150,9 +154,12 @@ class Recording:
     def _stop_profiler(self, keep: bool) -> None:
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
-            profiler.stop()
-            if keep:
-                self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
+            try:
+                profiler.stop()
+                if keep:
+                    self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
+            except RuntimeError as error:  # another one was started meanwhile
+                print(f"Timeline: rank {self._rank} lacks what torch's profiler sees: {error}", flush=True)
 
     def _meet(self) -> None:
         """Let all ranks meet, so that their clocks can be compared."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.callback import Callback
-from trainkit.callbacks.crash_capsule import CrashCapsule
+from trainkit.callbacks.crash_capsule import CrashCapsule, are_finite
 from trainkit.callbacks.late_losses import LateLosses
 from trainkit.callbacks.step_samples import samples_of
 from trainkit.callbacks.usual_loss import Usual
@@ -78,6 +78,7 @@ class SpikeDetection(Callback):
         """Begin anew."""
         if stage == "fit":
             self.spikes, self._usual, self._late = [], Usual(*self._rule), None
+            self._was_bad = False
             self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
@@ -131,7 +132,13 @@ class SpikeDetection(Callback):
             for older in [known for known in self._places if known < step]:
                 del self._places[older]  # a rank without samples in it has no loss
             leaps = self._usual.is_spike(loss) or (bad and self.finite_only)
-            if leaps:
+            may_be_innocent = bad and (self._was_bad or step == trainer.global_step)
+            spoilt = may_be_innocent and not are_finite(trainer.session.task)
+            if spoilt and not self._was_bad:  # of those that follow nobody learns more
+                text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, as weights are not finite"
+                print(f"{text[0].upper()}{text[1:]}.", flush=True)
+                self._why_stop = self._why_stop or text
+            if leaps and not spoilt:
                 with allowed_read():  # the order of samples is the host's
                     samples = samples_of(trainer, epoch, step_in_epoch)
                 own = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
@@ -139,7 +146,7 @@ class SpikeDetection(Callback):
                 self._note(trainer, step, loss, usual, own)
                 if not self._was_leaping:
                     self._tell(trainer, step, loss, usual, own)
-            self._was_leaping = leaps
+            self._was_leaping, self._was_bad = leaps, bad
 
     def _note(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         if self.exclude_batches_path is None:

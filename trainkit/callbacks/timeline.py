@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.callback import Callback
+from trainkit.callbacks.profiler import PyTorchProfiler
 from trainkit.callbacks.recording import Recording
 from trainkit.errors import ConfigError
 from trainkit.terminal import short
@@ -70,6 +71,10 @@ class Timeline(Callback):
         self._due = self.start_step is not None and trainer.global_step <= self.start_step
         self.folders = []
         trainer.session.pulse.wish = self._is_asked
+        self._takes_torch = self.torch_profiler
+        if self.torch_profiler and any(isinstance(c, PyTorchProfiler) for c in trainer.callbacks):
+            self._takes_torch = False  # torch can run one at a time; a second one may end the process
+            trainer.session.tell("Timeline: it leaves torch's profiler to trainer.profiler=pytorch.")
         with contextlib.suppress(ValueError):  # only the main thread may
             self._before = signal.signal(signal.SIGUSR2, self._on_signal)
 
@@ -117,7 +122,7 @@ class Timeline(Callback):
         folder = trainer.engine.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
         self.folders.append(folder)
         trainer.session.tell(f"Timeline: recording steps {first} to {self._until - 1}")
-        self._recording = Recording(trainer, folder, self.torch_profiler)
+        self._recording = Recording(trainer, folder, self._takes_torch)
 
     def _finish(self, trainer: Trainer) -> None:
         assert self._recording is not None

@@ -13,7 +13,7 @@ from trainkit.report.timeline_advice import advise
 from trainkit.report.timeline_page import write_timeline_page
 from trainkit.report.timeline_words import grids, in_words
 from trainkit.run_lock import LOCK
-from trainkit.terminal import console_of
+from trainkit.terminal import console_of, short
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
 from trainkit.tracing.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 
@@ -34,9 +34,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
         options = dict(a.split("=", 1) for a in arguments[1:] if "=" in a)
         if len(options) != len(arguments) - 1 or options.keys() - {"record"}:
             raise ConfigError(f"{' '.join(arguments[1:])} is not understood: after RUN_DIR comes nothing, or record=STEPS.")
-        folder = Path(arguments[0])
+        folder = Path(arguments[0]).absolute()
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {folder}. Give a run's folder, as runs/resnet50/<time>.")
+            raise ConfigError(f"There is no folder {short(folder)}. Give a run's folder, as runs/resnet50/<time>.")
         if "record" in options:
             _ask(folder, options["record"])
         else:
@@ -54,8 +54,8 @@ def _show(folder: Path) -> None:
         found = recordings(folder)
         if not found:
             raise TraceError(
-                f"{folder} has no recording in {FOLDER}/. Train with callbacks=timeline, or ask the job that runs there: "
-                f"python -m trainkit timeline {folder} record=10"
+                f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or ask the job that runs "
+                f"there: python -m trainkit timeline {short(folder)} record=10"
             )
         recording, run_dir = found[-1], folder
     ranks = read_recording(recording)
@@ -68,10 +68,10 @@ def _show(folder: Path) -> None:
         console.print()
         console.print(grid.rich())
     page = run_dir / "reports" / "timeline.html"
-    write_timeline_page(page, str(recording), ranks, analysis, advice)
+    write_timeline_page(page, short(recording), ranks, analysis, advice)
     console.print()
-    console.print(f"page   {page}", soft_wrap=True)
-    console.print(f"trace  {write_whole(recording)}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True)
+    console.print(f"page   {short(page)}", soft_wrap=True)
+    console.print(f"trace  {short(write_whole(recording))}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True)
 
 
 def _ask(run_dir: Path, steps: str) -> None:
@@ -79,19 +79,19 @@ def _ask(run_dir: Path, steps: str) -> None:
         raise ConfigError(f"record is '{steps}'; it must be a number of steps, 1 or more.")
     lock = run_dir / LOCK
     if not lock.is_file() or not lock.read_text().strip():  # a fit that runs has described itself there
-        raise ConfigError(f"No job trains in {run_dir}: there is nobody to record. Start one with callbacks=timeline.")
+        raise ConfigError(f"No job trains in {short(run_dir)}: there is nobody to record. Start one with callbacks=timeline.")
     request, before = run_dir / FOLDER / REQUEST, set(recordings(run_dir))
     request.parent.mkdir(exist_ok=True)
     request.write_text(steps)
-    print(f"Asked the job in {run_dir} to record {steps} steps ...", flush=True)
+    print(f"Asked the job in {short(run_dir)} to record {steps} steps ...", flush=True)
     until = time.monotonic() + PATIENCE_S
     while request.exists():
         if time.monotonic() > until:
             request.unlink(missing_ok=True)
             raise ConfigError(
-                f"Nobody took it within {PATIENCE_S:.0f} s: no job trains in {run_dir} with callbacks=timeline, or it is in a "
-                "long validation."
+                f"Nobody took it within {PATIENCE_S:.0f} s: no job trains in {short(run_dir)} with callbacks=timeline, or it "
+                "is in a long validation."
             )
         time.sleep(0.1)
     new = [str(folder) for folder in recordings(run_dir) if folder not in before]
-    print(f"It records{f' into {new[-1]}' if new else ''}. Then: python -m trainkit timeline {run_dir}")
+    print(f"It records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit timeline {short(run_dir)}")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _PAIRS = 20_000  # of which slopes are taken, at most
-_LEAST_CYCLE_S = 1e-6
+_LEAST_CYCLE_S, _PHASES = 1e-6, 4
 _LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, so that a bandwidth can be told
 
 
@@ -118,9 +118,19 @@ class Summing:
 
 
 def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
-    """Return the seconds for which a step waits for sums once backward has ended."""
-    cycle = summing.cycle_s if summing.cycle_s >= _LEAST_CYCLE_S else 0.0
-    ready, now, woken, i = profile.ready, 0.0, -cycle, 0
+    """Return the seconds for which a step waits for sums once backward has ended.
+
+    Backward may begin at any moment of a cycle: the mean over several is returned.
+    """
+    if summing.cycle_s < _LEAST_CYCLE_S:
+        return _exposed_s(profile, link, replace(summing, cycle_s=0.0), 0.0)
+    begins = [summing.cycle_s * i / _PHASES for i in range(_PHASES)]
+    return statistics.fmean(_exposed_s(profile, link, summing, begin) for begin in begins)
+
+
+def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: float) -> float:
+    cycle = summing.cycle_s
+    ready, now, woken, i = profile.ready, first_look_s, first_look_s - cycle, 0
     while i < len(ready):
         now = woken = max(now, woken + cycle, 0.0 if cycle else ready[i][0])
         if ready[i][0] > now:  # nothing yet: the thread sleeps until the first cycle that finds something

@@ -27,6 +27,8 @@ def in_words(analysis: Analysis) -> list[str]:
         f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "
         f"{analysis.samples_per_s:,.0f} samples/s."
     ]
+    if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
+        said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not end them.")
     largest = max(LABELS, key=analysis.mean)
     parts = ", ".join(f"{LABELS[part]} {share(analysis.mean(part), step)}" for part in ("data", "communication", "waiting"))
     said.append(f"Most of it is {LABELS[largest]} ({share(analysis.mean(largest), step)}); {parts}.")
@@ -43,7 +45,7 @@ def in_words(analysis: Analysis) -> list[str]:
         said.append(f"Of {world} ranks only the files of {there} are here: copy the others' into the same folder.")
     if analysis.unaligned:
         said.append(f"The clocks of ranks {analysis.unaligned} could not be compared: their times are by the time of day.")
-    elif analysis.has_operations:
+    if analysis.link is None and analysis.has_operations:
         said.append("The sums here are too alike in size to tell what the network costs, so nothing is foretold of them.")
     if world > 1 and not analysis.gradients:
         said.append(f"Nothing is said of single gradients: {_no_gradients(analysis)}.")

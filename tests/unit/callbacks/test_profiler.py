@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.threads import ThreadEngine, World
 from tests.toy import Line, Net, loader, quiet, weights
 from trainkit.callback import Callback
-from trainkit.callbacks import PyTorchProfiler, SimpleProfiler
+from trainkit.callbacks import PyTorchProfiler, SimpleProfiler, Timeline
 from trainkit.callbacks.profiler import STEP
 from trainkit.errors import ConfigError
 
@@ -94,3 +95,33 @@ def test_an_unknown_profiler_is_refused(tmp_path: Path) -> None:
     """Only the names that there are, or a callback, are taken."""
     with pytest.raises(ConfigError, match=r"trainer\.profiler is 'simpel'; it must be one of 'simple', 'pytorch' or null"):
         quiet(tmp_path, profiler="simpel")
+
+
+def test_of_several_ranks_the_first_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others end as they would have without it."""
+
+    def work(engine: ThreadEngine) -> int:
+        trainer = quiet(tmp_path, engine=engine, profiler="simple")
+        trainer.fit(Line(), loader(16, 2))
+        return trainer.global_step
+
+    assert World(2).run(work) == [4, 4]
+    assert capsys.readouterr().out.count("time of the main thread") == 1
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_two_that_use_torchs_profiler_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
+    """It can run once at a time, a second one may even end the process: Timeline goes without, and says so."""
+    trainer = quiet(tmp_path, max_epochs=3, profiler=PyTorchProfiler(2, 1, 9), callbacks=[Timeline(first, 6)])
+    trainer.fit(Line(), loader(23))
+    assert trainer.global_step == 18
+    assert "leaves torch's profiler to trainer.profiler=pytorch" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("torch-*")) and list(tmp_path.rglob("profiler/rank-0.json.gz"))
+
+
+def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that runs already goes on."""
+    with torch.profiler.profile(acc_events=False) as own:
+        quiet(tmp_path, callbacks=[Timeline(1, 2)]).fit(Line(), loader(23))
+    assert "runs already and cannot run twice" in capsys.readouterr().out
+    assert any(event.key == "aten::addmm" for event in own.key_averages())

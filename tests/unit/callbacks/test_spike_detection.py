@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.toy import Line, Net, loader, quiet, rows, weights
+from trainkit.callback import Callback
 from trainkit.callbacks import CrashCapsule, SpikeDetection
 from trainkit.callbacks.usual_loss import Usual
 from trainkit.errors import ConfigError
@@ -173,3 +174,19 @@ def test_what_says_nothing_is_refused() -> None:
         SpikeDetection(rtol=None, deviations=None)
     with pytest.raises(ConfigError, match=r"callbacks\.spikes\.window is 1; it must be 2 or more"):
         SpikeDetection(window=1)
+
+
+def test_of_weights_that_are_spoilt_no_sample_is_accused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every loss after that is nan: it is told once, and nothing is to be excluded for it."""
+
+    class Spoils(Callback):
+        def on_train_step_start(self, trainer: Any, task: Any) -> None:
+            if trainer.global_step == 2:
+                with torch.no_grad():
+                    task.model.bias.fill_(float("nan"))
+
+    watch = SpikeDetection(exclude_batches_path=str(tmp_path / "bad.jsonl"))
+    quiet(tmp_path, callbacks=[watch, Spoils()]).fit(Line(), loader(24))
+    out = capsys.readouterr().out
+    assert out.count("The loss of rank 0 is nan at step 2, as weights are not finite.") == 1 and "Samples" not in out
+    assert watch.spikes == [] and not list(tmp_path.glob("bad*"))

@@ -74,7 +74,7 @@ def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
     slow = with_sums(analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27))
     advice = of(slow, "engine.cycle_time_ms")
     assert advice.setting == "engine.cycle_time_ms=0.1"
-    assert advice.gain == pytest.approx(46 / (46 - 9.9) - 1, rel=0.05)
+    assert advice.gain == pytest.approx(46 / (46 - 6.1) - 1, rel=0.05)  # 2.4 to 9.9 ms, as looks happen to come
 
 
 def test_many_small_sums_are_fused(tmp_path: Path) -> None:
