@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.options import count, engine_of, split_own
 from trainkit.engine.launcher import pretend, read_launcher, without_launcher
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.horovod_commands import first_error
@@ -94,8 +95,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     started = read_launcher()
-    own = dict(argument.split("=", 1) for argument in arguments if argument.split("=", 1)[0] in _OWN and "=" in argument)
-    rest = [argument for argument in arguments if argument.split("=", 1)[0] not in own]
+    own, rest = split_own(arguments, _OWN)
     try:
         if started.world_size > 1:
             raise ConfigError(
@@ -104,8 +104,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         asked = _read(own, rest)
     except ConfigError as error:
         return run.fail(error, started, str(error), error.exit_code)
-    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
-    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine))  # the config is checked as it will be there
+    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))  # the config is checked as it will be there
     equal = [True]
 
     def work(job: Job) -> None:
@@ -119,26 +118,20 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
         raise ConfigError("check-resume is of one config: leave -m out.")
     if "kill_at" not in own:
         raise ConfigError("kill_at is missing; it must be the step in the middle of which a run is killed, as kill_at=17.")
-    kill_at = _count("kill_at", own["kill_at"], 2)
-    save_at = _count("save_at", own["save_at"], 1) if "save_at" in own else max(1, kill_at - 2)
+    kill_at = count("kill_at", own["kill_at"], 2)
+    save_at = count("save_at", own["save_at"], 1) if "save_at" in own else max(1, kill_at - 2)
     if save_at >= kill_at:
         raise ConfigError(f"save_at is {save_at}; it must be less than kill_at={kill_at}: a dead run saves nothing.")
-    steps = _count("steps", own["steps"], 1) if "steps" in own else None
+    steps = count("steps", own["steps"], 1) if "steps" in own else None
     if steps is not None and steps <= kill_at:
         raise ConfigError(f"steps is {steps}; it must be more than kill_at={kill_at}, or there is nothing to go on with.")
-    ranks = [_count("ranks", text, 1) for text in own.get("ranks", "1").split(",")]
+    ranks = [count("ranks", text) for text in own.get("ranks", "1").split(",")]
     if len(ranks) > 2:
         raise ConfigError(f"ranks is '{own['ranks']}'; it must be one number, or two: before the kill and after it.")
     keep = own.get("keep", "false").lower()
     if keep not in ("true", "false"):
         raise ConfigError(f"keep is '{keep}'; it must be true or false.")
     return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), keep == "true")
-
-
-def _count(key: str, text: str, least: int) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise ConfigError(f"{key} is '{text}'; it must be a whole number, {least} or more.")
-    return int(text)
 
 
 def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:

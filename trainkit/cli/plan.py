@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.options import count, engine_of, split_own
 from trainkit.engine.launcher import pretend, read_launcher
 from trainkit.errors import ConfigError
 
@@ -23,24 +24,15 @@ def main(command: str, arguments: Sequence[str]) -> int:
     started = read_launcher()
     if not started.is_main:
         return 0
-    own = dict(argument.split("=", 1) for argument in arguments if argument.split("=", 1)[0] in _OWN and "=" in argument)
-    rest = [argument for argument in arguments if argument.split("=", 1)[0] not in own]
+    own, rest = split_own(arguments, _OWN)
     try:
-        ranks = _count("ranks", own.get("ranks"), started.world_size)
-        local = _count("ranks_per_host", own.get("ranks_per_host"), min(ranks, 8))
+        ranks = count("ranks", own.get("ranks", str(started.world_size)))
+        local = count("ranks_per_host", own.get("ranks_per_host", str(min(ranks, 8))))
     except ConfigError as error:
         return run.fail(error, started, str(error), error.exit_code)
-    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
+    engine = engine_of(rest)
     pretend(ranks, min(local, ranks), "torchrun" if engine == "ddp" or started.name == "torchrun" else "horovodrun")
     return run.main(command, rest, _work, started)
-
-
-def _count(key: str, text: str | None, default: int) -> int:
-    if text is None:
-        return default
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{key} is '{text}'; it must be a whole number, 1 or more.")
-    return int(text)
 
 
 def _work(job: Job) -> None:

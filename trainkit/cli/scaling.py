@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli import run
+from trainkit.cli.options import count, engine_of, split_own
 from trainkit.engine.launcher import pretend, read_launcher, without_launcher
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.horovod_commands import first_error
@@ -53,16 +54,14 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     started = read_launcher()
-    own = dict(a.split("=", 1) for a in arguments if a.split("=", 1)[0] in _OWN and "=" in a)
-    rest = [a for a in arguments if a.split("=", 1)[0] not in own]
+    own, rest = split_own(arguments, _OWN)
     try:
         if started.world_size > 1:
             raise ConfigError(f"scaling starts its ranks itself: leave {started.name} out, and say ranks=1,2.")
         asked = _read(own, rest)
     except ConfigError as error:
         return run.fail(error, started, str(error), error.exit_code)
-    engine = next((a.removeprefix("engine=") for a in rest if a.startswith("engine=")), "auto")
-    launcher = launcher_of(engine)
+    launcher = launcher_of(engine_of(rest))
     pretend(max(asked.ranks), max(asked.ranks), launcher)  # the config is checked as it will be there
     return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)
 
@@ -72,20 +71,14 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
         raise ConfigError("scaling is of one config: leave -m out.")
     if "ranks" not in own:
         raise ConfigError("ranks is missing; it must be numbers of ranks to run, as ranks=1,2.")
-    ranks = tuple(sorted({_count("ranks", text) for text in own["ranks"].split(",")}))
+    ranks = tuple(sorted({count("ranks", text) for text in own["ranks"].split(",")}))
     try:
         gbits = tuple(float(text) for text in own.get("gbits", "10,25,100,400").split(","))
     except ValueError:
         gbits = (0.0,)
     if not all(0 < speed < math.inf for speed in gbits):
         raise ConfigError(f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, as gbits=10,100.")
-    return Asked(ranks, _count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
-
-
-def _count(key: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{key} is '{text}'; it must be a whole number, 1 or more.")
-    return int(text)
+    return Asked(ranks, count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
 
 
 def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
