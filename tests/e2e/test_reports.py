@@ -232,6 +232,7 @@ def _text_of(path: Path) -> bytes:
         ("ranks=1 gbits=0", "gbits is '0'"),
         ("ranks=1 gbits=nan", "gbits is 'nan'"),
         ("ranks=1 steps=0", "steps is '0'"),
+        ("ranks=1,2 engine=single", "engine=single is of one rank"),
         ("ranks=1 optimizer.lrr=1", "optimizer.lrr"),
     ],
 )

@@ -38,7 +38,8 @@ class Timeline(Callback):
     """Records `num_steps` steps from `start_step` on into `<run_dir>/timeline/steps-A-B/`, a file for each rank.
 
     A running job records when it is asked: `python -m trainkit timeline RUN_DIR record=10`, or SIGUSR2 to any rank's
-    process. All ranks begin at the same step. Outside of a recording a step pays one comparison.
+    process, from its set-up to its end (before and after, that signal ends a process). All ranks begin at the same step.
+    Outside of a recording a step pays one comparison.
 
     While it records: each rank's parts of a step, each gradient's way through its sum, Horovod's own timeline of each rank
     (needs the Horovod of `trainkit horovod install`), and torch's profiler, which makes these steps slower; leave it out to
@@ -62,9 +63,15 @@ class Timeline(Callback):
         self._looked = 0.0
         self._before: Any = None
 
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Listen for the signal from now on: before that it would end the process."""
+        if stage == "fit":
+            self._request = trainer.run_dir / FOLDER / REQUEST
+            with contextlib.suppress(ValueError):  # only the main thread may
+                self._before = signal.signal(signal.SIGUSR2, self._on_signal)
+
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Listen."""
-        self._request = trainer.run_dir / FOLDER / REQUEST
+        """Listen for requests."""
         with contextlib.suppress(OSError):  # one that is older than anybody waits for
             if time.time() - self._request.stat().st_mtime > PATIENCE_S:
                 self._request.unlink()
@@ -75,8 +82,6 @@ class Timeline(Callback):
         if self.torch_profiler and any(isinstance(c, PyTorchProfiler) for c in trainer.callbacks):
             self._takes_torch = False  # torch can run one at a time; a second one may end the process
             trainer.session.tell("Timeline: it leaves torch's profiler to trainer.profiler=pytorch.")
-        with contextlib.suppress(ValueError):  # only the main thread may
-            self._before = signal.signal(signal.SIGUSR2, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):
@@ -201,6 +206,7 @@ class Timeline(Callback):
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
+            trainer.session.tell(f"Timeline: the recording was broken off before step {trainer.global_step}.")
         if self._before is not None:
             signal.signal(signal.SIGUSR2, self._before)
             self._before = None

@@ -82,6 +82,8 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
 
 
 def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
+    if str((job.config.get("engine") or {}).get("_target_")).endswith("SingleEngine") and asked.ranks[-1] > 1:
+        raise ConfigError(f"ranks is {asked.ranks[-1]}, but engine=single is of one rank. Use engine=horovod or engine=ddp.")
     folder = Path(str(job.config["run_dir"])).absolute()
     notes, settings = _settings(job, asked, folder)
     console = console_of()

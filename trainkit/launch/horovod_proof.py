@@ -76,12 +76,12 @@ class Installed:
             return "it has none of trainkit's edits: elastic jobs, signed requests and errors in place of aborts need them"
         if self.edits != identity():
             return f"it has trainkit's edits of another version ({self.edits}; this trainkit's are {identity()})"
-        if self.built_for is None:
-            return "it was built without torch"
-        if self.built_for != torch_version:
+        if self.built_for not in (None, torch_version):
             return f"it was built for torch {self.built_for}, and torch {torch_version} is installed"
         if self.error is not None:
             return f"it does not import: {self.error}"
+        if self.built_for is None:
+            return "it was built without torch"
         return None if "gloo" in self.parts else "it was built without Gloo"
 
     def serves(self, plan: Plan, wanted: Wanted) -> bool:

@@ -168,7 +168,10 @@ def analyse(ranks: Sequence[RankTrace]) -> Analysis:
     """
     steps = [step for rank in ranks for step in _steps(rank)]
     everywhere = set.intersection(*({s.step for s in steps if s.rank == rank.about.rank} for rank in ranks))
-    steps = _split_waiting([step for step in steps if step.step in everywhere])
+    steps = [step for step in steps if step.step in everywhere]
+    are_aligned = all(rank.is_aligned for rank in ranks)
+    if are_aligned:  # else nobody can tell waiting for another rank from waiting for the sums
+        steps = _split_waiting(steps)
     if not steps:
         raise TraceError("The recording has no step that all ranks ended: it was cut off too early. Record again.")
     handed = _handed(ranks)
@@ -180,7 +183,7 @@ def analyse(ranks: Sequence[RankTrace]) -> Analysis:
         abouts=[rank.about for rank in ranks],
         steps=steps,
         gradients=gradients,
-        slow=_slow(steps, ranks),
+        slow=_slow(steps, ranks) if are_aligned else None,
         link=link,
         summing=summing,
         profiles=profiles,
@@ -296,7 +299,8 @@ def _slow(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> SlowRank |
     for step in steps:
         of_step[step.step].append(step)
     numbers = sorted(of_step)
-    least = max(_LEAST_S, _LEAST_SHARE * statistics.fmean(step.total_s for step in steps))
+    unsure = 2e-6 * max(rank.clock.error_us for rank in ranks)
+    least = max(_LEAST_S, _LEAST_SHARE * statistics.fmean(step.total_s for step in steps), unsure)
     late = {rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers] for rank in ranks}
     for i in range(len(numbers) - _LEAST_STEPS + 1):
         for rank, own in late.items():

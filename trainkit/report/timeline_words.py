@@ -44,7 +44,8 @@ def in_words(analysis: Analysis) -> list[str]:
         there = ", ".join(str(about.rank) for about in analysis.abouts)
         said.append(f"Of {world} ranks only the files of {there} are here: copy the others' into the same folder.")
     if analysis.unaligned:
-        said.append(f"The clocks of ranks {analysis.unaligned} could not be compared: their times are by the time of day.")
+        ranks = ", ".join(map(str, analysis.unaligned))
+        said.append(f"The clocks of ranks {ranks} could not be compared: in the trace their times are by the time of day.")
     if analysis.link is None and analysis.has_operations:
         said.append("The sums here are too alike in size to tell what the network costs, so nothing is foretold of them.")
     if world > 1 and not analysis.gradients:
@@ -64,6 +65,8 @@ def _slow_words(analysis: Analysis) -> str:
     slow = analysis.slow
     if len(analysis.abouts) < 2:
         return "One rank waits for nobody."
+    if analysis.unaligned:
+        return "Which rank is slower than the others cannot be told: their clocks could not be compared."
     if slow is None:
         return "No rank is slower than the others in most steps."
     counted, of = slow.steps

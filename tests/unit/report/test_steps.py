@@ -10,6 +10,8 @@ import pytest
 
 from tests.recorded import ABOUT, PARTS, record
 from trainkit.report.steps import LABELS, Analysis, StepOfRank, _slow, analyse
+from trainkit.report.timeline_words import in_words
+from trainkit.tracing.clocks import Alignment
 from trainkit.tracing.merge import RankTrace, TraceError, read_recording
 from trainkit.tracing.pieces import OWN
 
@@ -94,6 +96,30 @@ def test_a_slow_rank_on_another_host_is_found_by_aligned_clocks(tmp_path: Path) 
     analysis = seen(folder)
     assert analysis.slow is not None and analysis.slow.rank == 1
     assert ms(analysis, "waiting") == pytest.approx(10.0, abs=0.2)  # twenty on one of two
+
+
+def test_clocks_that_cannot_be_compared_accuse_nobody(tmp_path: Path) -> None:
+    """By the time of day a rank would seem eight milliseconds late in each step, and others to wait for it."""
+    folder = record(tmp_path, ranks=2, steps=8, skews_ms={1: 0.0}, about=replace(ABOUT, unix_ns=10**18))
+    for rank in (0, 1):
+        text = (folder / OWN.format(rank)).read_text()
+        text = text.replace('"unix_ns": 1000000000000000000', '"unix_ns": 1000000000008000000') if rank else text
+        (folder / OWN.format(rank)).write_text("\n".join(line for line in text.splitlines() if '"meetings"' not in line))
+    analysis = seen(folder)
+    assert analysis.unaligned == [1] and analysis.slow is None and ms(analysis, "waiting") == 0.0
+    assert ms(analysis, "communication") == 4.0
+    text = " ".join(in_words(analysis))
+    assert "cannot be told: their clocks could not be compared" in text and "The clocks of ranks 1 could not" in text
+
+
+def test_lateness_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None:
+    """Who is late by less than the clocks may be wrong is not named."""
+    late = PARTS | {"backward": 24.0}
+    parts_of = lambda rank, step: late if rank == 1 else PARTS  # noqa: E731
+    ranks = read_recording(record(tmp_path, ranks=2, steps=8, parts_of=parts_of, skews_ms={1: 5.0}))
+    assert analyse(ranks).slow is not None
+    ranks[1].clock = Alignment(*(replace(o, error_ns=3e6) for o in (ranks[1].clock.start, ranks[1].clock.end)))
+    assert analyse(ranks).slow is None
 
 
 def test_the_way_of_a_gradient_is_told(tmp_path: Path) -> None:
