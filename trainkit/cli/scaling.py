@@ -151,23 +151,23 @@ def _run(ranks: int, run_dir: Path, asked: Asked, overrides: Sequence[str], laun
 
 
 def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, notes: Sequence[str]) -> None:
-    console, model = console_of(), fit(measured)
+    console, models = console_of(), fit(measured)
     console.print()
     console.print(measured_grid(measured).rich())
-    if model is not None:
-        console.print(check_words(model, measured[-1]), soft_wrap=True, markup=False)
+    if models is not None:
+        console.print(check_words(models[0], measured[-1]), soft_wrap=True, markup=False)
         console.print()
-        console.print(predictions_grid(model, asked.gbits).rich())
+        console.print(predictions_grid(models[1], asked.gbits).rich())
     else:
         console.print("Two numbers of ranks, of which one is 2 or more, are needed to predict others.")
     page, numbers = folder / "reports" / "scaling.html", folder / "reports" / "scaling.json"
-    write_scaling_page(page, f"conf={job.config['conf']}", measured, model, asked.gbits, notes)
+    write_scaling_page(page, f"conf={job.config['conf']}", measured, models, asked.gbits, notes)
     told = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
         | {part: m.analysis.mean(part) for part in ("data", "waiting", "communication")}
         for m in measured
     ]
-    ring = None if model is None else dataclasses.asdict(model.ring)
+    ring = None if models is None else dataclasses.asdict(models[1].ring)
     numbers.write_text(json.dumps({"measured": told, "ring": ring}, indent=1))
     console.print(f"page     {short(page)}", soft_wrap=True)
     console.print(f"numbers  {short(numbers)}", soft_wrap=True)

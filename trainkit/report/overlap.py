@@ -95,6 +95,11 @@ class Profile:
     backward_s: float
     other_s: float
 
+    def stretched(self, factor: float) -> Profile:
+        """Return it as it would be on a rank that is so many times slower."""
+        ready = tuple((at * factor, size) for at, size in self.ready)
+        return Profile(ready, self.backward_s * factor, self.other_s * factor)
+
     def compressed(self, factor: float) -> Profile:
         """Return it with gradients of `factor` times the bytes."""
         return replace(self, ready=tuple((at, size * factor) for at, size in self.ready))

@@ -1,13 +1,16 @@
-"""How a config scales: what was measured at each number of ranks, and what the model says of others.
+"""How a config scales: what was measured at each number of ranks, and what a model says of others.
 
 The model of a step at n ranks (overlap.py has its parts and their sources):
 
-    t(n) = backward + all else + waiting(n) + exposed(n)
+    t(n) = work(n) + waiting(n) + exposed(n)
 
-exposed(n) is what sums in a ring of n leave behind backward. waiting(n) is for the slowest of n ranks, whose own work
-varies from step to step by a standard deviation s: s times the expected largest of n normal values, by Blom (1958) the
-normal quantile of (n - 0.375) / (n + 0.25). The steps come from the largest number of ranks but the last, the network's
-cost from sums among as many ranks as possible. The steps of the last number are left out, and say how far the model is off.
+work(n) is a rank's own: what was measured at n, else a line through the nearest two numbers, since ranks of one host share
+its memory and cores; beyond the largest number that was measured hosts are added, and work stays. waiting(n) is for the
+slowest of n ranks, whose work varies from step to step by a standard deviation s: s times the expected largest of n normal
+values, by Blom (1958) the normal quantile of (n - 0.375) / (n + 0.25). exposed(n) is what sums in a ring of n leave behind
+backward; their cost is that of the recorded steps' sums where there were any, else of sums while nothing else ran.
+
+The same model without the steps of the largest number of ranks says what these should take: so far it is off.
 """
 
 from __future__ import annotations
@@ -57,27 +60,41 @@ class Model:
     """See the module.
 
     Attributes:
-        profiles: steps without their sums.
+        work_of: number of ranks -> a rank's own seconds in a step, as measured.
+        most: the largest number of ranks that was measured.
+        profiles: steps of `of_ranks` ranks, without their sums.
+        of_ranks: see `profiles`.
         summing: how gradients are taken.
         spread_s: the standard deviation of a rank's own work from step to step.
-        samples: of one rank in a step.
-        of_ranks: the number of ranks whose steps these are.
         ring: the network that was measured.
         ring_from: how that was done.
     """
 
+    work_of: dict[int, float]
+    most: int
     profiles: list[Profile]
+    of_ranks: int
     summing: Summing
     spread_s: float
-    samples: float
-    of_ranks: int
     ring: Ring
     ring_from: str
 
+    def work_s(self, ranks: int) -> float:
+        """Return a rank's own seconds in a step."""
+        here, known = min(ranks, self.most), sorted(self.work_of)
+        if here in self.work_of or len(known) == 1:
+            return self.work_of.get(here, self.work_of[known[0]])
+        after = next((i for i, n in enumerate(known) if n > here), len(known) - 1)
+        a, b = known[max(0, after - 1)], known[max(1, after)]
+        slope = (self.work_of[b] - self.work_of[a]) / (b - a)
+        return self.work_of[a] + max(0.0, slope) * (here - a) if here > a else self.work_of[a]
+
     def exposed_s(self, ranks: int, ring: Ring | None = None) -> float:
         """Return the exposed communication of a step."""
-        link = (ring or self.ring).link(ranks)
-        return statistics.fmean(exposed_s(profile, link, self.summing) for profile in self.profiles) if ranks > 1 else 0.0
+        if ranks == 1:
+            return 0.0
+        link, slower = (ring or self.ring).link(ranks), self.work_s(ranks) / self.work_s(self.of_ranks)
+        return statistics.fmean(exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles)
 
     def waiting_s(self, ranks: int) -> float:
         """Return how long a rank waits in the mean for the slowest."""
@@ -85,31 +102,41 @@ class Model:
 
     def step_s(self, ranks: int, ring: Ring | None = None) -> float:
         """Return the seconds of a step."""
-        own = statistics.median(profile.backward_s + profile.other_s for profile in self.profiles)
-        return own + self.waiting_s(ranks) + self.exposed_s(ranks, ring)
+        return self.work_s(ranks) + self.waiting_s(ranks) + self.exposed_s(ranks, ring)
 
     def efficiency(self, ranks: int, ring: Ring | None = None) -> float:
         """Return the share of what as many single ranks would do."""
         return self.step_s(1) / self.step_s(ranks, ring)
 
 
-def fit(measured: Sequence[Measured]) -> Model | None:
-    """Return the model of all numbers of ranks but the largest; None where there is but one, or no sum's cost is known."""
-    *base, _ = sorted(measured, key=lambda m: m.ranks)
-    several = [m for m in sorted(measured, key=lambda m: m.ranks) if m.ranks > 1]
+def fit(measured: Sequence[Measured]) -> tuple[Model, Model] | None:
+    """Return the model without the steps of the largest number of ranks, and that of all.
+
+    None where there is but one number of ranks, or no sum's cost is known.
+    """
+    everyone = sorted(measured, key=lambda m: m.ranks)
+    check, whole = _fit(everyone[:-1], everyone), _fit(everyone, everyone)
+    return None if check is None or whole is None else (check, whole)
+
+
+def _fit(base: Sequence[Measured], everyone: Sequence[Measured]) -> Model | None:
+    several = [m for m in everyone if m.ranks > 1]
     if not base or not several:
         return None
     source = base[-1]
     link, told, ranks = _link(base, several)
     if link is None:
         return None
-    profiles = [_without_waiting(profile, source) for profile in source.analysis.profiles]
     summing = source.analysis.summing
     if source.ranks == 1:  # nobody summed; what was set for several is no measurement
         about = several[0].analysis.abouts[0]
         summing = Summing(about.cycle_ms / 1000, float(about.fusion_bytes))
-    samples = statistics.median(step.samples for step in source.analysis.steps) / source.ranks
-    return Model(profiles, summing, _spread_s(source), samples, source.ranks, ring_of(link, ranks), told)
+    profiles = {m.ranks: [_without_waiting(profile, m) for profile in m.analysis.profiles] for m in base}
+    work = {n: statistics.median(p.backward_s + p.other_s for p in own) for n, own in profiles.items() if own}
+    if source.ranks not in work:
+        return None
+    spread = _spread_s(source)
+    return Model(work, everyone[-1].ranks, profiles[source.ranks], source.ranks, summing, spread, ring_of(link, ranks), told)
 
 
 def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link | None, str, int]:

@@ -17,7 +17,12 @@ _LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9a
 
 
 def write_scaling_page(
-    path: Path, of: str, measured: Sequence[Measured], model: Model | None, gbits: Sequence[float], notes: Sequence[str]
+    path: Path,
+    of: str,
+    measured: Sequence[Measured],
+    models: tuple[Model, Model] | None,
+    gbits: Sequence[float],
+    notes: Sequence[str],
 ) -> None:
     """Write the page; `of` says of which config."""
     best = measured[-1]
@@ -28,10 +33,11 @@ def write_scaling_page(
         ("a step there", ms(best.step_s)),
     ]
     parts = [Part("Measured", tuple(notes), _parts(measured), measured_grid(measured), id="measured")]
-    if model is not None:
-        off = 100 * (model.step_s(best.ranks) / best.step_s - 1)
+    if models is not None:
+        check, model = models
+        off = 100 * (check.step_s(best.ranks) / best.step_s - 1)
         cards += [("predicted efficiency at 64", f"{100 * model.efficiency(64):.0f} %"), ("model is off by", f"{off:+.1f} %")]
-        said = (check_words(model, best), _source(model))
+        said = (check_words(check, best), _source(model))
         grid = predictions_grid(model, gbits)
         parts.append(Part("Predicted", said, _efficiency(measured, model, gbits), grid, _MODEL, id="predicted"))
     write_page(path, "Scaling", of, cards, parts)
@@ -40,7 +46,7 @@ def write_scaling_page(
 def _source(model: Model) -> str:
     ring = model.ring
     return (
-        f"Steps are those of {model.of_ranks} rank{'s' * (model.of_ranks > 1)}. A message between neighbours takes "
+        f"The parts of steps are those of {model.of_ranks} rank{'s' * (model.of_ranks > 1)}. A message between neighbours takes "
         f"{1e6 * ring.alpha_s:.0f} us and {8 * ring.bytes_per_s / 1e9:.2f} Gbit/s, from {model.ring_from}. A rank's own work "
         f"varies by {ms(model.spread_s)}."
     )
@@ -74,8 +80,9 @@ def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[floa
 
 
 _MODEL = (
-    "t(n) = backward + all else + waiting for the slowest + sums that backward does not hide. A sum of S bytes in a ring of n: "
-    "2(n-1) alpha + 2(n-1)/n S/B (Patarasuk & Yuan 2009); what is hidden follows from running Horovod's cycles over the "
-    "recorded gradients (Sergeev & Del Balso 2018); the slowest of n normal values by Blom (1958). It knows no tree, no "
-    "congestion, and hosts that are all like this one. NCCL's faster algorithms make it pessimistic at small sums."
+    "t(n) = a rank's own work + waiting for the slowest + sums that backward does not hide. Own work is as measured; ranks of "
+    "one host share it, and beyond the largest number that was measured hosts like this one are added. A sum of S bytes in a "
+    "ring of n: 2(n-1) alpha + 2(n-1)/n S/B (Patarasuk & Yuan 2009); what is hidden follows from running Horovod's cycles over "
+    "the recorded gradients (Sergeev & Del Balso 2018); the slowest of n normal values by Blom (1958). It knows no tree, no "
+    "congestion, and no other kind of host. NCCL's faster algorithms make it pessimistic at small sums."
 )

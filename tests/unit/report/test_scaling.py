@@ -12,7 +12,8 @@ import pytest
 
 from tests.recorded import ABOUT, PARTS, record
 from trainkit.report.overlap import Link, ring_of
-from trainkit.report.scaling import Measured, check_words, fit, measured_grid, network, predictions_grid
+from trainkit.report.scaling import Measured, Model, check_words, measured_grid, network, predictions_grid
+from trainkit.report.scaling import fit as fit_both
 from trainkit.report.steps import analyse
 from trainkit.tracing.merge import read_recording
 
@@ -34,12 +35,18 @@ def measured(folder: Path, ranks: int, noise_ms: float = 0.0, **parts: float) ->
     return Measured(ranks, analyse(read_recording(made)), SUMS if ranks > 1 else [])
 
 
+def fit(measured: list[Measured]) -> Model | None:
+    """Return the model without the largest number of ranks."""
+    both = fit_both(measured)
+    return None if both is None else both[0]
+
+
 def test_the_model_foretells_ranks_that_it_has_not_seen(tmp_path: Path) -> None:
     """From the steps of one rank and the cost of sums among two: the steps of two, to the last digit."""
     one = measured(tmp_path, 1, communication=0.0)
     two = measured(tmp_path, 2, communication=1000 * LINK.seconds(8e6))
     model = fit([one, two])
-    assert model is not None and (model.of_ranks, model.samples) == (1, 32)
+    assert model is not None and model.of_ranks == 1
     assert model.step_s(1) == pytest.approx(0.036)
     assert model.step_s(2) == pytest.approx(two.step_s) == pytest.approx(0.036 + 0.009)
     assert re.search(r"[+-]0\.0 %\.$", check_words(model, two))
@@ -67,11 +74,16 @@ def test_a_model_that_is_off_says_not_to_trust_it(tmp_path: Path) -> None:
     assert "-47" in check_words(model, two) and "do not trust" in check_words(model, two)
 
 
-def test_of_three_sizes_the_middle_one_is_the_base(tmp_path: Path) -> None:
-    """It knows what ranks of one host do to each other."""
-    model = fit([measured(tmp_path, n, communication=9.0 * (n > 1), backward=20.0 + 10 * (n > 1)) for n in (1, 2, 4)])
-    assert model is not None and model.of_ranks == 2
-    assert model.step_s(1) == pytest.approx(0.046)
+def test_ranks_that_share_a_host_are_foretold_by_a_line(tmp_path: Path) -> None:
+    """One takes 36 ms, each of two 46: of four 66 are to be expected; and no more on further hosts like this one."""
+    sizes = {1: (0.0, 20.0), 2: (9.0, 30.0), 4: (15.0, 50.0)}
+    every = [measured(tmp_path, n, communication=c, backward=b) for n, (c, b) in sizes.items()]
+    both = fit_both(every)
+    assert both is not None
+    check, model = both
+    assert check.of_ranks == 2 and [round(check.work_s(n), 6) for n in (1, 2, 3, 4, 512)] == [0.036, 0.046, 0.056, 0.066, 0.066]
+    assert check.step_s(4) == pytest.approx(every[2].step_s, rel=1e-6)  # 3 of 2 sums' latency, 3/2 of their bytes: 15 ms
+    assert model.of_ranks == 4 and model.work_s(512) == pytest.approx(0.066)
 
 
 def test_waiting_grows_with_what_varies(tmp_path: Path) -> None:
@@ -89,7 +101,7 @@ def test_waiting_grows_with_what_varies(tmp_path: Path) -> None:
 def test_nothing_is_foretold_from_one_size(tmp_path: Path) -> None:
     """Nor from sums that tell no cost."""
     one, two = measured(tmp_path, 1), measured(tmp_path, 2)
-    assert fit([one]) is None and fit([two]) is None
+    assert fit_both([one]) is None and fit_both([two]) is None
     assert fit([one, replace(two, costs=[])]) is None
 
 
