@@ -46,7 +46,7 @@ def write_scaling_page(
 def _source(model: Model) -> str:
     ring = model.ring
     return (
-        f"The parts of steps are those of {model.of_ranks} rank{'s' * (model.of_ranks > 1)}. A message between neighbours takes "
+        f"Gradients become ready as at {model.of_ranks} rank{'s' * (model.of_ranks > 1)}. A message between neighbours takes "
         f"{1e6 * ring.alpha_s:.0f} us and {8 * ring.bytes_per_s / 1e9:.2f} Gbit/s, from {model.ring_from}. A rank's own work "
         f"varies by {ms(model.spread_s)}."
     )
