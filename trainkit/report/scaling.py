@@ -23,7 +23,8 @@ from statistics import NormalDist
 
 from trainkit.report.grid import Grid, ms
 from trainkit.report.overlap import Link, Profile, Ring, Summing, exposed_s, fit_link, ring_of
-from trainkit.report.steps import OWN_WORK, Analysis
+from trainkit.report.recorded_facts import OWN_WORK
+from trainkit.report.steps import Analysis
 
 PREDICTED = (8, 16, 32, 64, 128, 256, 512)
 TRUSTED = 0.2  # a model that is off by more where it can be checked is not to be believed elsewhere

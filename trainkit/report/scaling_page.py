@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from trainkit.report.grid import ms
 from trainkit.report.page import Part, figure, write_page
+from trainkit.report.recorded_facts import LABELS
 from trainkit.report.scaling import PREDICTED, Measured, Model, check_words, measured_grid, network, predictions_grid
-from trainkit.report.steps import LABELS
 from trainkit.report.timeline_page import COLORS
 
 _LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9aa5b1")

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from trainkit.report.grid import ms, share
 from trainkit.report.page import Part, figure, write_page
-from trainkit.report.steps import LABELS, Analysis, StepOfRank
+from trainkit.report.recorded_facts import LABELS, StepOfRank
+from trainkit.report.steps import Analysis
 from trainkit.report.timeline_advice import Advice
 from trainkit.report.timeline_words import advice_grid, gradients_grid, in_words, parts_grid
 from trainkit.tracing.merge import RankTrace

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainkit.report.grid import Grid, human, ms, share
-from trainkit.report.steps import LABELS, Analysis
+from trainkit.report.recorded_facts import LABELS
+from trainkit.report.steps import Analysis
 from trainkit.report.timeline_advice import Advice
 
 _SHOWN = 12  # gradients in the terminal

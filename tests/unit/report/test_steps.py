@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.recorded import ABOUT, PARTS, record
-from trainkit.report.steps import LABELS, Analysis, StepOfRank, _slow, analyse
+from trainkit.report.recorded_facts import LABELS, StepOfRank
+from trainkit.report.slow_rank import find_slow_rank
+from trainkit.report.steps import Analysis, analyse
 from trainkit.report.timeline_words import in_words
 from trainkit.tracing.clocks import Alignment
 from trainkit.tracing.merge import RankTrace, TraceError, read_recording
@@ -70,7 +72,7 @@ def test_chance_names_nobody() -> None:
             for rank in range(2):
                 end = 200_000.0 * number + 1000 * draw.gauss(100, 5)
                 steps.append(StepOfRank(number, rank, 0.0, dict.fromkeys(LABELS, 0.01), end - 50_000, end, 32))
-        named += _slow(steps, [RankTrace(replace(ABOUT, rank=rank), []) for rank in range(2)]) is not None
+        named += find_slow_rank(steps, [RankTrace(replace(ABOUT, rank=rank), []) for rank in range(2)]) is not None
     assert named <= 6
 
 
