@@ -29,7 +29,7 @@ FLOORS = [
     ["hooks", "checkpoint", "guards", "pulse", "stalls"],
     ["capsule"],
     ["loop", "evaluation", "assembly", "callbacks", "loggers", "compiling", "predictions", "switches"],
-    ["settings"],
+    ["arrangement", "settings"],
     ["session"],
     ["resuming"],
     ["saving"],

@@ -12,14 +12,10 @@ from typing import Any, Literal
 
 from trainkit import loop
 from trainkit.arguments import IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+from trainkit.arrangement import arrange
 from trainkit.callback import Callback
-from trainkit.callbacks.banner import Banner
-from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.elastic import Elastic
-from trainkit.callbacks.profiler import PROFILERS
-from trainkit.callbacks.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
-from trainkit.callbacks.timeline import Timeline
 from trainkit.callbacks.timer import Timer
 from trainkit.checkpoint.store import make_store
 from trainkit.data.module import DataModule, Stage
@@ -30,7 +26,6 @@ from trainkit.errors import ConfigError
 from trainkit.fitting import FitSession
 from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.limits import Limits
-from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 from trainkit.running import Running
 from trainkit.session import Session
@@ -181,29 +176,18 @@ class Trainer(Running):
             run_dir=run_dir,
             seed=seed,
         )
-        self.callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        if max_time is not None:
-            self.callbacks.append(Timer(max_time))
-        if profiler is not None:
-            self.callbacks.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
-        if enable_model_summary:
-            self.callbacks.insert(0, Banner())
-        if not enable_progress_bar:
-            self.callbacks = [c for c in self.callbacks if not isinstance(c, ProgressBar)]
-        elif not any(isinstance(c, ProgressBar) for c in self.callbacks):
-            self.callbacks.append(ProgressBar())
-        loggers = [CSVLogger(), TensorBoardLogger()] if logger is True else logger or []
-        self.callbacks += [loggers] if isinstance(loggers, Logger) else loggers
-        if not enable_checkpointing:
-            self.callbacks = [c for c in self.callbacks if not isinstance(c, ModelCheckpoint)]
-        elif not any(isinstance(c, ModelCheckpoint) for c in self.callbacks):
-            self.callbacks.append(ModelCheckpoint())
-        if quick:
-            self.callbacks = [c for c in self.callbacks if not isinstance(c, (ModelCheckpoint, Logger))]
         self.step_clock = StepClock()
-        if any(c.uses_step_clock for c in self.callbacks):
-            self.callbacks.append(self.step_clock)
-        self.callbacks.sort(key=_place)
+        self.callbacks = arrange(
+            [callbacks] if isinstance(callbacks, Callback) else list(callbacks or []),
+            [logger] if isinstance(logger, Logger) else logger if isinstance(logger, bool) else list(logger),
+            self.step_clock,
+            max_time=max_time,
+            profiler=profiler,
+            shows_banner=enable_model_summary,
+            shows_progress=enable_progress_bar,
+            saves=enable_checkpointing,
+            leaves_no_files=bool(quick),
+        )
         self.callback_metrics: dict[str, float] = {}
         self.config: dict[str, Any] | None = None
         self._session: Session | None = None
@@ -328,9 +312,3 @@ class Trainer(Running):
         self.callback_metrics = {}
         self._session = Session(self, task, stage, datamodule, self._session)
         return self._session
-
-
-def _place(callback: Callback) -> int:
-    """Return where a callback stands: what takes the time comes first, what saves comes last."""
-    first, last = isinstance(callback, (StepClock, Timeline)), isinstance(callback, ModelCheckpoint)
-    return last - first + 2 * isinstance(callback, Elastic)
