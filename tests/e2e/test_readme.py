@@ -41,7 +41,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recorded = " callbacks=timeline callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
     poisoned = " 'callbacks=[capsule,faults,checkpoint]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
     poisoned += " callbacks.checkpoint.every_n_train_steps=10"
-    for run in (f"conf=resnet50 run_dir=runs/mine{QUICK}{recorded}", f"conf=mlp run_dir=runs/nan{poisoned}"):
+    small = f"conf=resnet50{QUICK}"
+    for run in (f"{small} run_dir=runs/mine", f"{small} run_dir=runs/seen{recorded}", f"conf=mlp run_dir=runs/nan{poisoned}"):
         done = run_command(f"python -m trainkit fit {run}", folder)
         assert done.code == 0, done.text
     return folder
@@ -74,6 +75,7 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         words = words.replace("max_epochs=60", "max_epochs=2")
     elif " fit " in words and "--" not in words.split("trainkit", 1)[1]:
         words += QUICK.replace("max_steps=2", "max_steps=4") if "ckpt_path" in words else QUICK
+        words += " callbacks.timeline.start_step=0" * ("callbacks=timeline" in words)
     elif " validate " in words:
         words += " trainer.limit_val_batches=1"
     done = run_command(words, place)
