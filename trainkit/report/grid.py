@@ -17,12 +17,14 @@ class Grid:
         columns: their names; all but the first, and those of sentences, hold numbers.
         rows: of texts.
         sentences: the columns that hold sentences.
+        is_code: whether the first column holds what is typed, or names from code.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     sentences: tuple[int, ...] = ()
+    is_code: bool = False
 
     def is_text(self, column: int) -> bool:
         """Return whether a column, counted from 0, holds words."""

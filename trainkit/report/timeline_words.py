@@ -114,14 +114,20 @@ def gradients_grid(analysis: Analysis, shown: int) -> Grid:
     ]
     more = f", {shown} of {len(analysis.gradients)}" if len(analysis.gradients) > shown else ""
     title = f"Gradients with the longest way{more}: until all ranks have it, in the queue, in copies, in the allreduce"
-    return Grid(title, ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"), rows)
+    return Grid(title, ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"), rows, is_code=True)
 
 
 def advice_grid(advice: Sequence[Advice]) -> Grid:
     """Return what to try."""
     rows = [(a.setting, f"{'up to ' * a.is_bound}{100 * a.gain:.0f} %", a.why) for a in advice]
     title = "What to try, with the samples per second that it should add"
-    return Grid(title, ("try", "gain", "since"), rows or [("nothing", "", "no setting known here gains 1 %")], sentences=(2,))
+    return Grid(
+        title,
+        ("try", "gain", "since"),
+        rows or [("nothing", "", "no setting known here gains 1 %")],
+        sentences=(2,),
+        is_code=True,
+    )
 
 
 def _mean_of(analysis: Analysis, rank: int, part: str) -> float:
