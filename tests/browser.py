@@ -68,14 +68,18 @@ def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
             page.get_by_text("Default Workspace").wait_for(timeout=60_000)
 
             def ask(sql: str) -> str:
-                page.keyboard.press("Escape")
-                box = page.locator("input").first
-                box.click()
-                box.fill(":")
-                box.press_sequentially(f" {sql}")
-                box.press("Enter")
-                answer = page.get_by_text("Query result", exact=False).last
-                answer.wait_for(timeout=30_000)
+                for _ in range(20):  # the box takes SQL once it has changed its mode, and drops what comes before
+                    page.keyboard.press("Escape")
+                    box = page.locator("input").first
+                    box.fill(":")
+                    page.wait_for_timeout(300)
+                    box = page.locator("input").first
+                    box.fill(sql)
+                    page.wait_for_timeout(200)
+                    if page.locator("input").first.input_value() == sql:
+                        break
+                page.locator("input").first.press("Enter")
+                page.get_by_text(sql, exact=True).last.wait_for(timeout=30_000)
                 page.wait_for_timeout(1000)
                 return page.locator("body").inner_text().rpartition("Query result")[2]
 
