@@ -20,7 +20,7 @@ from tests.launching import Command, run_command
 
 pytestmark = pytest.mark.parallel
 
-SLOW = "'callbacks.faults.faults=[{do: slow, rank: 1, step: 18, seconds: 0.03}]'"
+SLOW = "'callbacks.faults.faults=[{do: slow, rank: 1, step: 18, seconds: 0.15}]'"
 RECORD = "callbacks.timeline.start_step=14 callbacks.timeline.num_steps=12"
 
 
@@ -51,7 +51,7 @@ def test_the_slow_rank_is_named(told: str) -> None:
     """With the step since when, and by how much."""
     found = re.search(r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)", told)
     assert found, told
-    assert 17 <= int(found[1]) <= 19 and 25 <= float(found[2]) <= 45
+    assert 17 <= int(found[1]) <= 19 and 120 <= float(found[2]) <= 250
     assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", told)
 
 
