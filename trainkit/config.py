@@ -247,7 +247,9 @@ def _explain(error: Exception) -> NoReturn:
     """Put an error of Hydra's or OmegaConf's in our words."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        options = list(error.options or [])
+        # Of a list, as logger=[csv,tensorbord], Hydra does not say what there is.
+        files = (path for folder in conf_folders(Path.cwd()) for path in (folder / group).glob("*.yaml"))
+        options = list(error.options or sorted({path.stem for path in files}))
         raise ConfigError(
             f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
         ) from error

@@ -16,6 +16,7 @@ MISTAKES = {
     "optimizer.learning_rate=3": ["optimizer.learning_rate is not a setting", "lr"],
     "data.batchsize=3": ["data.batchsize is not a setting", "Did you mean 'batch_size'?"],
     "data=digit": ["data is 'digit'", "Did you mean 'digits'?", "imagefolder"],
+    "logger=[csv,promethus]": ["logger is 'promethus'", "Did you mean 'prometheus'?", "tensorboard"],
     "trainer.max_epochs=abc": ["trainer.max_epochs is 'abc'", "a whole number, 1 or more"],
     "trainer.max_epochs=0": ["trainer.max_epochs is 0", "1 or more"],
     "trainer.precision=fp16": ["trainer.precision is 'fp16'", "'16-mixed'"],
