@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit.cli import run
 from trainkit.engine.launcher import read_launcher
-from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.exporting.request import FORMATS, check_format, check_output
 from trainkit.shipped import make_importable
 
@@ -33,18 +32,14 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print("\n".join(f"  {key:<11}{text}" for key, text in _KEYS.items()))
         return 0
     make_importable(Path.cwd())
-    try:
-        request = _read(arguments)
-        # torch is imported here, after all checks.
-        from_run: Any = importlib.import_module("trainkit.exporting.from_run")
-        from_run.export_run(**request)
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except TrainkitError as error:
-        return run.fail(error, launcher, str(error), error.exit_code)
-    except Exception as error:
-        return run.fail(error, launcher, traceback.format_exc(), 1)
+    return run.guarded(lambda: _work(arguments), launcher)
+
+
+def _work(arguments: Sequence[str]) -> None:
+    """Export. torch is imported here, after all checks."""
+    request = _read(arguments)
+    from_run: Any = importlib.import_module("trainkit.exporting.from_run")
+    from_run.export_run(**request)
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.cli import run
 from trainkit.engine.launcher import read_launcher
-from trainkit.errors import ConfigError, TrainkitError, did_you_mean
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.shipped import make_importable
 
 _KEYS = {
@@ -37,19 +36,15 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print("  task.X, trainer.X   other values of the run's config, as task.dropout=0 trainer.detect_anomaly=true")
         return 0
     make_importable(Path.cwd())
-    try:
-        request = _read(arguments)
-        # torch is imported here, after all checks.
-        replaying: Any = importlib.import_module("trainkit.replaying.replay")
-        show: Any = importlib.import_module("trainkit.replaying.show")
-        show.show(replaying.replay(**request))
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except TrainkitError as error:
-        return run.fail(error, launcher, str(error), error.exit_code)
-    except Exception as error:
-        return run.fail(error, launcher, traceback.format_exc(), 1)
+    return run.guarded(lambda: _work(arguments), launcher)
+
+
+def _work(arguments: Sequence[str]) -> None:
+    """Take the step, and show it. torch is imported here, after all checks."""
+    request = _read(arguments)
+    replaying: Any = importlib.import_module("trainkit.replaying.replay")
+    show: Any = importlib.import_module("trainkit.replaying.show")
+    show.show(replaying.replay(**request))
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:

@@ -66,6 +66,19 @@ def _work(job: Any) -> None:
     execute.execute(job)
 
 
+def guarded(work: Callable[[], object], launcher: Launcher) -> int:
+    """Do a command's work; return its exit code, with what went wrong told as `fail` tells it."""
+    try:
+        work()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except TrainkitError as error:
+        return fail(error, launcher, str(error), error.exit_code)
+    except Exception as error:
+        return fail(error, launcher, traceback.format_exc(), 1)
+
+
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """Print an error once, where there is a text, and make sure that this process ends and takes the job with it."""
     if launcher.name == "horovodrun":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from typing import Any, TextIO
+from typing import Any
 
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
@@ -14,8 +14,6 @@ class CSVLogger(RowLogger):
 
     A name that is met for the first time widens the table: the file is then written anew, and replaced in one move.
     """
-
-    _file: TextIO | None = None
 
     def open(self, run: RunFacts) -> None:
         """Read what an earlier part of this run wrote, leaving out what is trained anew, and go on behind it."""
@@ -39,17 +37,6 @@ class CSVLogger(RowLogger):
             self._rewrite()
             return
         self._writer.writerow(row)
-
-    def flush(self) -> None:
-        """Put the rows on disk."""
-        if self._file is not None:
-            self._file.flush()
-
-    def finalize(self, status: str) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def _rewrite(self) -> None:
         if self._file is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, TextIO
+from typing import Any
 
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
@@ -19,8 +19,6 @@ class JSONLLogger(RowLogger):
     `time` is in seconds since 1970. JSON has no numbers that are not finite: such a value is null, and `nonfinite`, which
     stands there only then, says which it was: "nan", "inf" or "-inf".
     """
-
-    _file: TextIO | None = None
 
     def open(self, run: RunFacts) -> None:
         """Leave out of what an earlier part of this run wrote what is trained anew, and go on behind it."""
@@ -43,17 +41,6 @@ class JSONLLogger(RowLogger):
         if strange:
             line["nonfinite"] = strange
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-
-    def flush(self) -> None:
-        """Put the lines on disk."""
-        if self._file is not None:
-            self._file.flush()
-
-    def finalize(self, status: str) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def _step_of(line: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trainkit.loggers.base import Logger
 
@@ -19,6 +19,7 @@ class RowLogger(Logger):
     """
 
     settles = True
+    _file: TextIO | None = None
 
     def __init__(self) -> None:
         self._forget()
@@ -51,6 +52,17 @@ class RowLogger(Logger):
         known = Sieve(self._last_step, self._rows_of_step)
         self.sieve = known if self._knows else Sieve(trainer.global_step, None)
         super().on_fit_start(trainer, task)
+
+    def flush(self) -> None:
+        """Put the rows on disk."""
+        if self._file is not None:
+            self._file.flush()
+
+    def finalize(self, status: str) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class Sieve:
