@@ -121,3 +121,12 @@ def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
     done = command(f"python -m trainkit fit {overrides} trainer.max_steps=2")
     assert done.code == 0, done.text
     assert "2 steps in all" in done.out
+
+
+def test_only_files_that_are_there_are_named_at_the_end(command: Command, tmp_path: Path) -> None:
+    """Without TensorBoard nobody is sent to it; each logger's file is told where it lies."""
+    quick = "trainer.max_steps=2 trainer.limit_val_batches=0"
+    chosen = command(f"python -m trainkit fit conf=mlp logger=jsonl run_dir=a {quick}")
+    assert "a/metrics.jsonl" in chosen.out and "metrics.csv" not in chosen.out and "tensorboard" not in chosen.out
+    usual = command(f"python -m trainkit fit conf=mlp run_dir=b {quick}")
+    assert "b/metrics.csv" in usual.out and "tensorboard --logdir b" in usual.out

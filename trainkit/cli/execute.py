@@ -62,8 +62,11 @@ def _show_files(run_dir: Path) -> None:
     best = run_dir / "checkpoints" / "best"
     if best.exists():
         console.print(f"best checkpoint  {short(best.resolve())}", soft_wrap=True)
-    console.print(f"metrics          {short(run_dir / 'metrics.csv')}", soft_wrap=True)
-    console.print(f"curves           tensorboard --logdir {short(run_dir)}", soft_wrap=True)
+    for metrics in ("metrics.csv", "metrics.jsonl"):
+        if (run_dir / metrics).exists():
+            console.print(f"metrics          {short(run_dir / metrics)}", soft_wrap=True)
+    if (run_dir / "tensorboard").exists():
+        console.print(f"curves           tensorboard --logdir {short(run_dir)}", soft_wrap=True)
 
 
 def _show_metrics(metrics: dict[str, float], of: str) -> None:
