@@ -15,7 +15,7 @@ from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.module import DataModule
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.transfer import count_samples, to_device
+from trainkit.data.transfer import Mover, count_samples
 from trainkit.data.workers import shield
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError, TaskError
@@ -41,9 +41,9 @@ def find_data(kind: str, given: Any, task: Task, datamodule: DataModule | None) 
     return getattr(task if datamodule is None else datamodule, f"{kind}_dataloader")()
 
 
-def mover(engine: Engine, precision: Precision, channels_last: bool) -> Callable[[Any], Any]:
+def mover(engine: Engine, precision: Precision, channels_last: bool) -> Mover:
     """Return what puts a batch on this rank's device."""
-    return functools.partial(to_device, device=engine.device, dtype=precision.input_dtype, channels_last=channels_last)
+    return Mover(engine.device, precision.input_dtype, channels_last)
 
 
 def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:

@@ -74,12 +74,12 @@ def _evaluate(
         # no_grad, not inference_mode: what a model keeps from here (a table of positions) must be good for training too.
         with torch.no_grad(), precision.autocast():
             for batch, num_samples, _ in _batches(feed, pulse):
-                task._log_target = LogTarget(table, num_samples, on_step=False, on_epoch=True)
+                task._log_to(LogTarget(table, num_samples, on_step=False, on_epoch=True))
                 hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
                 outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                 hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 batch_idx += 1
-        task._log_target = None
+        task._log_to(None)
         metrics |= table.epoch_values(engine.all_gather_object)
         prog_bar |= table.prog_bar
     return metrics, prog_bar

@@ -28,6 +28,7 @@ from trainkit.limits import Limits
 from trainkit.loop import Run
 from trainkit.optim.contract import Contract, derive_accumulation, derive_warmup
 from trainkit.optim.forms import read_optimizers
+from trainkit.optim.fused import use_fused
 from trainkit.optim.schedule import LearningRates
 from trainkit.run_dir import set_aside
 from trainkit.session import seed_everything
@@ -106,6 +107,7 @@ class FitSession(ElasticSession):
         if settings.sync_batchnorm:
             self._synchronise_norms(feed)
         optimizers, schedules = read_optimizers(task.configure_optimizers())
+        use_fused(optimizers, task)
         not_optimized = assembly.check_parameters(task, optimizers)
         task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
         rates = LearningRates(optimizers, schedules, self.contract, settings.lr_momentum_correction)

@@ -165,7 +165,7 @@ def compute_gradients(run: Run, step: Step) -> None:
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
     task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
-    task._log_target = LogTarget(run.log, microbatch.num_samples, on_step=True, on_epoch=False)
+    task._log_to(LogTarget(run.log, microbatch.num_samples, on_step=True, on_epoch=False))
     run.hooks("on_train_batch_start", batch, batch_idx)
     with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
         with run.precision.autocast():
@@ -174,11 +174,10 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         if run.finite is not None:
             run.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
-        share = _share(run, outputs, microbatch, step)
-        run.engine.backward(run.precision.scale(loss * share))
+        run.engine.backward(run.precision.scale(_weighted(run, loss, outputs, microbatch, step)))
     run.hooks("on_after_backward")
     run.hooks("on_train_batch_end", outputs, batch, batch_idx)
-    task._log_target = None
+    task._log_to(None)
 
 
 def update(run: Run, step: Step) -> bool:
@@ -219,8 +218,8 @@ def validate(run: Run) -> None:
     run.state.validated_at = run.state.global_step
 
 
-def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float | Tensor:
-    """Return the part of the step's samples that this microbatch holds.
+def _weighted(run: Run, loss: Tensor, outputs: Any, microbatch: Microbatch, step: Step) -> Tensor:
+    """Return the loss times the part of the step's samples that this microbatch holds.
 
     A task that returns "num_samples" weighs its batches itself. The step's total is then known only at its end, so
     the loss is weighted against the planned number of samples here and the gradients are corrected after their sum.
@@ -231,14 +230,15 @@ def _share(run: Run, outputs: Any, microbatch: Microbatch, step: Step) -> float 
     if run.task_weighs != (own is not None):
         raise TaskError(_some_weights(run.task))
     if own is None:
-        return microbatch.num_samples / step.num_samples
+        whole = microbatch.num_samples == step.num_samples
+        return loss if whole else loss * (microbatch.num_samples / step.num_samples)
     device = run.engine.device
     if isinstance(own, Tensor):
         weight = own.to(device, torch.float64)
     else:  # a number is filled in on the device: copied to it, it would be waited for
         weight = torch.full((), own, dtype=torch.float64, device=device)
     run.weight = weight if run.weight is None else run.weight + weight
-    return weight / step.num_samples
+    return loss * (weight / step.num_samples)
 
 
 def _agree_on_weights(run: Run) -> None:

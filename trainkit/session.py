@@ -155,7 +155,7 @@ class Session:
     def _tear_down(self, error: BaseException | None) -> None:
         if error is not None:
             self.hooks("on_exception", error)
-        self.task._log_target = None
+        self.task._log_to(None)
         if self._stays:
             self.hooks.of_callbacks("teardown", self.stage)
             return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from trainkit.trainer import Trainer
 
 
-@dataclass(frozen=True)
-class LogTarget:
+class LogTarget(NamedTuple):
     """Where `log` writes now, set by the loop: the table, this batch's samples, and the defaults of the stage."""
 
     table: MetricLog
@@ -87,6 +85,9 @@ class Task(TaskHooks, nn.Module):
         {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency", "monitor"}}.
         """
         raise TaskError(_missing(self, "configure_optimizers", "return torch.optim.SGD(self.parameters(), lr=0.1), say"))
+
+    def _log_to(self, target: LogTarget | None) -> None:
+        self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch
 
     # -- data, where no DataModule brings it ------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ def loss_of(outputs: Any, task: Task) -> Tensor:
     Raises:
         TaskError: there is none, or none that can be trained on.
     """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    loss = outputs if isinstance(outputs, Tensor) else outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     name = f"{type(task).__name__}.training_step"
     if not isinstance(loss, Tensor):
         kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
@@ -245,4 +246,4 @@ def loss_of(outputs: Any, task: Task) -> Tensor:
             f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
             "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
         )
-    return loss.reshape(())
+    return loss.reshape(()) if loss.dim() else loss

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from trainkit.callbacks.flops import flop_counter
 from trainkit.capsule.batches import tensors_in
 from trainkit.checkpoint.contents import random_state, set_random_state
 from trainkit.precision import Precision
 from trainkit.task import Task
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass
@@ -65,7 +68,7 @@ def run(task: Task, layers: list[Layer], args: tuple[Any, ...], precision: Preci
         Exception: whatever forward raises.
     """
     known = {layer.name: layer for layer in layers}
-    counter = FlopCounterMode(display=False)
+    counter = flop_counter()
     handles = []
     with _as_it_was(task), torch.compiler.set_stance("force_eager"), torch.no_grad(), precision.autocast():
         task.eval()

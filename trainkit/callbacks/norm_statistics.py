@@ -79,7 +79,7 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
             entry.norm.momentum = entry.momentum
         for module, training in modes:
             module.training = training
-        task._log_target = None
+        task._log_to(None)
         reset_metrics(task)  # they have counted this pass
         set_random_state(random)
     total = trainer.engine.all_reduce(torch.cat([entry.total for entry in sums]))
@@ -94,7 +94,7 @@ def _pass(trainer: Trainer, sums: list[_Sums]) -> None:
         for microbatch in step.microbatches:
             for entry in sums:
                 entry.num_samples = microbatch.num_samples
-            run.task._log_target = LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False)
+            run.task._log_to(LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False))
             with run.precision.autocast():
                 run.task.training_step(microbatch.batch, batch_idx)
             batch_idx += 1

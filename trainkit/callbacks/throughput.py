@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callback import Callback
+from trainkit.callbacks.flops import flop_counter
 from trainkit.callbacks.log_steps import is_log_step, write
 from trainkit.callbacks.peak_flops import peak_flops_of
 from trainkit.errors import TaskError
 from trainkit.sync_guard import allowed_read
 
 if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
     from trainkit.callbacks.step_clock import Times
     from trainkit.task import Task
     from trainkit.trainer import Trainer
@@ -104,7 +106,7 @@ class ThroughputMonitor(Callback):
         self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
         self._items += _number(self.length_fn, "length_fn", batch)
         if self._counts and self._counted is None:
-            self._counter = FlopCounterMode(display=False)
+            self._counter = flop_counter()
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.order import OwnRandomNumbers, mix
@@ -21,8 +22,7 @@ Move = Callable[[Any], Any]
 AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by epoch
 
 
-@dataclass(frozen=True)
-class Microbatch:
+class Microbatch(NamedTuple):
     """What one `training_step` gets.
 
     Attributes:
@@ -40,8 +40,7 @@ class Microbatch:
     ends_batch: bool = True
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One optimizer step's data.
 
     Attributes:
@@ -163,7 +162,9 @@ class StreamFeed(Feed):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
         accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
-        random_numbers = OwnRandomNumbers(mix(self._seed, epoch))
+        random_numbers: Callable[[], AbstractContextManager[None]] = OwnRandomNumbers(mix(self._seed, epoch))
+        if isinstance(self._stream, (list, tuple)):  # it draws nothing
+            random_numbers = nullcontext
         with random_numbers():
             batches = itertools.islice(iter(self._stream), self._limit)
             for _ in itertools.islice(batches, read):
@@ -175,8 +176,5 @@ class StreamFeed(Feed):
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:
                 return
-            yield Step(total, self._microbatches(pulled, sizes))
-
-    def _microbatches(self, pulled: list[Any], sizes: list[int]) -> Iterator[Microbatch]:
-        for i, (batch, size) in enumerate(zip(pulled, sizes, strict=True), 1):
-            yield Microbatch(self._move(batch), size, i == len(pulled))
+            last = [False] * (len(pulled) - 1) + [True] * bool(pulled)
+            yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))

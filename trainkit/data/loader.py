@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from trainkit.data.order import SeededDataset, epoch_order, mix, random_numbers_of
+from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError, TrainkitError
@@ -131,7 +131,7 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         order = self.draw(epoch)
         for step in range(self.step, self.last):
             for places in self.plan.microbatches(step, self.rank):
-                yield [(epoch, int(order[place % self.plan.num_samples])) for place in places]
+                yield [(epoch, index) for index in indices_at(order, places, self.plan.num_samples)]
 
     def __len__(self) -> int:
         return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))
@@ -203,8 +203,7 @@ class ShardedLoader:
 
     def indices(self, epoch: int, places: range) -> list[int]:
         """Return the data set's indices of the samples at these places of the epoch's order."""
-        order = self._order(epoch)
-        return [int(order[place % self.plan.num_samples]) for place in places]
+        return indices_at(self._order(epoch), places, self.plan.num_samples)
 
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ class Halving:
         """
         held = list(step.microbatches)
         while True:
-            failure = self._attempt(replace(step, microbatches=iter(self._split(held))), compute)
+            failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
             self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
             if self._engine.sum_number(failure is not None) == 0:
                 return
@@ -84,8 +83,7 @@ class Halving:
             batches = split(microbatch.batch, microbatch.num_samples, self.pieces)
             for i, (batch, part) in enumerate(zip(batches, slices, strict=True), 1):
                 ends = i == len(slices)
-                yield replace(
-                    microbatch,
+                yield microbatch._replace(
                     batch=batch,
                     num_samples=part.stop - part.start,
                     is_last=microbatch.is_last and ends,

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard.summary import hparams as hparam_summaries
-from torch.utils.tensorboard.writer import SummaryWriter
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.loggers.base import Logger, RunFacts
@@ -83,10 +81,18 @@ class TensorBoardLogger(Logger):
         self.hand_over(f"writing the histograms of step {trainer.global_step + 1}", work)
         self.settle()  # copies of all weights do not pile up
 
+    def require(self) -> None:
+        """See Logger. It is not at the top since it takes a while, which a run without this logger need not wait for."""
+        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._make_writer: Any = SummaryWriter
+        self._hparam_summaries: Any = hparams
+
     def open(self, run: RunFacts) -> None:
         """Open the writer; a run that goes on hides what it trains anew."""
         hides = run.global_step + 1 if run.global_step else None
-        self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=hides)
+        self._writer = self._make_writer(str(run.run_dir / "tensorboard"), purge_step=hides)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write scalars, as of when they were logged."""
@@ -101,7 +107,7 @@ class TensorBoardLogger(Logger):
             # Into the run's own events: SummaryWriter.add_hparams would make a run below it. Of an "experiment", which lists
             # settings and metrics, TensorBoard takes the first it finds for all runs; without one it looks at each.
             words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in flatten(params).items()}
-            _, begun, self._ended = hparam_summaries(words, {})  # type: ignore[no-untyped-call]
+            _, begun, self._ended = self._hparam_summaries(words, {})
             self._writer.file_writer.add_summary(begun)
 
     def flush(self) -> None:
