@@ -32,6 +32,7 @@ from trainkit.guards.memory import NO_OBJECTS, Halving
 from trainkit.hooks import Hooks
 from trainkit.limits import Limits
 from trainkit.metrics import MetricLog
+from trainkit.optim.clearing import clear_gradients
 from trainkit.optim.clipping import clip
 from trainkit.optim.schedule import LearningRates
 from trainkit.precision import Precision
@@ -198,7 +199,7 @@ def update(run: Run, step: Step) -> bool:
     updated = run.precision.step(run.optimizers)
     for optimizer in run.optimizers:
         run.hooks("on_before_zero_grad", optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        clear_gradients(optimizer)
     for parameter in run.not_optimized:
         parameter.grad = None  # it would be summed over ranks again and again
     return updated

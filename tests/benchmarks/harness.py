@@ -157,8 +157,12 @@ def main(measure: Callable[[bool], Findings]) -> None:
         console.print(drawn)
     for target in found.targets:
         reached = "reached" if target.met else "NOT REACHED"
-        console.print(f"{target.what}: {shown(target.measured)} {target.unit} ({target.bound} {shown(target.limit)}: {reached})")
+        console.print(
+            f"{target.what}: {shown(target.measured)} {target.unit} ({target.bound} {shown(target.limit)}: {reached})"
+        )
     for name, why in found.missing.items():
         console.print(f"without {name}: {why}")
     if options.json:
-        options.json.write_text(json.dumps(found.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps(found.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1) + "\n"
+        )

@@ -3,22 +3,21 @@
     python -m tests.benchmarks.overhead [--short] [--json FILE]
 
 MLP 16-32-4, batch 32, SGD with momentum. The contenders (peers.py) run in one process, in turn; a figure is the median over
-rounds of (the step's median, less that of the bare loop in the same round). Instructions, where valgrind is there: two runs of
-different length under callgrind, their difference through the difference of their steps, so that starting up drops out.
+rounds of (the step's median, less that of the bare loop in the same round). Instructions, where valgrind is there, are exact
+(instructions.py). "trainkit, torch's loop" keeps the optimizer as torch makes it on a CPU, a loop over parameters, as all the
+others do; "trainkit" takes the fused one (optim/fused.py), as it does where nobody says otherwise.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 
-from tests.benchmarks.harness import Findings, Table, Target, main, median, take_turns
+from tests.benchmarks import instructions
+from tests.benchmarks.harness import Cell, Findings, Table, Target, main, median, take_turns
 from tests.benchmarks.peers import (
     LOOPS,
     LOOPS_ALL_ON,
@@ -44,38 +43,31 @@ def seconds_of_steps(loop: Callable[[Job], None], steps: int) -> list[float]:
     return [(after - before) / clock.every for before, after in pairwise(clock.cpu)][1:]
 
 
-def instructions(name: str, steps: tuple[int, int]) -> float:
-    """Return the instructions of a step, by callgrind."""
-    counted = []
-    for number in steps:
-        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, "-m", __spec__.name]
-        run = subprocess.run([*command, "--once", name, str(number)], check=True, capture_output=True, text=True)
-        counted.append(int(re.findall(r"Collected : (\d+)", run.stderr)[-1]))
-    return (counted[1] - counted[0]) / (steps[1] - steps[0])
-
-
 def measure(short: bool) -> Findings:
     """Let all take turns."""
     torch.set_num_threads(1)
-    steps, rounds = (100, 1) if short else (1000, 9)
+    steps, rounds = (100, 1) if short else (1000, 15)
     loops = present(LOOPS | LOOPS_ALL_ON)
     taken = take_turns({name: lambda loop=loop: seconds_of_steps(loop, steps) for name, loop in loops.items()}, rounds)
-    base = [statistics.median(seconds) for seconds in taken[BARE]]
     added = {
-        name: [1e6 * (statistics.median(seconds) - bare) for seconds, bare in zip(samples, base, strict=True)]
-        for name, samples in taken.items()
-    }
-    rows = [
-        [
-            name,
-            1e6 * median(samples),
-            *((None, None) if name == BARE else (statistics.median(added[name]), _spread(added[name]))),
+        name: [
+            1e6 * (statistics.median(seconds) - statistics.median(bare))
+            for seconds, bare in zip(samples, taken[BARE], strict=True)
         ]
         for name, samples in taken.items()
-    ]
+    }
+    uncounted = instructions.why_not()
+    counted = {} if uncounted else instructions.count([BARE, OURS] if short else list(taken))
+    rows: list[list[Cell]] = []
+    for name, samples in taken.items():
+        number = counted.get(name)
+        of_bare = None if number is None else number / counted[BARE] - 1
+        of_us = 1e6 * median(samples)
+        rows.append([name, of_us, statistics.median(added[name]), _quartiles(added[name]), number, of_bare and 100 * of_bare])
+    columns = ["", "a step, us", "added, us", "quartiles of rounds", "instructions", "added, %"]
     found = Findings(
-        [Table("step of a tiny MLP, us of CPU time", ["", "a step", "added", "rounds' quartiles"], rows)],
-        missing=missing(),
+        [Table("Step of a tiny MLP: CPU time and instructions", columns, rows)],
+        missing=missing() | ({"instructions": uncounted} if uncounted else {}),
         settings={"threads": 1, "batch": 32, "steps": steps, "rounds": rounds},
     )
     ours, all_on = statistics.median(added[OURS]), statistics.median(added[ALL_ON])
@@ -86,7 +78,7 @@ def measure(short: bool) -> Findings:
     return found
 
 
-def _spread(values: list[float]) -> str:
+def _quartiles(values: list[float]) -> str:
     if len(values) < 2:
         return ""
     low, _, high = statistics.quantiles(values, n=4)
@@ -94,8 +86,4 @@ def _spread(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--once"]:
-        torch.set_num_threads(1)
-        seconds_of_steps((LOOPS | LOOPS_ALL_ON)[sys.argv[2]], int(sys.argv[3]))
-    else:
-        main(measure)
+    main(measure)

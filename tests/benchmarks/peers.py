@@ -13,7 +13,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -223,6 +224,7 @@ def by_ignite(job: Job, all_on: bool = False) -> None:
 LOOPS: dict[str, Callable[[Job], None]] = {
     "bare loop": bare,
     "trainkit": by_trainkit,
+    "trainkit, torch's loop": lambda job: by_trainkit(replace(job, optimizer=partial(job.optimizer, foreach=False))),
     "pytorch-ignite": by_ignite,
     "Fabric": by_fabric,
     "Accelerate": by_accelerate,
@@ -272,6 +274,6 @@ def tiny_batches(steps: int, size: int = 32) -> list[Batch]:
     return [some[step % len(some)] for step in range(steps)]
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     """Return SGD with momentum, as torch makes it."""
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, **options)

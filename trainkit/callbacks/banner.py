@@ -36,6 +36,7 @@ class Banner(Callback):
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
         if isinstance(session.run.feed, StreamFeed) and engine.world_size > 1:
             rows.append(("data", "an iterable: each rank reads its own and trainkit does not shard it"))
+        rows.append(("optimizer", ", ".join(map(_kind, session.run.optimizers))))
         rows += trainer.contract.describe(session.user_lrs)
         rows.append(("run", _plan(trainer)))
         if session.resumed_from is not None:
@@ -46,6 +47,12 @@ class Banner(Callback):
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
         console.print(table)
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """Name an optimizer, and which of torch's implementations makes its update where it is not the plain loop."""
+    chosen = [name for name in ("fused", "foreach") if any(group.get(name) for group in optimizer.param_groups)]
+    return " ".join([*chosen, type(optimizer).__name__])
 
 
 def _device(device: torch.device) -> str:

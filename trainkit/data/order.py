@@ -43,13 +43,13 @@ class _States:
         """Take them as they are now."""
         self.torch = torch.get_rng_state()
         # numpy's generator is put aside whole: reading its state takes ten times as long as all the rest.
-        self.numpy = np.random.get_bit_generator()
+        self.numpy = np.random.mtrand.get_bit_generator()
         self.python = random.getstate()
 
     def put_back(self) -> None:
         """Go on from here."""
         torch.set_rng_state(self.torch)
-        np.random.set_bit_generator(self.numpy)
+        np.random.mtrand.set_bit_generator(self.numpy)
         random.setstate(self.python)
 
 
@@ -67,7 +67,7 @@ def apart() -> Iterator[None]:
     But for one thing: numpy's old-style normals are drawn in pairs, and the second of a pair is forgotten.
     """
     before = _States()
-    np.random.set_bit_generator(np.random.MT19937(0))
+    np.random.mtrand.set_bit_generator(np.random.MT19937(0))
     try:
         yield
     finally:
@@ -135,7 +135,7 @@ def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: S
     if num_samples > MOST_HELD:
         return Permutation(num_samples, mix(seed, epoch))
     # numpy's: an element of a tensor would cost a tensor.
-    return shuffled(num_samples, seed, epoch).numpy()  # type: ignore[no-any-return]
+    return shuffled(num_samples, seed, epoch).numpy()  # type: ignore[return-value]
 
 
 def indices_at(order: Sequence[int], places: range, num_samples: int) -> list[int]:

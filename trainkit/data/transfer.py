@@ -51,7 +51,7 @@ class Mover:
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False) -> None:
         self._how = (device, dtype, channels_last)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, to be used on the current stream."""
@@ -66,13 +66,12 @@ class Mover:
                 tensor.record_stream(computing)  # its memory is the copying stream's, and must not be used there too soon
         return moved
 
-
     def _is_there(self, batch: Any) -> bool:
         """Whether nothing is to be done: for the commonest batches alone, and fast."""
         device, dtype, channels_last = self._how
         if dtype is not None or channels_last or type(batch) not in (tuple, list):
             return False
-        return all([type(item) is Tensor and item.device == device for item in batch])
+        return all([type(item) is Tensor and item.device == device for item in batch])  # noqa: C419 - a list is faster
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

@@ -29,6 +29,7 @@ def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureF
     assert rows.pop("engine").startswith("single, 1 rank, cpu with 1 thread a rank, precision 32-true")
     assert rows == {
         "model": "Line, 4 parameters",
+        "optimizer": "fused SGD",
         "batch": "4 per rank x 1 rank x 2 accumulated = 8 samples a step",
         "learning rate": "0.1 x 1 rank = 0.1 (lr_scaling=linear)",
         "run": "2 epochs of 3 steps, 6 steps in all",

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from trainkit.data.order import SeededDataset, epoch_order, mix, random_numbers_of, shuffled
+from trainkit.data.order import (
+    OwnRandomNumbers,
+    SeededDataset,
+    epoch_order,
+    indices_at,
+    mix,
+    random_numbers_of,
+    shuffled,
+)
 
 
 class Noise(Dataset[Any]):
@@ -92,3 +100,41 @@ def test_the_random_state_survives_an_error() -> None:
             raise KeyError
     except KeyError:
         assert random.getstate() == before
+
+
+def test_a_batch_is_its_samples() -> None:
+    """A batch asked for at once holds the samples that are asked for one by one, and leaves the random state alone."""
+    data = SeededDataset(Noise(), seed=3)
+    one_by_one = [data[1, i] for i in range(4)]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert data.__getitems__([(1, i) for i in range(4)]) == one_by_one
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_own_numbers_go_on_where_they_were() -> None:
+    """Drawn in parts, with others drawing between, they are the numbers that are drawn in one go; nobody else's change."""
+
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    at_once, in_parts = OwnRandomNumbers(5), OwnRandomNumbers(5)
+    with at_once():
+        expected = [draw(), draw()]
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    others = [draw(), draw(), draw()]
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    found, between = [], [draw()]
+    for _ in range(2):
+        with in_parts():
+            found.append(draw())
+        between.append(draw())
+    assert found == expected
+    assert between == others
+
+
+def test_places_beyond_the_end_begin_again() -> None:
+    """A step that is filled up takes the epoch's first samples; of a limited epoch the limit's end counts."""
+    assert indices_at([5, 3, 4, 9], range(1, 3), 4) == [3, 4]
+    assert indices_at([5, 3, 4, 9], range(2, 5), 3) == [4, 5, 3]
+    assert indices_at(np.array([5, 3, 4]), range(1, 3), 3) == [3, 4]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from trainkit.data.transfer import count_samples, to_device
+from trainkit.data.transfer import Mover, count_samples, tensors_in, to_device
 from trainkit.errors import TaskError
 
 CPU = torch.device("cpu")
@@ -81,3 +81,31 @@ def test_a_batch_without_tensors_cannot_be_counted() -> None:
     """A batch without a tensor is refused, with what to do about it."""
     with pytest.raises(TaskError, match=r"batch of type dict .* no tensor.*num_samples"):
         count_samples({"text": ["a", "b"], "scale": torch.tensor(2.0)})
+
+
+def test_what_is_there_is_handed_on() -> None:
+    """On the CPU, where nothing is to be cast or laid out, a batch is not built anew; else it is."""
+    batch = (torch.zeros(2, 3), torch.zeros(2))
+    assert Mover(CPU)(batch) is batch
+    assert Mover(CPU, torch.float64)(batch)[0].dtype == torch.float64
+    assert Mover(torch.device("meta"))(batch)[0].device.type == "meta"
+    images = Mover(CPU, channels_last=True)((torch.zeros(2, 3, 4, 5),))[0]
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_all_tensors_of_a_batch_are_found() -> None:
+    """In containers of any nesting, and in objects that move themselves."""
+    graph = Graph()
+    graph.nodes, graph.edges = torch.zeros(1), [torch.zeros(2), "name"]  # type: ignore[attr-defined]
+    packed = pack_sequence([torch.zeros(3)])
+    found = tensors_in({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
+    sizes = sorted(tensor.numel() for tensor in found)
+    assert sizes == [1, 2, 3, 3, 4, 5]  # a packed sequence holds its batch sizes too
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_batch_is_copied_beside_what_is_computed() -> None:
+    """On a GPU the copy runs on a stream of its own, and what follows on the current one sees it whole."""
+    numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
+    moved = Mover(torch.device("cuda", 0))((numbers,))[0]
+    assert float(moved.double().sum()) == float(numbers.double().sum())

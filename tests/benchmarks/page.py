@@ -1,0 +1,91 @@
+"""Writes the figures of results.json into the README.md beside it.
+
+    python -m tests.benchmarks.page [--check]
+
+A block of the page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
+`targets` by all that is to be reached. What stands between blocks is written by hand. --check changes nothing, and fails
+where the page is not what it would be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.everything import RESULTS
+from tests.benchmarks.harness import shown
+
+PAGE = Path(__file__).parent / "README.md"
+GPU_RESULTS = RESULTS.with_name("results-gpu.json")
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Return a benchmark's tables, what it depends on, and who did not take part."""
+    parts = []
+    for table in found["tables"]:
+        head = " | ".join(table["columns"])
+        rule = " | ".join(["---"] + ["---:"] * (len(table["columns"]) - 1))
+        rows = ["| " + " | ".join(map(shown, row)) + " |" for row in table["rows"]]
+        parts.append("\n".join([f"**{table['title']}**", "", f"| {head} |", f"| {rule} |", *rows]))
+    settings = ", ".join(f"{name} {shown(value)}" for name, value in found["settings"].items())
+    absent = [f"Without {name}: {why}." for name, why in found["missing"].items()]
+    parts.append("\n".join([f"{found['date']}{f'; {settings}' if settings else ''}.", *absent]))
+    return "\n\n".join(parts)
+
+
+def targets(results: Mapping[str, Any]) -> str:
+    """Return the table of what is to be reached."""
+    rows = ["| | measured | target | |", "| --- | ---: | ---: | --- |"]
+    for name, found in results.items():
+        for target in found["targets"]:
+            reached = "reached" if target["met"] else "**not reached**"
+            limit = f"{target['bound']} {shown(target['limit'])}"
+            rows.append(f"| {name}: {target['what']} | {shown(target['measured'])} {target['unit']} | {limit} | {reached} |")
+    return "\n".join(rows)
+
+
+def machines(results: Mapping[str, Any]) -> str:
+    """Say on what machine, with which versions."""
+    kinds = {json.dumps(found["machine"], sort_keys=True) for found in results.values()}
+    lines = []
+    for kind in sorted(kinds):
+        facts = json.loads(kind)
+        where = f"{facts.pop('cores')} cores of an {facts.pop('processor')}, {facts.pop('memory_gib')} GiB"
+        lines.append(f"{where}; " + ", ".join(f"{name} {version}" for name, version in facts.items()) + ".")
+    return "\n".join(lines)
+
+
+def fill(page: str, results: Mapping[str, Any]) -> str:
+    """Return the page with all blocks filled.
+
+    Raises:
+        KeyError: a block's figures are not there.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        whole = {"targets": targets, "machines": machines}
+        text = whole[name](results) if name in whole else tables(results[name])
+        return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", block, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    results = json.loads(RESULTS.read_text())
+    if GPU_RESULTS.exists():
+        results["gpu"] = json.loads(GPU_RESULTS.read_text())
+    before = PAGE.read_text()
+    after = fill(before, results)
+    if "--check" in sys.argv:
+        sys.exit(0 if after == before else f"{PAGE.name} is not what results.json says: python -m tests.benchmarks.page")
+    PAGE.write_text(after)
+
+
+if __name__ == "__main__":
+    main()
