@@ -107,7 +107,7 @@ class FitSession(ElasticSession):
         if settings.sync_batchnorm:
             self._synchronise_norms(feed)
         optimizers, schedules = read_optimizers(task.configure_optimizers())
-        use_fused(optimizers, task)
+        use_fused(optimizers)
         not_optimized = assembly.check_parameters(task, optimizers)
         task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
         rates = LearningRates(optimizers, schedules, self.contract, settings.lr_momentum_correction)

@@ -121,6 +121,14 @@ def median_ratio(rounds: Sequence[Sequence[float]], base: Sequence[Sequence[floa
     return statistics.median(statistics.median(a) / statistics.median(b) for a, b in zip(rounds, base, strict=True))
 
 
+def quartiles(values: Sequence[float]) -> str:
+    """Return the first and the third quartile, in words."""
+    if len(values) < 2:
+        return ""
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{shown(low)} to {shown(high)}"
+
+
 def absent(modules: Mapping[str, str]) -> dict[str, str]:
     """Return contender -> why, of those whose module is not installed."""
     return {

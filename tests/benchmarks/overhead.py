@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 
 from tests.benchmarks import instructions
-from tests.benchmarks.harness import Cell, Findings, Table, Target, main, median, take_turns
+from tests.benchmarks.harness import Cell, Findings, Table, Target, main, median, quartiles, take_turns
 from tests.benchmarks.peers import (
     LOOPS,
     LOOPS_ALL_ON,
@@ -63,7 +63,7 @@ def measure(short: bool) -> Findings:
         number = counted.get(name)
         of_bare = None if number is None else number / counted[BARE] - 1
         of_us = 1e6 * median(samples)
-        rows.append([name, of_us, statistics.median(added[name]), _quartiles(added[name]), number, of_bare and 100 * of_bare])
+        rows.append([name, of_us, statistics.median(added[name]), quartiles(added[name]), number, of_bare and 100 * of_bare])
     columns = ["", "a step, us", "added, us", "quartiles of rounds", "instructions", "added, %"]
     found = Findings(
         [Table("Step of a tiny MLP: CPU time and instructions", columns, rows)],
@@ -76,13 +76,6 @@ def measure(short: bool) -> Findings:
         found.targets.append(Target(f"added to a quiet step, against {QUIETEST}", ours, least, "us"))
     found.targets.append(Target("added with logging, progress and checkpoints", all_on, 150, "us"))
     return found
-
-
-def _quartiles(values: list[float]) -> str:
-    if len(values) < 2:
-        return ""
-    low, _, high = statistics.quantiles(values, n=4)
-    return f"{low:.0f} to {high:.0f}"
 
 
 if __name__ == "__main__":

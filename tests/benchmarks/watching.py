@@ -1,6 +1,6 @@
-"""What it costs to see everything: steps of conf=resnet50 with all monitors and loggers on, beside none, in one run.
+"""What it costs to see everything: steps with all monitors and loggers on, beside none, in one run.
 
-    python tests/benchmarks/watching.py [--ranks 2] [--blocks 12] [--block 20] [--conf resnet50] [--json FILE]
+    python -m tests.benchmarks.watching [--short] [--json FILE]
 
 Blocks of steps take turns, off, on, off, on, ..., in the same processes of one training: the hooks of all callbacks and
 loggers are taken out of the loop and put back. Each block has one step at which values are logged. A block's figure is the
@@ -9,11 +9,9 @@ mean of its steps, so that what comes once a block counts; the result is the med
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from tests.benchmarks.harness import Cell, Findings, Table, main, quartiles
+from tests.benchmarks.processes import answer, environment
 from trainkit.build import build
 from trainkit.callback import Callback
 from trainkit.config import Job, run
@@ -69,72 +69,54 @@ class TakesTurns(Callback):
             run.hooks, self.before = (self.on if run.hooks is self.off else self.off), now
 
 
-def worker(options: argparse.Namespace) -> None:
+def worker(conf: str, block: int, blocks: int, out: str) -> None:
     """Train, and write rank 0's seconds of each block."""
     hvd.init()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-    folder, jobs = tempfile.mkdtemp(), list[Job]()
-    settings = [
-        f"conf={options.conf}",
-        f"callbacks=[{CALLBACKS}]",
-        f"logger=[{LOGGERS}]",
-        f"run_dir={folder}",
-        f"trainer.max_steps={options.block * options.blocks}",
-        "trainer.max_epochs=null",
-        f"trainer.log_every_n_steps={options.block}",
-        "trainer.limit_val_batches=0",
-        "trainer.enable_checkpointing=false",
-        "callbacks.timeline.start_step=null",
-        "logger.prometheus.port=0",
-    ]
-    run("fit", settings, False, jobs.append)
-    turns = TakesTurns(options.block)
-    built = build(jobs[0].config, [turns])
-    built.trainer.callbacks.remove(turns)
-    built.trainer.callbacks.append(turns)  # behind what it takes out
-    built.trainer.fit(built.task, datamodule=built.datamodule)
-    if hvd.rank() == 0:
-        Path(options.worker).write_text(json.dumps(turns.seconds))
-
-
-def main() -> None:
-    """Start the ranks and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--block", type=int, default=20)
-    parser.add_argument("--conf", default="resnet50")
-    parser.add_argument("--json", default=None)
-    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options)
-        return
+    jobs = list[Job]()
     with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/seconds.json"
-        start = [sys.executable, "-m", "horovod.runner.launch", "-np", str(options.ranks), "--gloo", sys.executable, __file__]
-        own = ["--blocks", str(options.blocks), "--block", str(options.block), "--conf", options.conf, "--worker", out]
-        root = Path(__file__).parents[2]
-        subprocess.run(
-            [*start, *own],
-            check=True,
-            env=os.environ | {"PYTHONPATH": str(root), "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-        )
-        seconds = json.loads(Path(out).read_text())
-    off, on = seconds[0::2], seconds[1::2]
-    pairs = [b / a - 1 for a, b in zip(off[1:], on[1:], strict=False)]  # the first pair warms up
-    result = {
-        "off_ms": 1000 * statistics.median(off[1:]),
-        "on_ms": 1000 * statistics.median(on[1:]),
-        "cost": statistics.median(pairs),
-        "pairs": pairs,
-    }
-    print(f"{options.conf}, {options.ranks} ranks: off {result['off_ms']:.2f} ms a step, on {result['on_ms']:.2f} ms a step")
-    print(f"cost, median of {len(pairs)} pairs of blocks of {options.block} steps: {100 * result['cost']:+.2f} %")
-    print("each pair: " + ", ".join(f"{100 * pair:+.1f} %" for pair in pairs))
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1))
+        settings = [
+            f"conf={conf}",
+            f"callbacks=[{CALLBACKS}]",
+            f"logger=[{LOGGERS}]",
+            f"run_dir={folder}",
+            f"trainer.max_steps={block * blocks}",
+            "trainer.max_epochs=null",
+            f"trainer.log_every_n_steps={block}",
+            "trainer.limit_val_batches=0",
+            "trainer.enable_checkpointing=false",
+            "callbacks.timeline.start_step=null",
+            "logger.prometheus.port=0",
+        ]
+        run("fit", settings, False, jobs.append)
+        turns = TakesTurns(block)
+        built = build(jobs[0].config, [turns])
+        built.trainer.callbacks.remove(turns)
+        built.trainer.callbacks.append(turns)  # behind what it takes out
+        built.trainer.fit(built.task, datamodule=built.datamodule)
+    if hvd.rank() == 0:
+        Path(out).write_text(json.dumps(turns.seconds))
+
+
+def measure(short: bool) -> Findings:
+    """Train each recipe at 2 ranks."""
+    rows: list[list[Cell]] = []
+    quiet = environment(WANDB_MODE="offline", WANDB_SILENT="true")
+    for conf, blocks in (("mlp", 4),) if short else (("resnet50", 14), ("mlp", 40)):
+        block = 4 if short else 20
+        seconds: list[float] = answer(__spec__.name, conf, str(block), str(blocks), env=quiet, ranks=2)
+        off, on = seconds[0::2], seconds[1::2]
+        pairs = [b - a for a, b in zip(off[1:], on[1:], strict=False)]  # the first pair warms up
+        shares = [100 * (b / a - 1) for a, b in zip(off[1:], on[1:], strict=False)]
+        added = 1000 * statistics.median(pairs)
+        rows.append([conf, 1000 * statistics.median(off[1:]), added, statistics.median(shares), quartiles(shares)])
+    columns = ["", "a step with nothing on, ms", "added, ms", "added, %", "quartiles of pairs, %"]
+    title = "All monitors and six loggers, one log in 20 steps, 2 ranks on Horovod"
+    return Findings([Table(title, columns, rows)], settings={"steps a block": block, "ranks": 2})
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 4:
+        worker(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    else:
+        main(measure)

@@ -71,10 +71,10 @@ def test_sums_are_exact(start: str, scenario: str, factor: bool, results: Any) -
     + [(start, "small_buckets", 4) for start in DDP],
 )
 def test_groups_are_exact_and_as_many_as_asked_for(start: str, scenario: str, sums: int, results: Any) -> None:
-    """Four parameters travel in so many collectives (and one for the flags), and the gradients are the same."""
+    """Four parameters travel in so many collectives, the last with the flags, and the gradients are the same."""
     for rank in results[start][scenario]:
         assert_gradients(rank["grads"], by_hand(size_of(start)))
-        assert len(rank["wires"]) == sums + 1
+        assert len(rank["wires"]) == sums
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,8 @@ def test_groups_are_exact_and_as_many_as_asked_for(start: str, scenario: str, su
 def test_compressed_gradients_take_two_bytes(start: str, scenario: str, dtype: Any, part: float, results: Any) -> None:
     """All that the framework gets to sum is of the small dtype, two bytes an element; results are float64 again."""
     for rank in results[start][scenario]:
-        *sums, flags = rank["wires"]
-        assert {kind for kind, _ in sums} == {dtype}
-        assert sum(size for _, size in sums) == 2 * ELEMENTS
-        assert flags == (torch.float32, 4 * 4)
+        assert {kind for kind, _ in rank["wires"]} == {dtype}
+        assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)  # and a flag for each parameter
         assert_gradients(rank["grads"], by_hand(size_of(start)), part)
 
 
@@ -96,9 +94,8 @@ def test_compressed_gradients_take_two_bytes(start: str, scenario: str, dtype: A
 def test_gradients_of_two_bytes_are_not_narrowed_again(start: str, results: Any) -> None:
     """bfloat16 stays bfloat16 on ddp; on Horovod, which cannot sum it, fp16 halves the float32 that would travel."""
     for rank in results[start]["half_of_brain"]:
-        *sums, _ = rank["wires"]
-        assert {kind for kind, _ in sums} == {torch.bfloat16 if start in DDP else torch.float16}
-        assert sum(size for _, size in sums) == 2 * ELEMENTS
+        assert {kind for kind, _ in rank["wires"]} == {torch.bfloat16 if start in DDP else torch.float16}
+        assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)
         found = [grad.double() for grad in rank["grads"]]
         assert {grad.dtype for grad in rank["grads"]} == {torch.bfloat16}
         assert_gradients(found, by_hand(size_of(start)), 3 * BRAIN)  # the forward is of bfloat16 too
@@ -167,7 +164,7 @@ def test_values_of_rows_are_compressed_too(start: str, results: Any) -> None:
     grads, _ = words_by_hand(size_of(start), torch.optim.SGD)
     for rank in results[start]["sparse_half"]:
         kinds = {kind for kind, _ in rank["wires"]}
-        assert kinds == {torch.int64, torch.float16, torch.float32}  # float32: the flags
+        assert kinds == {torch.int64, torch.float16}  # the flags travel with the head's
         found = [grad[1] for grad in rank["grads"] if grad is not None]
         assert_gradients(found, [grad for grad in grads if grad is not None], HALF)
 

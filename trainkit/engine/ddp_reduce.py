@@ -43,16 +43,18 @@ class BucketReducer(GradientReducer):
         super().__init__(buckets, frozen, in_order=True, wire=wire, sparse=sparse)
         self._group = group
 
-    def _start(self, bucket: Bucket) -> Any:
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
         pieces = []
         for _, parameter in bucket.entries:
             grad = laid_out(parameter)
             flat = dense_view(grad)
             pieces.append(grad.reshape(-1) if flat is None else flat)
+        if flags is not None:
+            pieces.append(flags.to(pieces[0].dtype))
         buffer = self._wire.pack(torch.cat(pieces))
         return dist.all_reduce(buffer, group=self._group, async_op=True), buffer
 
-    def _end(self, bucket: Bucket) -> None:
+    def _end(self, bucket: Bucket) -> Tensor | None:
         work, buffer = bucket.handle
         work.wait()
         buffer = self._wire.unpack(buffer, bucket.entries[0][1].dtype)
@@ -64,6 +66,7 @@ class BucketReducer(GradientReducer):
             parameter.grad = (
                 piece.as_strided(parameter.size(), parameter.stride()) if dense else piece.reshape(parameter.size())
             )
+        return buffer[start:] if bucket is self._carrier else None
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which knows its own. The rows

@@ -298,6 +298,19 @@ class HorovodEngine(SeatedEngine):
             everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self._ranks)
         return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
 
+    def start_gather(self, own: Tensor) -> Callable[[], Tensor]:
+        """See Engine."""
+        what = "trainkit.gather.started"
+        with self._peers(what):
+            handle = hvd.allgather_async(own, name=what, process_set=self._ranks)
+
+        def wait() -> Tensor:
+            with self._peers(what):
+                everyone: Tensor = hvd.synchronize(handle)
+            return everyone
+
+        return wait
+
     def barrier(self) -> None:
         """See Engine."""
         with self._peers("the barrier"):

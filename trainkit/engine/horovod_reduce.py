@@ -47,24 +47,28 @@ class HookReducer(GradientReducer):
         op: str,
         ranks: hvd.ProcessSet,
     ) -> None:
-        super().__init__(buckets, frozen, in_order=False, wire=wire, sparse=sparse)
+        self._carries = op != "adasum"
         self._op = hvd.Adasum if op == "adasum" else hvd.Sum
+        super().__init__(buckets, frozen, in_order=False, wire=wire, sparse=sparse)
         self._ranks = ranks
 
-    def _start(self, bucket: Bucket) -> Any:
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
         wires = []
         for _, parameter in bucket.entries:
             parameter.grad = grad = laid_out(parameter)
             flat = dense_view(grad)
             wires.append(self._wire.pack(grad.contiguous().reshape(-1) if flat is None else flat))
+        if flags is not None:
+            wires.append(flags.to(wires[0].dtype, copy=True))
         name = "trainkit.grad." + bucket.entries[0][0]
         if len(wires) == 1:
             return hvd.allreduce_async_(wires[0], op=self._op, name=name, process_set=self._ranks), wires
         return hvd.grouped_allreduce_async_(wires, op=self._op, name=name, process_set=self._ranks), wires
 
-    def _end(self, bucket: Bucket) -> None:
+    def _end(self, bucket: Bucket) -> Tensor | None:
         handle, wires = bucket.handle
         hvd.synchronize(handle)
+        flags = wires.pop() if bucket is self._carrier else None
         for (_, parameter), wire in zip(bucket.entries, wires, strict=True):
             grad = parameter.grad
             assert grad is not None
@@ -72,6 +76,7 @@ class HookReducer(GradientReducer):
             if total.data_ptr() != grad.data_ptr():
                 flat = dense_view(grad)
                 grad.copy_(total.reshape(grad.shape)) if flat is None else flat.copy_(total)
+        return flags
 
     def _is_done(self, handle: Any) -> bool:
         try:

@@ -10,6 +10,9 @@ as their sum. A rank without gradient sends no rows.
 A parameter without gradient takes part with zeros, since the other ranks may have one. Where no rank had one, its
 `.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
 be known on the host, so it waits for the device, but only on ranks that have such a parameter.
+
+Who took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the carrier): a
+message of its own would be one more round trip in each step.
 """
 
 from __future__ import annotations
@@ -72,6 +75,9 @@ class Bucket:
 class GradientReducer(ABC):
     """Hooks the parameters, keeps the books of one step, and asks the engine for sums.
 
+    Attributes:
+        _carries: whether a bucket can carry the vector of who took part: where gradients are added up.
+
     Args:
         buckets: groups of parameters; sums start in this order when `in_order`.
         frozen: parameters that need no gradient now; each is taken in when that changes.
@@ -80,6 +86,8 @@ class GradientReducer(ABC):
         wire: how gradients travel.
         sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
     """
+
+    _carries = True
 
     def __init__(
         self,
@@ -102,6 +110,7 @@ class GradientReducer(ABC):
         self._next = 0
         self._sync = True
         self._used = torch.zeros(0)
+        self._carrier: Bucket | None = None  # its sum starts in `finish`: only then it is known who took part
         self._summed: list[Summed] | None = None
         for entries in buckets:
             self._add_bucket(entries)
@@ -119,25 +128,28 @@ class GradientReducer(ABC):
         """Start the sums that have not started, wait for all, and leave the sums in `.grad`."""
         self._hook_thawed()
         unused = [p for p in self._bucket_of if p.grad is None]
-        self._used.fill_(1.0)
+        used = self._used
+        used.fill_(1.0)
         for parameter in unused:
             parameter.grad = no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
-            self._used[self._place[parameter]] = 0.0
+            used[self._place[parameter]] = 0.0
         try:
             for bucket in self._buckets:
                 if bucket.handle is None:
-                    bucket.handle = self._begin(bucket)
-            used = self._start_flags(self._used)
+                    bucket.handle = self._begin(bucket, self._used if bucket is self._carrier else None)
+            alone = self._start_flags(self._used) if self._carrier is None else None
             for bucket in self._buckets:
-                self._complete(bucket)
+                carried = self._complete(bucket)
+                used = used if carried is None else carried
                 if self._summed is not None:
                     self._record(bucket)
-            self._end_flags(used)
+            if alone is not None:
+                self._end_flags(alone)
         finally:
             self.reset()
         if any(p.requires_grad for p in unused):
             with allowed_read():
-                counts = self._used.tolist()  # waits for the device: only where a parameter took no part on this rank
+                counts = used.tolist()  # waits for the device: only where a parameter took no part on this rank
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None
@@ -187,6 +199,8 @@ class GradientReducer(ABC):
     def _add_bucket(self, entries: list[NamedParameter]) -> None:
         bucket = Bucket(len(self._buckets), entries, sparse=entries[0][1] in self._sparse)
         self._buckets.append(bucket)
+        if self._carries and not bucket.sparse:
+            self._carrier = bucket
         for name, parameter in entries:
             self._bucket_of[parameter], self._name_of[parameter] = bucket, name
             self._place[parameter] = len(self._place)
@@ -208,38 +222,40 @@ class GradientReducer(ABC):
         bucket = self._bucket_of[parameter]
         bucket.waiting -= 1
         if not self._in_order:
-            if bucket.waiting == 0:
+            if bucket.waiting == 0 and bucket is not self._carrier:
                 bucket.handle = self._begin(bucket)
             return
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
             ready = self._buckets[self._next]
+            if ready is self._carrier:
+                return
             ready.handle = self._begin(ready)
             self._next += 1
 
-    def _begin(self, bucket: Bucket) -> Any:
+    def _begin(self, bucket: Bucket, flags: Tensor | None = None) -> Any:
         if self._summed is not None:
             bucket.handed_ns = time.perf_counter_ns()
         if not bucket.sparse:
-            return self._start(bucket)
+            return self._start(bucket, flags)
         ((name, parameter),) = bucket.entries
         rows, values = rows_of(parameter)
         return self._start_rows(name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous())
 
-    def _complete(self, bucket: Bucket) -> None:
+    def _complete(self, bucket: Bucket) -> Tensor | None:
         if not bucket.sparse:
-            self._end(bucket)
-            return
+            return self._end(bucket)
         ((_, parameter),) = bucket.entries
         rows, values = self._end_rows(bucket.handle)
         parameter.grad = from_rows(rows, self._wire.unpack(values, parameter.dtype), parameter)
+        return None
 
     @abstractmethod
-    def _start(self, bucket: Bucket) -> Any:
-        """Start the sum of the bucket's gradients and return a handle that is not None."""
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
+        """Start the sum of the bucket's gradients, and of a small vector of ones and zeros; return a handle that is not None."""
 
     @abstractmethod
-    def _end(self, bucket: Bucket) -> None:
-        """Wait for the bucket's sum and leave it in the parameters' `.grad`."""
+    def _end(self, bucket: Bucket) -> Tensor | None:
+        """Wait for the bucket's sum, leave it in the parameters' `.grad`, and return the vector's, in any scale but zero."""
 
     def _is_done(self, handle: Any) -> bool:
         """Return whether a bucket's sum is known to be done, without waiting for it."""
@@ -255,7 +271,7 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start_flags(self, flags: Tensor) -> Any:
-        """Start the sum of a small float32 vector, in place."""
+        """Start the sum of the vector, in place, where no bucket carries it."""
 
     @abstractmethod
     def _end_flags(self, handle: Any) -> None:

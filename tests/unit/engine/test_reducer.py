@@ -22,14 +22,16 @@ class Noting(GradientReducer):
         self.events: list[str] = []
         super().__init__([[named] for named in reversed(trained)], frozen, in_order)
 
-    def _start(self, bucket: Bucket) -> Any:
-        self.events.append(f"start {bucket.entries[0][0]}")
-        return bucket.index
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
+        self.events.append(f"start {bucket.entries[0][0]}{' with flags' * (flags is not None)}")
+        return bucket.index, flags
 
-    def _end(self, bucket: Bucket) -> None:
+    def _end(self, bucket: Bucket) -> Tensor | None:
         self.events.append(f"end {bucket.entries[0][0]}")
         for _, parameter in bucket.entries:
             parameter.grad *= 2
+        flags = bucket.handle[1]
+        return None if flags is None else flags * 2
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         self.events.append(f"start rows {name}")
@@ -52,14 +54,14 @@ def model() -> nn.Sequential:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_sums_start_while_backward_runs(in_order: bool) -> None:
-    """The last layer's sum starts first, both before finish, and the gradient is the sum."""
+    """The last layer's sum starts first, before finish; the first layer's, which carries the flags, in it."""
     net = model()
     reducer = Noting(net, in_order)
     net(torch.ones(2, 3)).sum().backward()
-    assert reducer.events == ["start 1.weight", "start 0.weight"]
+    assert reducer.events == ["start 1.weight"]
     alone = net[0].weight.grad.clone()
     reducer.finish()
-    assert reducer.events[2:] == ["end 1.weight", "end 0.weight"]
+    assert reducer.events[1:] == ["start 0.weight with flags", "end 1.weight", "end 0.weight"]
     assert torch.equal(net[0].weight.grad, alone * 2)
 
 
@@ -72,7 +74,7 @@ def test_nothing_starts_under_no_sync() -> None:
             net(torch.ones(2, 3)).sum().backward()
         assert not [event for event in reducer.events if event.startswith("start")]
         net(torch.ones(2, 3)).sum().backward()
-        assert len(reducer.events) == 2
+        assert reducer.events == ["start 1.weight"]
         reducer.finish()
         reducer.events.clear()
 
@@ -91,7 +93,7 @@ def test_a_rank_without_samples_takes_part_with_zeros() -> None:
     net = model()
     reducer = Noting(net, in_order=True)
     reducer.finish()
-    assert reducer.events[:2] == ["start 1.weight", "start 0.weight"]
+    assert reducer.events[:2] == ["start 1.weight", "start 0.weight with flags"]
     assert all(parameter.grad is None for parameter in net.parameters())
 
 

@@ -1,4 +1,4 @@
-"""The fused implementation: chosen where nobody says otherwise, and nowhere else."""
+"""The fused implementation: chosen where nobody says otherwise, and nowhere else; with what it takes for granted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,14 +15,21 @@ from trainkit import Task, Trainer
 from trainkit.optim.clearing import clear_gradients
 from trainkit.optim.fused import use_fused
 
+KINDS = [SGD, Adam, AdamW]
 
-def is_fused(optimizer: Optimizer, model: nn.Module) -> bool:
+
+def is_fused(optimizer: Optimizer) -> bool:
     """Let the choice be made and return it."""
-    use_fused([optimizer], model)
+    use_fused([optimizer])
     return bool(optimizer.param_groups[0].get("fused"))
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Adagrad])
+def momentum(kind: type[Optimizer]) -> dict[str, Any]:
+    """Arguments with state."""
+    return {"momentum": 0.9, "nesterov": True} if kind is SGD else {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
     """What is chosen afterwards is what the constructor's fused=True makes, and what the loop over parameters makes but for
     rounding.
@@ -31,8 +38,8 @@ def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
     for options in ({"fused": True}, {}, {"foreach": False}):
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
-        optimizer = kind(model.parameters(), lr=0.1, **options)
-        assert is_fused(optimizer, model) is ("foreach" not in options)
+        optimizer = kind(model.parameters(), lr=0.1, **momentum(kind), **options)
+        assert is_fused(optimizer) is ("foreach" not in options)
         for _ in range(3):
             model(torch.ones(2, 8)).square().sum().backward()
             optimizer.step()
@@ -45,8 +52,7 @@ def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}])
 def test_what_the_user_chose_stays(options: dict[str, bool]) -> None:
     """A choice at the constructor is one, also the choice against it."""
-    model = nn.Linear(2, 2)
-    assert not is_fused(SGD(model.parameters(), lr=0.1, **options), model)
+    assert not is_fused(SGD(nn.Linear(2, 2).parameters(), lr=0.1, **options))
 
 
 class Own(SGD):
@@ -54,13 +60,65 @@ class Own(SGD):
 
 
 def test_others_have_none() -> None:
-    """Optimizers without it, subclasses, sparse gradients and complex parameters are left as they are."""
-    model, rows = nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True)
-    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    assert not is_fused(RMSprop(model.parameters()), model)
-    assert not is_fused(Own(model.parameters(), lr=0.1), model)
-    assert not is_fused(SGD(rows.parameters(), lr=0.1), rows)
-    assert not is_fused(SGD([parameter], lr=0.1), model)
+    """Optimizers without it, subclasses, rates that are tensors, dampened momenta and complex weights stay as they are."""
+    model = nn.Linear(2, 2)
+    assert not is_fused(RMSprop(model.parameters()))
+    assert not is_fused(Adagrad(model.parameters()))
+    assert not is_fused(Own(model.parameters(), lr=0.1))
+    assert not is_fused(SGD(model.parameters(), lr=torch.tensor(0.1)))
+    assert not is_fused(SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1))
+    assert not is_fused(SGD([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
+    """Gradients and loaded states that lie in memory otherwise than the weights are laid out as these."""
+    updated = []
+    for options in ({}, {"foreach": False}):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        optimizer = kind([weight], lr=0.1, **momentum(kind), **options)
+        assert is_fused(optimizer) is (not options)
+        for i in range(3):
+            weight.grad = torch.randn(2, 3, 4, 5)
+            optimizer.step()
+            if i == 1:
+                state = optimizer.state_dict()
+                own = {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in state["state"][0].items()}
+                optimizer.load_state_dict({"state": {0: own}, "param_groups": state["param_groups"]})
+        updated.append(weight.detach())
+    torch.testing.assert_close(updated[0], updated[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_may_begin_to_learn_later(kind: type[Optimizer]) -> None:
+    """A part that has its first gradient after others (thawed, or not reached before) begins then, as in the loop."""
+    updated = []
+    for options in ({}, {"foreach": False}):
+        torch.manual_seed(0)
+        first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        parameters = [*first.parameters(), *second.parameters()]
+        optimizer = kind(parameters, lr=0.1, **momentum(kind), **options)
+        use_fused([optimizer])
+        for i in range(4):
+            outputs = first(torch.ones(2, 3))
+            (second(outputs) if i > 1 else outputs).square().sum().backward()
+            optimizer.step()
+            clear_gradients(optimizer)
+        updated.append([p.detach() for p in parameters])
+    torch.testing.assert_close(updated[0], updated[1])
+
+
+def test_a_sparse_gradient_ends_it() -> None:
+    """Rows are updated by the loop, which knows them, from the step on in which they come."""
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = SGD(table.parameters(), lr=1.0)
+    assert is_fused(optimizer)
+    before = table.weight.detach().clone()
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert (before - table.weight.detach())[:, 0].tolist() == [0, 1, 0, 0]
+    assert not optimizer.param_groups[0]["fused"]
 
 
 class Line(Task):
@@ -102,12 +160,13 @@ def test_a_fit_takes_it(tmp_path: Path) -> None:
     assert fit(Line(fused=False), tmp_path / "b", 1).was == [False]
 
 
-def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
-    """A checkpoint of a run that was not fused goes on so, to the same bits as if it had not been interrupted."""
-    whole = fit(Line(fused=False), tmp_path / "whole", 3)
-    fit(Line(fused=False), tmp_path / "parts", 1)
+@pytest.mark.parametrize("begun", [{"fused": False}, {}])
+def test_a_run_goes_on_as_it_began(begun: dict[str, bool], tmp_path: Path) -> None:
+    """A checkpoint goes on to the same bits, whatever is chosen by then."""
+    whole = fit(Line(**begun), tmp_path / "whole", 3)
+    fit(Line(**begun), tmp_path / "parts", 1)
     rest = fit(Line(), tmp_path / "parts", 3, ckpt_path="last")
-    assert rest.was == [False, False]
+    assert rest.was == [not begun, not begun]
     assert torch.equal(rest.model.weight, whole.model.weight)
 
 
