@@ -134,7 +134,8 @@ def train_step(run: Run, step: Step) -> None:
     """Make one optimizer update from the microbatches of all ranks."""
     state = run.state
     run.hooks("on_train_step_start")
-    run.log.new_step()
+    is_logged = (state.global_step + 1) % run.limits.log_every_n_steps == 0
+    run.log.new_step(is_logged)
     if run.halving is None:
         compute_gradients(run, step)
     else:
@@ -151,7 +152,7 @@ def train_step(run: Run, step: Step) -> None:
         run.rates.after_step(state.global_step - state.skipped_steps)
     else:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
-    if state.global_step % run.limits.log_every_n_steps == 0 and run.engine.is_main:
+    if is_logged and run.engine.is_main:
         run.hooks("on_metrics", run.log.step_values() | {"lr": run.rates.current()[0]}, state.global_step)
 
 

@@ -7,7 +7,7 @@ log_every_n_steps, epoch values at the end of an epoch, where one gather over ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,8 +17,12 @@ from trainkit import metric_objects
 from trainkit.errors import TaskError
 
 Reduction = Literal["mean", "sum", "min", "max"]
+_REDUCTIONS = get_args(Reduction)
 # A device's values are folded into one after this many, so that memory stays flat and kernels few.
 _FOLD_AT = 64
+
+
+Reading = tuple[Reduction, float, float]  # reduction, combined value, weight
 
 
 class Accumulator:
@@ -69,15 +73,18 @@ class Accumulator:
 
     def absorb(self, other: Accumulator) -> None:
         """Take in what another rank's has taken."""
-        _, value, weight = other.read()
+        _, value, weight = read_all({"": other})[""]
         self._numbers.append(value)
         self._weight += weight
 
-    def read(self) -> tuple[Reduction, float, float]:
-        """Return (reduction, combined value, weight). Waits for the device."""
+    def parts(self) -> list[Tensor]:
+        """Return what is on a device, folded: none or one scalar of float64."""
         self._fold()
-        values = [float(part) for part in self._parts] + self._numbers
-        return self.reduction, self._combine(values), self._weight
+        return self._parts
+
+    def reading(self, parts: list[float]) -> Reading:
+        """Return the combined value, where `parts` are those on the device, read."""
+        return self.reduction, self._combine(parts + self._numbers), self._weight
 
     def _fold(self) -> None:
         for weight, values in self._pending.items():
@@ -98,6 +105,16 @@ class Accumulator:
         return max(values, default=-math.inf) if self.reduction == "max" else math.fsum(values)
 
 
+def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
+    """Read all values; each device is waited for once, however many there are."""
+    parts = {name: held.parts() for name, held in table.items()}
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for part in (part for own in parts.values() for part in own):
+        by_device.setdefault(part.device, []).append(part)
+    read = {device: iter(torch.stack(held).tolist()) for device, held in by_device.items()}
+    return {name: table[name].reading([next(read[part.device]) for part in own]) for name, own in parts.items()}
+
+
 def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:
     """Return tensors of one number as (kind of device, one tensor of the host)."""
     return (values[0].device.type, torch.stack(values).cpu()) if values else None
@@ -110,7 +127,7 @@ def _unpack(packed: tuple[str, Tensor] | None, device: torch.device) -> list[Ten
     return list((values if kind == "cpu" else values.to(device)).unbind())
 
 
-def combine(parts: list[tuple[Reduction, float, float]]) -> float:
+def combine(parts: list[Reading]) -> float:
     """Combine the readings of all ranks that have one into the value of the epoch."""
     reduction = parts[0][0]
     values = [value for _, value, _ in parts]
@@ -134,6 +151,7 @@ class MetricLog:
         self.prog_bar: set[str] = set()
         self._epoch: dict[str, Accumulator] = {}
         self._step: dict[str, Accumulator] = {}
+        self._is_read = True  # whether the step values of this step are
         self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
 
     def add(
@@ -152,7 +170,7 @@ class MetricLog:
         Raises:
             TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
         """
-        if metric_objects.is_metric(value):
+        if not isinstance(value, Tensor) and metric_objects.is_metric(value):
             metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
             if on_epoch and self.objects.setdefault(full + self.suffix, metric) is not metric:
                 raise TaskError(f"log('{name}', ...) got another metric object than before. Log each under its own name.")
@@ -167,15 +185,19 @@ class MetricLog:
                 raise TaskError(
                     f"log('{name}', ...) got a tensor of shape {list(value.shape)}; it must hold one number. Log its mean."
                 )
-            value = value.detach().reshape(()).clone()  # a copy: the caller may go on writing into it
         elif not isinstance(value, (int, float)):
             raise TaskError(f"log('{name}', ...) got a {type(value).__name__}; it must be a number or a tensor of one.")
-        if reduction not in get_args(Reduction):
-            legal = ", ".join(f"'{known}'" for known in get_args(Reduction))
+        if reduction not in _REDUCTIONS:
+            legal = ", ".join(f"'{known}'" for known in _REDUCTIONS)
             raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}.")
+        if not on_epoch and not (on_step and self._is_read):
+            return
+        if isinstance(value, Tensor):
+            value = value.detach().clone()  # a copy: the caller may go on writing into it
+            value = value.reshape(()) if value.dim() else value
         step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
         for wanted, full, table in (
-            (on_step, step_name + self.suffix, self._step),
+            (on_step and self._is_read, step_name + self.suffix, self._step),
             (on_epoch, epoch_name + self.suffix, self._epoch),
         ):
             if wanted:
@@ -194,7 +216,7 @@ class MetricLog:
     def copy(self) -> MetricLog:
         """Return one that holds the same and goes its own way; the names for the progress bar stay shared."""
         other = MetricLog(self.suffix)
-        other.prog_bar, other.objects = self.prog_bar, dict(self.objects)
+        other.prog_bar, other.objects, other._is_read = self.prog_bar, dict(self.objects), self._is_read
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
@@ -216,14 +238,15 @@ class MetricLog:
                 else:
                     self._epoch[name] = held
 
-    def new_step(self) -> None:
-        """Forget the step values: a new step begins."""
+    def new_step(self, is_read: bool = True) -> None:
+        """Forget the step values: a new step begins, whose values are read at its end or are not even collected."""
+        self._is_read = is_read
         if self._step:
             self._step.clear()
 
     def step_values(self) -> dict[str, float]:
-        """Return this rank's values of the step. Waits for the device."""
-        return {name: combine([held.read()]) for name, held in self._step.items()}
+        """Return this rank's values of the step. Waits for the device, once for all."""
+        return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
     def epoch_values(self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False) -> dict[str, float]:
         """Return the values over all samples of all ranks, on all ranks. Waits for the device.
@@ -232,8 +255,8 @@ class MetricLog:
             all_gather_object: returns the values of all ranks.
             keep: go on collecting; otherwise all starts anew.
         """
-        own = {name: held.read() for name, held in self._epoch.items()}
-        gathered: list[tuple[dict[str, tuple[Reduction, float, float]], bool]] = all_gather_object((own, bool(self.objects)))
+        own = read_all(self._epoch)
+        gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, bool(self.objects)))
         names = dict.fromkeys(name for rank, _ in gathered for name in rank)
         values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
         if any(has_objects for _, has_objects in gathered):

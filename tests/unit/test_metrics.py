@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import TaskError
-from trainkit.metrics import Accumulator, MetricLog, combine
+from trainkit.metrics import Accumulator, MetricLog, combine, read_all
 
 
 def alone(value: Any) -> list[Any]:
@@ -50,7 +50,7 @@ def test_any_split_over_ranks_gives_the_same_value(
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
     mean = math.fsum(v * w for v, w in pairs) / sum(weights)
     expected = {"mean": mean, "sum": math.fsum(values), "min": min(values), "max": max(values)}[reduction]
-    read = [one.read() for i, one in enumerate(held) if i < len(pairs)]
+    read = list(read_all({str(i): one for i, one in enumerate(held) if i < len(pairs)}).values())
     assert combine(read) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -61,7 +61,7 @@ def test_memory_stays_flat() -> None:
         held.add(torch.tensor(1.0), weight=1 + i % 3)
         held.add(1.0, weight=1)
     assert len(held._parts) + sum(len(v) for v in held._pending.values()) + len(held._numbers) < 200
-    assert combine([held.read()]) == pytest.approx(1.0, rel=1e-15)
+    assert combine([read_all({"": held})[""]]) == pytest.approx(1.0, rel=1e-15)
 
 
 def test_ranks_without_a_value_take_no_part() -> None:
@@ -143,3 +143,32 @@ def test_an_unknown_reduction_is_refused() -> None:
     """A reduction that does not exist is refused, with those that do."""
     with pytest.raises(TaskError, match=r"reduce_fx is 'median'; it must be one of 'mean', 'sum', 'min', 'max'"):
         log((1.0, 1), reduction="median")
+
+
+def test_values_of_a_step_that_nobody_reads_are_not_collected() -> None:
+    """Between two logs a step value costs nothing; an epoch's value is taken in each step, and errors are told in each."""
+    log = MetricLog()
+    log.new_step(is_read=False)
+    log.add("step", torch.tensor(1.0), weight=1, on_step=True, on_epoch=False)
+    log.add("both", torch.tensor(2.0), weight=1, on_step=True, on_epoch=True)
+    assert log.step_values() == {}
+    with pytest.raises(TaskError, match="must hold one number"):
+        log.add("step", torch.zeros(2), weight=1, on_step=True, on_epoch=False)
+    log.new_step(is_read=True)
+    log.add("step", torch.tensor(3.0), weight=1, on_step=True, on_epoch=False)
+    log.add("both", torch.tensor(4.0), weight=1, on_step=True, on_epoch=True)
+    assert log.step_values() == {"step": 3.0, "both_step": 4.0}
+    assert log.epoch_values(lambda own: [own]) == {"both_epoch": 3.0}
+
+
+def test_all_values_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many values there are, a device is waited for once."""
+    log, reads = MetricLog(), []
+    for i in range(5):
+        log.add(f"value {i}", torch.tensor(float(i)), weight=2, on_step=True, on_epoch=False)
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: (reads.append(self), real(self))[1])
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("read alone"))
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: pytest.fail("read alone"))
+    assert log.step_values() == {f"value {i}": float(i) for i in range(5)}
+    assert len(reads) == 1

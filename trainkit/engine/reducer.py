@@ -251,7 +251,7 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
-        """Start the sum of the bucket's gradients, and of a small vector of ones and zeros; return a handle that is not None."""
+        """Start the sum of the bucket's gradients, and of a vector of ones and zeros; return a handle that is not None."""
 
     @abstractmethod
     def _end(self, bucket: Bucket) -> Tensor | None:

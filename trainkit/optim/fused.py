@@ -65,5 +65,6 @@ def _lay_out(optimizer: Optimizer) -> None:
     """Let what was loaded lie as the weights do: files and other ranks may have it row by row."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            alike = isinstance(value, Tensor) and value.layout is torch.strided and value.shape == parameter.shape
+            if alike and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
