@@ -5,10 +5,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train test setup check fix unit parallel faults e2e slow bench clean
+.PHONY: train test setup check fix unit parallel faults e2e slow peers bench bench-gpu clean
 
 train: $(READY)
 	@start=$$(date +%s); \
@@ -52,11 +54,22 @@ e2e: $(READY)
 slow: $(READY)
 	$(BIN)/pytest -q tests -m slow
 
-bench: $(READY)
-	$(BIN)/python tests/benchmarks/throughput.py
-	$(BIN)/python tests/benchmarks/checkpoints.py
-	$(BIN)/python tests/benchmarks/elastic.py
-	$(BIN)/python tests/benchmarks/watching.py
+# The trainers that the benchmarks compare with, into the same environment; DALI beside it, where it installs: it brings along
+# what torch would take up.
+$(PEERS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(VENV)/dali nvidia-dali-cuda130==2.4.0 \
+		|| echo "without DALI"
+	touch $(PEERS)
+
+peers: $(PEERS)
+
+bench: $(PEERS)
+	$(BIN)/python -m tests.benchmarks.everything $(ARGS)
+	$(BIN)/python -m tests.benchmarks.page
+
+bench-gpu:
+	$(GPU_PYTHON) -m tests.benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -248,10 +248,13 @@ def test_core_imports_at_the_top() -> None:
         if i.late
     }
     assert late == {
+        ("callbacks.flops", "torch.utils.flop_counter"),  # of every install, but slow to import: a start need not wait
         ("device_stats", "psutil"),
         ("device_stats", "pynvml"),
         ("loggers.mlflow", "mlflow"),
         ("loggers.prometheus", "prometheus_client.core"),
+        ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
+        ("loggers.tensorboard", "torch.utils.tensorboard.writer"),
         ("loggers.wandb", "wandb"),
     }
 

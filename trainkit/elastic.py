@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.callbacks.elastic import Elastic
+from trainkit.checkpoint import contents
 from trainkit.engine.base import PeerError, RanksChanged
+from trainkit.engine.gathering import Gathering
 from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
 from trainkit.optim.contract import Contract
 from trainkit.pulse import Pulse
@@ -40,6 +42,7 @@ class ElasticSession(SavingSession):
         super().__init__(*args)
         self.elastic: Elastic | None = next((c for c in self.trainer.callbacks if isinstance(c, Elastic)), None)
         self._was_signalled, self.is_set_up = False, False
+        self._gathering = Gathering(self.engine)
         if self.engine.is_elastic and self.elastic is None:
             raise ConfigError(
                 "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot go on when "
@@ -113,9 +116,12 @@ class ElasticSession(SavingSession):
     def commit(self) -> None:
         """Keep in memory what a checkpoint would hold. Call it on all ranks."""
         assert self.elastic is not None
-        with self._collected(for_all=True) as training:
-            assert training is not None
-            self.elastic.memory.keep(self.state.global_step, tensors_of(self.task), training)
+        with self._to_be_saved() as extra:
+            others = contents.of_callbacks(self.trainer.callbacks, extra)
+            wait = self._gathering.start(contents.packed_part(self._own_part(), others if self.engine.is_main else None))
+            training, weights = self._beside_weights(others, []), tensors_of(self.task)
+            ranks = wait()  # first: where a rank is lost, the last commit is still there
+            self.elastic.memory.keep(self.state.global_step, weights, training, ranks)
 
     def _may_go_on(self, ckpt_path: str | None) -> bool:
         if self.elastic is not None and self.engine.name == "ddp" and ckpt_path != "auto":

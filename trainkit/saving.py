@@ -8,7 +8,7 @@ an error    rank 0 alone saves what there was before the step that failed, where
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
@@ -104,36 +104,35 @@ class SavingSession(ResumingSession):
         """
         if not self.saves_alone:
             self.engine.broadcast_tensors(self.task.buffers())
-        with self._collected(weights_only) as training:
+        with self._to_be_saved() as extra:
+            training = None
+            if not weights_only:
+                part = self._own_part()
+                ranks = [part] if self.saves_alone else self.engine.all_gather_object(part)
+                training = self._beside_weights(contents.of_callbacks(self.trainer.callbacks, extra), ranks)
             if self.engine.is_main:
                 snapshot = self.writer.snapshot(tensors_of(self.task), training, self._about())
         if self.engine.is_main:
             self.writer.start(lambda: settle(self._write(store, name, snapshot)))
 
     @contextlib.contextmanager
-    def _collected(self, weights_only: bool = False, for_all: bool = False) -> Iterator[dict[str, Any] | None]:
-        """Within the context the task's weights are those to be saved; yield what is saved beside them.
-
-        Args:
-            weights_only: yield None.
-            for_all: any rank is to go on from it as if it were rank 0, whose callbacks alone know of the run's files.
-        """
+    def _to_be_saved(self) -> Iterator[dict[str, Any]]:
+        """Within the context the task's weights are those to be saved; yield what hooks add to them."""
         extra: dict[str, Any] = {}
         try:
             self.hooks("on_save_checkpoint", extra)
-            training = None
-            if not weights_only:
-                part = self._part_before or contents.own_part(self.run)
-                if for_all and self.engine.is_main:
-                    part = part | {"of_rank_0": contents.without_tensors(contents.of_callbacks(self.trainer.callbacks, extra))}
-                ranks = [part] if self.saves_alone else self.engine.all_gather_object(part)
-                training = contents.gather(self.run, self.trainer.callbacks, extra, ranks)
-                training |= {"contract": self.contract.to_dict(), "validations": self.num_validations}
-                if for_all:
-                    training |= contents.with_tensors(ranks[0]["of_rank_0"], training)
-            yield training
+            yield extra
         finally:
             self.hooks("on_save_checkpoint_end")
+
+    def _own_part(self) -> dict[str, Any]:
+        """Return what is saved of this rank alone."""
+        return self._part_before or contents.own_part(self.run)
+
+    def _beside_weights(self, others: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return what is saved beside the weights: see contents.gather."""
+        training = contents.gather(self.run, others, ranks)
+        return training | {"contract": self.contract.to_dict(), "validations": self.num_validations}
 
     def _about(self) -> dict[str, Any]:
         about: dict[str, Any] = {"epoch": self.state.current_epoch, "global_step": self.state.global_step}

@@ -1,9 +1,19 @@
-"""What a commit in memory costs a step, beside the commit of Horovod's own elastic state and a bare copy of the same bytes.
+"""What `callbacks=elastic` with a commit after each step adds to it, beside Horovod's own commit and a bare copy.
 
-    python tests/benchmarks/elastic.py
+    python -m tests.benchmarks.elastic [--short] [--json FILE]
 
-Two ranks on one host, elastic; 25.6 million parameters with Adam's state: 307 MB. Commits alternate: a step with ours, a step
-without one, a step with Horovod's. Medians of rank 0, in ms.
+Two ranks on one host, elastic, one thread each, Adam; a small model, whose commit is all messages, and one of 25.6 million
+parameters (307 MB with Adam's state), whose commit is all copying. In one training kinds of blocks of steps take turns:
+
+    none        steps, and no commit
+    elastic     trainkit.Elastic commits after each
+    horovod     hvd.elastic.TorchState of model and optimizer commits after each
+    copy        the same tensors are copied, into memory that is there already: timed by itself
+    cycle       one number is summed over ranks, which takes a cycle of Horovod's thread: timed by itself
+
+A block begins and ends with the ranks together: where a rank waits within it, for a slower one, does not matter. A cost is
+the median over rounds of a step of such a block less one of the round's block without, on rank 0. The target is at most two
+cycles and one copy.
 """
 
 from __future__ import annotations
@@ -18,94 +28,141 @@ import time
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-STEPS, WARM = 48, 6
+import trainkit
+from tests.benchmarks.harness import Cell, Findings, Table, Target, main
+from tests.benchmarks.processes import environment
+from trainkit.callback import Callback
+
+KINDS = ("none", "elastic", "horovod", "copy", "cycle")
+MODELS = {"small": (64, 64), "large": (4000, 6300)}  # widths of the two hidden layers
+NEVER, BLOCK, BATCH, INPUTS = 10**9, 5, 2, 64
 
 
-def rank() -> None:
-    """Run on each rank."""
-    import horovod.torch as hvd
-    from torch.utils.data import DataLoader, TensorDataset
+class Perceptron(trainkit.Task):
+    """Three layers."""
 
-    import trainkit
-    from trainkit.callback import Callback
-    from trainkit.callbacks import Elastic
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        sizes = [(INPUTS, first), (first, second), (second, 1)]
+        self.layers = nn.Sequential(*(layer for size in sizes for layer in (nn.Linear(*size), nn.ReLU())))
 
-    class Wide(trainkit.Task):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 6300), nn.ReLU(), nn.Linear(6300, 1))
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the loss, and log it: a mean over the epoch is part of each rank's state."""
+        loss = self.layers(batch[0]).square().mean()
+        self.log("train/loss", loss, on_epoch=True)
+        return loss
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = self.layers(batch[0]).square().mean()
-            self.log("train/loss", loss, on_epoch=True)
-            return loss
+    def configure_optimizers(self) -> Any:
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters(), lr=1e-4)
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=1e-4)
 
-    class Clock(Callback):
-        runs_last = True
+class Kinds(Callback):
+    """Lets kinds of blocks take turns and notes what a step of each takes, in ms; stands behind Elastic."""
 
-        def __init__(self) -> None:
-            self.times: dict[str, list[float]] = {"trainkit": [], "none": [], "horovod": [], "copy": []}
+    runs_last = True
 
-        def on_train_start(self, trainer: Any, task: Any) -> None:
-            self.stock = hvd.elastic.TorchState(model=task.layers, optimizer=trainer.session.run.optimizers[0], batch=0)
-            tensors = [*task.parameters(), *(t for s in trainer.session.run.optimizers[0].state.values() for t in s.values())]
-            self.held = [torch.empty_like(t) for t in tensors]
+    def __init__(self, elastic: trainkit.Elastic) -> None:
+        self.elastic = elastic
+        self.steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.alone: dict[str, list[float]] = {"copy": [], "cycle": []}
+        self.held: list[Tensor] = []
 
-        def on_train_step_end(self, trainer: Any, task: Any) -> None:
-            kind = ("trainkit", "none", "horovod", "copy")[trainer.global_step % 4]
-            trainer.engine.barrier()
-            begun = time.perf_counter()
-            if kind == "trainkit":
-                trainer.session.commit()
-            elif kind == "horovod":
-                self.stock.commit()
-            elif kind == "copy":
-                optimizer = trainer.session.run.optimizers[0]
-                tensors = [*task.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
-                self.held = self.held if len(self.held) == len(tensors) else [torch.empty_like(t) for t in tensors]
-                with torch.no_grad():
-                    for held, tensor in zip(self.held, tensors, strict=True):
-                        held.copy_(tensor)
-            if trainer.global_step > WARM:
-                self.times[kind].append(1000 * (time.perf_counter() - begun))
+    def on_train_start(self, trainer: Any, task: Any) -> None:
+        """Begin."""
+        self.optimizer = trainer.session.run.optimizers[0]
+        self.stock = hvd.elastic.TorchState(model=task.layers, optimizer=self.optimizer, batch=0)
+        self.before = time.perf_counter()
 
+    def on_train_step_end(self, trainer: Any, task: Any) -> None:
+        """Do what is of this block's kind; at its end note it, and set up the next."""
+        done, begin = divmod(trainer.global_step, BLOCK), time.perf_counter()
+        kind = KINDS[(trainer.global_step - 1) // BLOCK % len(KINDS)]
+        if kind == "horovod":
+            self.stock.commit()
+        elif kind == "copy":
+            self.copy(task)
+        elif kind == "cycle":
+            hvd.allreduce(torch.zeros(1), name="cycle")
+        if kind in self.alone and done[0] >= len(KINDS):
+            self.alone[kind].append(1000 * (time.perf_counter() - begin))
+        if done[1] == 0:
+            hvd.barrier()
+            if done[0] > len(KINDS):  # the first round makes memory
+                self.steps[kind].append(1000 * (time.perf_counter() - self.before) / BLOCK)
+            self.elastic.commit_every_n_steps = 1 if KINDS[done[0] % len(KINDS)] == "elastic" else NEVER
+            self.before = time.perf_counter()
+
+    def copy(self, task: Any) -> None:
+        """Copy weights and optimizer state."""
+        tensors = [*task.parameters(), *(t for state in self.optimizer.state.values() for t in state.values())]
+        self.held = self.held or [torch.empty_like(tensor) for tensor in tensors]
+        with torch.no_grad():
+            for held, tensor in zip(self.held, tensors, strict=True):
+                held.copy_(tensor)
+
+
+def rank(model: str, steps: int, out: str) -> None:
+    """Train on one rank; rank 0 writes its medians."""
     torch.set_num_threads(1)
-    task, clock = Wide(), Clock()
+    elastic = trainkit.Elastic(commit_every_n_steps=NEVER)
+    kinds = Kinds(elastic)
     trainer = trainkit.Trainer(
-        max_steps=STEPS,
-        callbacks=[Elastic(commit_every_n_steps=10**9), clock],
+        max_steps=steps,
+        callbacks=[elastic, kinds],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        run_dir=os.environ["BENCH_DIR"],
+        run_dir=str(Path(out).parent / "run"),
     )
-    trainer.fit(task, DataLoader(TensorDataset(torch.randn(64 * STEPS, 64)), batch_size=2))
+    trainer.fit(Perceptron(*MODELS[model]), DataLoader(TensorDataset(torch.randn(2 * BATCH * steps, INPUTS)), BATCH))
     if trainer.is_global_zero:
-        kept = sum(t.numel() * t.element_size() for t in clock.held)
-        result = {kind: statistics.median(times) for kind, times in clock.times.items() if times}
-        Path(os.environ["BENCH_DIR"], "result.json").write_text(json.dumps(result | {"MB": kept / 1e6}))
+        alone = {kind: statistics.median(taken) for kind, taken in kinds.alone.items()}
+        megabytes = sum(tensor.numel() * tensor.element_size() for tensor in kinds.held) / 1e6
+        Path(out).write_text(json.dumps({"steps": kinds.steps, "alone": alone, "MB": megabytes}))
 
 
-def main() -> None:
-    """Start the ranks, and print a table."""
+def run_ranks(model: str, steps: int) -> dict[str, Any]:
+    """Start two ranks and return what rank 0 wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "--min-np", "1", "-H", "localhost:2"]
-        env = os.environ | {"BENCH_DIR": folder, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        subprocess.run([*line, sys.executable, __file__, "rank"], env=env, check=True, timeout=400)
-        result = json.loads(Path(folder, "result.json").read_text())
-    print(f"state of {result['MB']:.0f} MB, 2 ranks, medians in ms")
-    for kind, words in (("trainkit", "commit"), ("horovod", "hvd.elastic commit"), ("copy", "bare copy of the same bytes")):
-        print(f"  {words:<30}{result[kind]:8.1f}  ({result[kind] / result['copy']:.2f} of the bare copy)")
+        out = f"{folder}/found.json"
+        launch = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "--min-np", "2", "-H", "localhost:2"]
+        command = [*launch, sys.executable, "-m", "tests.benchmarks.elastic", "rank", model, str(steps), out]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=400)
+        if not os.path.exists(out):
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return dict(json.loads(Path(out).read_text()))
+
+
+def measure(short: bool) -> Findings:
+    """Measure both models (the small one alone in short form)."""
+    rounds = {"small": 1} if short else {"small": 20, "large": 6}
+    found = Findings(settings={"ranks": 2, "threads of a rank": 1, "batch_size": BATCH, "steps of a block": BLOCK})
+    rows: list[list[Cell]] = []
+    for model, times in rounds.items():
+        seen = run_ranks(model, BLOCK * len(KINDS) * (1 + times))
+        plain, copy, cycle = seen["steps"]["none"], seen["alone"]["copy"], seen["alone"]["cycle"]
+        costs = {
+            kind: statistics.median(with_it - without for with_it, without in zip(seen["steps"][kind], plain, strict=True))
+            for kind in ("elastic", "horovod")
+        }
+        step = statistics.median(plain)
+        rows.append([f"{model}, {seen['MB']:.3g} MB", step, costs["elastic"], costs["horovod"], copy, cycle])
+        what = f"a commit each step, {model} model (two cycles and one copy)"
+        found.targets.append(Target(what, costs["elastic"], 2 * cycle + copy, "ms"))
+    columns = ["model, with Adam's state", "step", "elastic adds", "horovod's commit adds", "one copy", "one cycle"]
+    found.tables.append(Table("A commit after each step, ms", columns, rows))
+    return found
 
 
 if __name__ == "__main__":
-    rank() if sys.argv[1:] == ["rank"] else main()
+    if sys.argv[1:2] == ["rank"]:
+        rank(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    else:
+        main(measure)

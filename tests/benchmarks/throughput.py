@@ -1,19 +1,24 @@
-"""Images per second of conf=resnet50 beside a hand-written Horovod loop, at 1 and 2 ranks, all in one run.
+"""Samples per second beside loops written by hand with Horovod and with DDP, at 1 and 2 ranks.
 
-    python tests/benchmarks/throughput.py [--ranks 1 2] [--rounds 3] [--steps 8] [--json FILE]
+    python -m tests.benchmarks.throughput [--short] [--json FILE]
 
-Three contenders take turns in the same processes, on the same data, batch size and threads:
+ResNet-50 on digits of 32 x 32 pixels (conf=resnet50, SGD) and a small GPT (conf=gpt, AdamW, gradients clipped to norm 1),
+16 samples a rank. In the processes of one start by horovodrun, and of one by torchrun, take turns:
 
-    hand-written        model, DataLoader, DistributedSampler, SGD, hvd.DistributedOptimizer, a plain loop
-    trainkit, alike     conf=resnet50 with channels_last off, since hvd.DistributedOptimizer refuses channels_last
-    trainkit            conf=resnet50 as it is shipped
+    by hand           model, DataLoader, DistributedSampler, hvd.DistributedOptimizer or DistributedDataParallel, a plain loop
+    trainkit, alike   the conf with what the loop by hand has: torch's default implementation of the optimizer, and no
+                      channels_last, which hvd.DistributedOptimizer refuses
+    trainkit          the conf as it is shipped
 
-A figure is the median over the steps of all rounds; a first round, and the first two steps of each, are left out.
+Each has the cores shared out among the ranks, and its library's own settings: on the CPU trainkit leaves Horovod's cycle time
+at 1 ms. Validation, checkpoints and the progress bar are off; trainkit's learning-rate schedule and loggers, which the loops
+by hand lack, are on. A figure is the ratio to the loop by hand of the same round, the median over rounds of medians over steps;
+the first two steps of each are left out. Horovod and DDP are not started in one process, since Horovod's thread works
+on when it has nothing to sum.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,54 +26,148 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import horovod.torch as hvd
 import torch
 import torchvision
-from rich.console import Console
-from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from recipes.digits import Digits
+from recipes.gpt import GPT, TextBytes
+from tests.benchmarks.harness import Cell, Findings, Table, Target, main, median, median_ratio, take_turns
+from tests.benchmarks.processes import ROOT, in_turns
 from trainkit.build import build
 from trainkit.callback import Callback
 from trainkit.config import Job, run
 
 BATCH, WARM = 16, 2
+Library = Literal["horovod", "ddp"]
+BY_HAND, ALIKE, SHIPPED = "by hand", "trainkit, alike", "trainkit"
+STARTS: dict[Library, list[str]] = {
+    "horovod": ["-m", "horovod.runner.launch", "--gloo", "-np", "{ranks}", sys.executable],
+    "ddp": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{ranks}"],
+}
 
 
-def hand_written(steps: int) -> list[float]:
-    """Train by hand and return the seconds of each step."""
+@dataclass(frozen=True)
+class Work:
+    """What is trained.
+
+    Attributes:
+        conf: trainkit's.
+        data: the same, by hand.
+        model: the same.
+        optimizer: the same, of parameters and the number of ranks.
+        loss: of the model and a batch.
+        clip: norm that gradients are clipped to.
+        alike: overrides that make the conf what the loop by hand is.
+    """
+
+    conf: str
+    data: Callable[[], Any]
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[Any, int], torch.optim.Optimizer]
+    loss: Callable[[nn.Module, Any], Tensor]
+    clip: float | None
+    alike: tuple[str, ...]
+
+
+WORKS = {
+    "ResNet-50": Work(
+        conf="resnet50",
+        data=lambda: Digits(BATCH),
+        model=lambda: torchvision.models.resnet50(num_classes=10, zero_init_residual=True),
+        optimizer=lambda parameters, ranks: torch.optim.SGD(
+            parameters, lr=0.24 * BATCH * ranks / 256, momentum=0.9, nesterov=True, weight_decay=5e-5
+        ),
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1),
+        clip=None,
+        alike=("trainer.channels_last=false", "optimizer.fused=false"),
+    ),
+    "small GPT": Work(
+        conf="gpt",
+        data=lambda: TextBytes(batch_size=BATCH),
+        model=GPT,
+        optimizer=lambda parameters, ranks: torch.optim.AdamW(parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        loss=lambda model, batch: cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()),
+        clip=1.0,
+        alike=("optimizer.fused=false",),
+    ),
+}
+
+
+class Clock:
+    """Yields batches and notes the seconds between them."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.seconds = steps, list[float]()
+
+    def of(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield as many batches as there are steps to be."""
+        before = time.perf_counter()
+        for batch in loader:
+            yield batch
+            now = time.perf_counter()
+            self.seconds.append(now - before)
+            before = now
+            if len(self.seconds) == self.steps:
+                return
+
+
+def shard(work: Work, rank: int, ranks: int) -> DataLoader:
+    """Return a rank's loader, by hand."""
+    data = work.data()
+    data.setup("fit")
+    return DataLoader(data.train, BATCH, sampler=DistributedSampler(data.train, ranks, rank, shuffle=True))
+
+
+def by_hand_horovod(work: Work, steps: int) -> list[float]:
+    """Train as Horovod's documentation does it; return the seconds of each step."""
+    import horovod.torch as hvd
+
     torch.manual_seed(0)
-    model = torchvision.models.resnet50(num_classes=10, zero_init_residual=True)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.24 * BATCH * hvd.size() / 256, momentum=0.9, nesterov=True, weight_decay=5e-5
-    )
+    model, clock = work.model(), Clock(steps)
+    optimizer = work.optimizer(model.parameters(), hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    data = Digits(BATCH)
-    data.setup("fit")
-    sampler = DistributedSampler(data.train, hvd.size(), hvd.rank(), shuffle=True)
-    seconds: list[float] = []
-    before = time.perf_counter()
-    for images, labels in DataLoader(data.train, BATCH, sampler=sampler):
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for batch in clock.of(shard(work, hvd.rank(), hvd.size())):
         optimizer.zero_grad()
-        criterion(model(images), labels).backward()
+        work.loss(model, batch).backward()
+        if work.clip is None:
+            optimizer.step()
+        else:
+            optimizer.synchronize()
+            nn.utils.clip_grad_norm_(model.parameters(), work.clip)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    return clock.seconds
+
+
+def by_hand_ddp(work: Work, steps: int) -> list[float]:
+    """Train as torch's documentation does it; return the seconds of each step."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model, clock = DistributedDataParallel(work.model()), Clock(steps)
+    optimizer = work.optimizer(model.parameters(), dist.get_world_size())
+    for batch in clock.of(shard(work, dist.get_rank(), dist.get_world_size())):
+        optimizer.zero_grad()
+        work.loss(model, batch).backward()
+        if work.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), work.clip)
         optimizer.step()
-        now = time.perf_counter()
-        seconds.append(now - before)
-        before = now
-        if len(seconds) == steps:
-            break
-    return seconds
+    return clock.seconds
 
 
 class StepTimes(Callback):
-    """Notes the time of each step."""
+    """Notes the seconds of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -84,83 +183,92 @@ class StepTimes(Callback):
         self.before = now
 
 
-def trainkit_steps(steps: int, folder: str, *overrides: str) -> list[float]:
-    """Train with conf=resnet50 and return the seconds of each step."""
+def by_trainkit(work: Work, steps: int, overrides: Iterable[str] = ()) -> list[float]:
+    """Train with trainkit; return the seconds of each step."""
     jobs: list[Job] = []
-    run(
-        "fit",
-        [
-            "conf=resnet50",
-            f"trainer.max_steps={steps}",
-            f"run_dir={folder}",
-            f"data.batch_size={BATCH}",
-            "trainer.limit_val_batches=0",
-            "trainer.enable_checkpointing=false",
-            "~callbacks.checkpoint",
-            "trainer.enable_model_summary=false",
-            "trainer.enable_progress_bar=false",
-            *overrides,
-        ],
-        False,
-        jobs.append,
-    )
+    off = ["trainer.limit_val_batches=0", "trainer.enable_checkpointing=false", "~callbacks.checkpoint"]
+    off += ["trainer.enable_model_summary=false", "trainer.enable_progress_bar=false"]
     times = StepTimes()
-    built = build(jobs[0].config, [times])
-    built.trainer.fit(built.task, datamodule=built.datamodule)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"conf={work.conf}", f"trainer.max_steps={steps}", f"run_dir={folder}", f"data.batch_size={BATCH}"]
+        run("fit", [*settings, *off, *overrides], False, jobs.append)
+        built = build(jobs[0].config, [times])
+        built.trainer.fit(built.task, datamodule=built.datamodule)
     return times.seconds
 
 
-def worker(rounds: int, steps: int, out: str) -> None:
-    """Let the contenders take turns, and write rank 0's medians."""
-    folder = tempfile.mkdtemp()
-    hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))  # the same for all
-    contenders: dict[str, Callable[[], list[float]]] = {
-        "hand-written": lambda: hand_written(steps),
-        "trainkit, alike": lambda: trainkit_steps(steps, folder, "trainer.channels_last=false"),
-        "trainkit": lambda: trainkit_steps(steps, folder),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name, contender in contenders.items():
-            taken = contender()[WARM:]
-            hvd.barrier()
-            if turn > 0:  # the first turn warms the allocator and the libraries
-                seconds[name] += taken
-    if hvd.rank() == 0:
-        rates = {name: BATCH * hvd.size() / statistics.median(times) for name, times in seconds.items()}
-        Path(out).write_text(json.dumps(rates))
+def worker(library: Library, rounds: int, steps: int, out: Path) -> None:
+    """Let the contenders take turns on this rank, work by work; rank 0 writes what each of its steps took."""
+    if library == "horovod":
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank, local_ranks, barrier, by_hand = hvd.rank(), hvd.local_size(), hvd.barrier, by_hand_horovod
+    else:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank, local_ranks, barrier, by_hand = dist.get_rank(), dist.get_world_size(), dist.barrier, by_hand_ddp
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))  # the same for all
+
+    def all_of(work: Work) -> dict[str, list[list[float]]]:
+        contenders = {
+            BY_HAND: lambda: by_hand(work, steps)[WARM:],
+            ALIKE: lambda: by_trainkit(work, steps, work.alike)[WARM:],
+            SHIPPED: lambda: by_trainkit(work, steps)[WARM:],
+        }
+        return take_turns(contenders, rounds, barrier) if rounds else in_turns(contenders, 0, at_once=1)
+
+    taken = {name: all_of(work) for name, work in WORKS.items()}
+    if rank == 0:
+        out.write_text(json.dumps(taken))
 
 
-def main() -> None:
-    """Start the workers at each size and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--json", default=None)
-    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        worker(options.rounds, options.steps, options.worker)
-        return
-    results: dict[str, dict[str, float]] = {}
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            out = f"{folder}/rates.json"
-            command = ["-np", str(ranks), sys.executable, __file__, "--worker", out]
-            command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-            subprocess.run([sys.executable, "-m", "horovod.runner.launch", "--gloo", *command], check=True)
-            results[str(ranks)] = json.loads(Path(out).read_text())
-    table = Table("images/s", *(f"{ranks} rank{'s' * (ranks != '1')}" for ranks in results))
-    first = next(iter(results.values()))
-    for name in first:
-        base = {ranks: rates["hand-written"] for ranks, rates in results.items()}
-        table.add_row(name, *(f"{rates[name]:.1f} ({rates[name] / base[ranks]:.2f})" for ranks, rates in results.items()))
-    Console().print(table)
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+def start(library: Library, ranks: int, rounds: int, steps: int) -> dict[str, dict[str, list[list[float]]]]:
+    """Start the ranks and return each contender's seconds of each step, work by work, round by round."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = ["--worker", library, str(rounds), str(steps), f"{folder}/out.json"]
+        line = [sys.executable, *(part.format(ranks=ranks) for part in STARTS[library]), str(Path(__file__)), *own]
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        taken: dict[str, dict[str, list[list[float]]]] = json.loads(Path(folder, "out.json").read_text())
+        return taken
+
+
+def rows_of(taken: dict[str, list[list[float]]], library: str, ranks: int) -> list[list[Cell]]:
+    """Return the table's rows: samples a second, and how many times those of the loop by hand."""
+    rows: list[list[Cell]] = []
+    for name, own in taken.items():
+        ratios = [statistics.median(b) / statistics.median(a) for a, b in zip(own, taken[BY_HAND], strict=True)]
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        rows.append([name, library, ranks, BATCH * ranks / median(own), statistics.median(ratios), spread])
+    return rows
+
+
+def measure(short: bool) -> Findings:
+    """Measure both works, at both numbers of ranks, with both libraries."""
+    rounds, steps = (0, WARM + 1) if short else (4, WARM + 8)
+    columns = ["", "library", "ranks", "samples/s", "of by hand", "rounds"]
+    found = Findings(settings={"batch a rank": BATCH, "rounds": rounds, "steps": steps - WARM, "threads": "cores / ranks"})
+    libraries: list[Library] = ["horovod", "ddp"]
+    found.tables = [Table(f"{name}, training", columns, []) for name in WORKS]
+    for ranks in [2] if short else [1, 2]:
+        for library in libraries:
+            taken = start(library, ranks, rounds, steps)
+            for table, name in zip(found.tables, WORKS, strict=True):
+                table.rows += rows_of(taken[name], library, ranks)
+            if library == "horovod" and ranks == 2:
+                resnet, what = taken["ResNet-50"], "ResNet-50 at 2 ranks, of the loop by hand with Horovod"
+                alike, shipped = (1 / median_ratio(resnet[which], resnet[BY_HAND]) for which in (ALIKE, SHIPPED))
+                found.targets.append(Target(f"{what}: {ALIKE}", alike, 0.99, "times", "at least"))
+                found.targets.append(Target(f"{what}: as it is shipped", shipped, 1.0, "times", "at least"))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))  # type: ignore[arg-type]
+    else:
+        main(measure)

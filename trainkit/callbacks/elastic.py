@@ -37,7 +37,7 @@ class Elastic(Callback):
 
     Args:
         commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights
-            and optimizer state into host memory, and a gathering of each rank's random numbers and epoch means.
+            and optimizer state into host memory, and one gathering of each rank's random numbers and epoch means.
 
     Attributes:
         memory: the last commit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import platform
 import random
 from collections import Counter, OrderedDict
@@ -13,6 +14,7 @@ import torch
 
 from trainkit import metric_objects
 from trainkit.callback import Callback
+from trainkit.checkpoint.packing import pack, unpack
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.version import __version__
 
@@ -30,14 +32,13 @@ def own_part(run: Run) -> dict[str, Any]:
     return {"random": random_state(), "metrics": log}
 
 
-def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def gather(run: Run, others: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Collect everything but the weights.
 
     Args:
         run: what the loop works with.
-        callbacks: whose states are kept, by class name and place.
-        extra: what hooks have added: plain values and tensors.
-        ranks: each rank's `own_part`.
+        others: what callbacks and hooks keep: `of_callbacks`.
+        ranks: each rank's `own_part`; none where `with_ranks` adds them later.
 
     Returns:
         Tensors and plain values, for `format.write`.
@@ -50,18 +51,39 @@ def gather(run: Run, callbacks: Sequence[Callback], extra: dict[str, Any], ranks
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
         "rates": run.rates.state_dict(),
         "scaler": run.precision.scaler.state_dict(),
-        "random": [part["random"] for part in ranks],
-        "metrics": [part["metrics"] for part in ranks],
+        **_of_ranks(ranks),
         "values": {"metrics": dict(run.metrics), "at": dict(run.metrics_at)},
-        **of_callbacks(callbacks, extra),
+        **others,
     }
     _require_plain(contents, "")
     return contents
 
 
 def of_callbacks(callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of `gather` that callbacks and hooks have a say in."""
-    return {"callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)}, "extra": extra}
+    """Return what callbacks keep, by class name and place, and what hooks have added (`extra`).
+
+    Raises:
+        TaskError: as `gather`.
+    """
+    kept = {"callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)}, "extra": extra}
+    _require_plain(kept, "")
+    return kept
+
+
+def _of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"random": [part["random"] for part in ranks], "metrics": [part["metrics"] for part in ranks]}
+
+
+def packed_part(own: dict[str, Any], others: dict[str, Any] | None) -> bytes:
+    """Return `own_part` for a commit; on rank 0 with what callbacks keep there, who alone know of the run's files."""
+    return pack(own if others is None else own | {"of_rank_0": without_tensors(others)})
+
+
+def with_ranks(contents: dict[str, Any], packed: Sequence[bytes | memoryview]) -> dict[str, Any]:
+    """Return what `gather` has collected of no ranks, with the `packed_part` of each: any rank can go on from it as rank 0."""
+    ranks = [unpack(part) for part in packed]
+    others: dict[str, Any] = with_tensors(ranks[0]["of_rank_0"], contents)
+    return contents | _of_ranks(ranks) | others
 
 
 _SMALL_BYTES = 1 << 20  # of a tensor that a callback may have on rank 0 alone
@@ -153,14 +175,18 @@ def versions() -> dict[str, str]:
 
 def random_state() -> dict[str, Any]:
     """Return this process's random states as tensors and plain values."""
-    name, keys, *rest = np.random.get_state()
+    drawn = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(r) for r in rest)],
-        # As one tensor: a commit gathers the states of all ranks, and 625 numbers of each would be walked through one by one.
-        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss_next],
+        "numpy": [
+            str(drawn["bit_generator"]),
+            torch.from_numpy(drawn["state"]["key"].astype(np.int64)),
+            *(float(drawn[name] if name in drawn else drawn["state"][name]) for name in ("pos", "has_gauss", "gauss")),
+        ],
+        # As one tensor, since 625 numbers would be walked through one by one; and by way of an array, which is fast.
+        "python": [version, torch.frombuffer(array.array("q", numbers), dtype=torch.int64), gauss_next],
     }
 
 

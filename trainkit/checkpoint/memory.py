@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from trainkit.checkpoint.contents import with_ranks
 from trainkit.checkpoint.writer import HostCopy
 
 
@@ -22,12 +23,23 @@ class Memory:
         self.step = -1
         self._host = HostCopy()
         self._kept: dict[str, Any] = {}
+        self._ranks: Sequence[bytes | memoryview] = ()
 
-    def keep(self, step: int, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
-        """Copy the state of `step`; the copy from a GPU is queued, and nobody waits for it."""
+    def keep(
+        self, step: int, weights: Mapping[str, Tensor], training: Mapping[str, Any], ranks: Sequence[bytes | memoryview]
+    ) -> None:
+        """Copy the state of `step`; the copy from a GPU is queued, and nobody waits for it.
+
+        Args:
+            step: its number.
+            weights: by name.
+            training: what is kept beside them, but for the ranks' own.
+            ranks: each rank's own, packed: they stay as they came until somebody goes on from them.
+        """
         self.step = -1  # a copy that breaks off half-way is none
         self._kept = self._host.take({"weights": dict(weights), "training": dict(training)})
         self._host.mark()
+        self._ranks = ranks
         self.step = step
 
     def load_into(self, model: nn.Module) -> dict[str, Any]:
@@ -35,9 +47,8 @@ class Memory:
         self._host.wait()
         model.load_state_dict(self._kept["weights"])
         # Its own: an optimizer takes tensors over as they are, and would train what is kept here.
-        training: dict[str, Any] = copy.deepcopy(self._kept["training"])
-        return training
+        return copy.deepcopy(with_ranks(self._kept["training"], self._ranks))
 
     def forget(self) -> None:
         """Let go of what is kept."""
-        self.step, self._kept, self._host = -1, {}, HostCopy()
+        self.step, self._kept, self._ranks, self._host = -1, {}, (), HostCopy()

@@ -29,15 +29,13 @@ class Gathering:
 
     def start(self, own: bytes) -> Callable[[], list[memoryview]]:
         """Start to gather; return the function that waits, and returns the bytes of all ranks in their order."""
-        if self._engine.world_size == 1:
-            return lambda: [memoryview(own)]
         self._rooms = self._rooms or [_ROOM] * self._engine.world_size
         wait = self._engine.start_gather(self._laid_out(own))
         return lambda: self._finish(wait, own)
 
     def _finish(self, wait: Callable[[], Tensor], own: bytes) -> list[memoryview]:
         while True:
-            everyone = memoryview(wait().numpy())
+            everyone = memoryview(wait().numpy().data)
             starts = [sum(self._rooms[:rank]) for rank in range(len(self._rooms))]
             sizes = [_HEAD + int.from_bytes(everyone[start : start + _HEAD], "little") for start in starts]
             if all(size <= room for size, room in zip(sizes, self._rooms, strict=True)):

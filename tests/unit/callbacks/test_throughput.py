@@ -88,7 +88,7 @@ def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: py
             counted.append(self)
             return super().__enter__()
 
-    monkeypatch.setattr("trainkit.callbacks.throughput.FlopCounterMode", Counter)
+    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode", Counter)
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1000.0), clock, accumulate_grad_batches=2)
     assert len(counted) == 1  # it slows a microbatch down
     assert written.of("throughput/tflops") == [pytest.approx(12 * 16 / 1e12)]

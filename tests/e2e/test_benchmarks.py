@@ -1,0 +1,70 @@
+"""The benchmarks run, each contender of each, and their page says what was found. No figure is looked at here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import everything, page
+from tests.benchmarks.peers import MODULES
+
+ROOT = Path(__file__).parents[2]
+KEPT: dict[str, Any] = json.loads(everything.RESULTS.read_text())
+needs_peers = pytest.mark.skipif(
+    not os.environ.get("TRAINKIT_NEEDS_PEERS"), reason="needs other trainers: make peers, TRAINKIT_NEEDS_PEERS=1"
+)
+
+
+def cells(found: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
+    """Return title -> first column -> the rest of the row."""
+    return {table["title"]: {str(row[0]): row[1:] for row in table["rows"]} for table in found["tables"]}
+
+
+@needs_peers
+@pytest.mark.parametrize("name", everything.NAMES)
+def test_each_contender_runs(name: str, tmp_path: Path) -> None:
+    """The short form has the tables and contenders of the full one's results, a number wherever those have one."""
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", "--short", "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert not [who for who in found["missing"] if who in MODULES], found["missing"]
+    full = cells(KEPT[name])
+    for title, rows in cells(found).items():
+        assert rows
+        assert title in full, f"results.json has no table '{title}'"
+        for who, values in rows.items():
+            numbers = [value for value in values if isinstance(value, (int, float))]
+            assert all(math.isfinite(number) for number in numbers)
+            missing = [who in found["missing"] or absent in found["missing"] for absent in (who, title)]
+            assert numbers or any(missing), f"{title}: nothing was measured of {who}"
+    assert {target["what"] for target in found["targets"]} <= {target["what"] for target in KEPT[name]["targets"]}
+
+
+def test_all_results_are_kept() -> None:
+    """Each benchmark has results of the full form, with date and machine."""
+    assert set(KEPT) == set(everything.NAMES)
+    assert all(found["date"] and found["machine"]["torch"] and found["tables"] for found in KEPT.values())
+
+
+def test_the_page_says_what_was_found() -> None:
+    """The tables are those of the results; each benchmark has its own."""
+    text = page.PAGE.read_text()
+    results = KEPT | ({"gpu": json.loads(page.GPU_RESULTS.read_text())} if page.GPU_RESULTS.exists() else {})
+    assert page.fill(text, results) == text
+    assert all(f"<!-- {name} -->" in text for name in [*everything.NAMES, "targets", "machines"])
+
+
+def test_a_figure_that_changed_is_noticed() -> None:
+    """The page of other results is another page."""
+    changed = json.loads(json.dumps(KEPT))
+    changed["overhead"]["tables"][0]["rows"][0][1] = 123456.0
+    assert "123,456" in page.fill(page.PAGE.read_text(), changed | {"gpu": KEPT["overhead"]})

@@ -1,0 +1,57 @@
+"""recipes/imagefolder.py: files become tensors, whichever library decodes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recipes.imagefolder import ImageFolder, load_image
+from trainkit.errors import DataError
+
+
+def picture(mode: str) -> Image.Image:
+    """Return an image of 40 x 30 pixels."""
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [("RGB", "a.jpg"), ("L", "a.jpg"), ("CMYK", "a.jpg"), ("RGBA", "a.png"), ("P", "a.gif"), ("RGB", "png.jpg")],
+)
+def test_an_image_is_what_pil_makes_of_it(mode: str, name: str, tmp_path: Path) -> None:
+    """Colours, gray and CMYK, JPEG or not, whatever the file is called: the same RGB values as PIL's."""
+    path = tmp_path / name
+    picture(mode).save(path, format="png" if name == "png.jpg" else None)
+    with Image.open(path) as image:
+        expected = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    assert torch.equal(load_image(str(path)), expected)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 200])
+def test_a_cut_off_image_is_named(kept: int, tmp_path: Path) -> None:
+    """Of a JPEG that is empty or ends too early the error names the file."""
+    path = tmp_path / "cut.jpg"
+    picture("RGB").save(path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=r"cut\.jpg cannot be decoded"):
+        load_image(str(path))
+
+
+def test_batches_are_normalised_crops(tmp_path: Path) -> None:
+    """A batch is float32 [B, 3, size, size] around zero, in training and in validation."""
+    for part in ("train", "val"):
+        for label in ("cat", "dog"):
+            (tmp_path / part / label).mkdir(parents=True)
+            picture("RGB").save(tmp_path / part / label / "a.jpg")
+    data = ImageFolder(str(tmp_path), batch_size=2, num_classes=2, image_size=16, num_workers=0)
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        images, labels = next(iter(loader))
+        assert (images.shape, images.dtype) == ((2, 3, 16, 16), torch.float32)
+        assert sorted(labels.tolist()) == [0, 1]
+        assert images.abs().max() < 3 and abs(images.mean()) < 1
