@@ -162,9 +162,9 @@ class StreamFeed(Feed):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
         accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
-        random_numbers: Callable[[], AbstractContextManager[None]] = OwnRandomNumbers(mix(self._seed, epoch))
-        if isinstance(self._stream, (list, tuple)):  # it draws nothing
-            random_numbers = nullcontext
+        draws = not isinstance(self._stream, (list, tuple))
+        random_numbers: Callable[[], AbstractContextManager[None]]
+        random_numbers = OwnRandomNumbers(mix(self._seed, epoch)) if draws else nullcontext
         with random_numbers():
             batches = itertools.islice(iter(self._stream), self._limit)
             for _ in itertools.islice(batches, read):

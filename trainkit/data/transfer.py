@@ -61,7 +61,7 @@ class Mover:
             moved = to_device(batch, *self._how)
         computing = torch.cuda.current_stream(self._how[0])
         computing.wait_stream(self._stream)
-        for tensor in tensors_in(moved):
+        for tensor in each_tensor(moved):
             if tensor.is_cuda:
                 tensor.record_stream(computing)  # its memory is the copying stream's, and must not be used there too soon
         return moved
@@ -74,16 +74,16 @@ class Mover:
         return all([type(item) is Tensor and item.device == device for item in batch])  # noqa: C419 - a list is faster
 
 
-def tensors_in(batch: Any) -> Iterator[Tensor]:
+def each_tensor(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors of a batch, also those in objects with attributes (a PackedSequence, a BatchEncoding, ...)."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
-        yield from (tensor for item in batch.values() for tensor in tensors_in(item))
+        yield from (tensor for item in batch.values() for tensor in each_tensor(item))
     elif isinstance(batch, (list, tuple)):
-        yield from (tensor for item in batch for tensor in tensors_in(item))
+        yield from (tensor for item in batch for tensor in each_tensor(item))
     elif hasattr(batch, "to") and hasattr(batch, "__dict__"):
-        yield from (tensor for item in vars(batch).values() for tensor in tensors_in(item))
+        yield from (tensor for item in vars(batch).values() for tensor in each_tensor(item))
 
 
 def count_samples(batch: Any) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from trainkit.data.transfer import Mover, count_samples, tensors_in, to_device
+from trainkit.data.transfer import Mover, count_samples, each_tensor, to_device
 from trainkit.errors import TaskError
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def test_all_tensors_of_a_batch_are_found() -> None:
     graph = Graph()
     graph.nodes, graph.edges = torch.zeros(1), [torch.zeros(2), "name"]  # type: ignore[attr-defined]
     packed = pack_sequence([torch.zeros(3)])
-    found = tensors_in({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
+    found = each_tensor({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
     sizes = sorted(tensor.numel() for tensor in found)
     assert sizes == [1, 2, 3, 3, 4, 5]  # a packed sequence holds its batch sizes too
 
