@@ -64,7 +64,7 @@ class FitSession(ElasticSession):
         if engine.is_main and not self.writer.is_busy:  # a draft may be an earlier session's of this process
             for store in self.stores:
                 self.try_files(store.tidy, f"{store.place} could not be tidied")
-        assembly.place(task, engine, self.precision, settings.channels_last)  # before weights are loaded: loading casts
+        assembly.place(task, engine, self.precision, self.channels_last)  # before weights are loaded: loading casts
         saved = self._find(ckpt_path)
         self.declared_ranks = declared = self._declared_ranks(saved)
         changes = derive_accumulation(batch_size, declared, settings.accumulate, settings.global_batch_size)

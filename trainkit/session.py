@@ -110,7 +110,7 @@ class Session:
         reset_metrics(self.task)  # what a run that was broken off has counted is not this one's
         self._stack.enter_context(compiled(self.task, settings.compile))
         self.precision = Precision(settings.precision, self.engine.device)
-        self._move = assembly.mover(self.engine, self.precision, settings.channels_last)
+        self._move = assembly.mover(self.engine, self.precision, self.channels_last)
 
     def _begin_stage(self) -> None:
         self.engine.begin(self.stage)
@@ -162,6 +162,12 @@ class Session:
         self.hooks("teardown", self.stage)
         if self._datamodule is not None:
             self._datamodule.teardown(self.stage)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether weights and inputs of four dimensions take that memory format on this rank's device."""
+        wish = self.settings.channels_last
+        return self.engine.device.type == "cuda" if wish == "auto" else wish
 
     @property
     def hyperparams(self) -> dict[str, Any]:
@@ -227,7 +233,7 @@ class Session:
         return [outputs for _, outputs in sorted(everyone, key=lambda pair: pair[0])]
 
     def _load(self, ckpt_path: str | None) -> None:
-        assembly.place(self.task, self.engine, self.precision, self.settings.channels_last)  # first: loading casts
+        assembly.place(self.task, self.engine, self.precision, self.channels_last)  # first: loading casts
         if ckpt_path is not None:
             self.resumed_from = self.engine.run_on_main(lambda: self._read(ckpt_path))
         self.engine.prepare(self.task, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -32,7 +33,7 @@ class Settings:
     lr_warmup_epochs: float | None
     lr_momentum_correction: bool
     precision: PrecisionName
-    channels_last: bool
+    channels_last: bool | Literal["auto"]
     compile: bool | str
     sync_batchnorm: bool
     halve_batch_on_oom: bool

@@ -52,7 +52,7 @@ class Trainer(Running):
         lr_warmup_steps: steps of warm-up.
         lr_momentum_correction: true lets SGD's momentum follow a rate that changes, as torch does; see optim/schedule.py.
         precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true".
-        channels_last: weights and inputs of four dimensions take that memory format.
+        channels_last: weights and inputs of four dimensions take that memory format; "auto": on a GPU, where it pays.
         compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see compiling.py.
         sync_batchnorm: batch norm's statistics are those of all ranks' microbatches.
         halve_batch_on_oom: where a GPU's memory does not hold a microbatch, all ranks split theirs and take the step anew.
@@ -103,7 +103,7 @@ class Trainer(Running):
         lr_warmup_steps: NonNegativeInt | None = None,
         lr_momentum_correction: bool = True,
         precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true",
-        channels_last: bool = False,
+        channels_last: bool | Literal["auto"] = False,
         compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False,  # noqa: A002
         sync_batchnorm: bool = False,
         halve_batch_on_oom: bool = False,

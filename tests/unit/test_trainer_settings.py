@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toy import Line, Net, Recorder, loader, quiet, rows, weights
 from trainkit.callbacks import ModelCheckpoint
@@ -206,3 +207,25 @@ def test_a_setting_without_effect_is_refused(tmp_path: Path, settings: dict[str,
     """It never passes in silence."""
     with pytest.raises(ConfigError, match=says):
         quiet(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(("wish", "device", "laid_out"), [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True)])
+def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
+    wish: Any, device: str, laid_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` takes the layout on a GPU, where it pays; true takes it anywhere."""
+
+    class Image(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            session = self.trainer.session
+            layouts.append((session.channels_last, batch[0].is_contiguous(memory_format=torch.channels_last)))
+            monkeypatch.setattr(session.engine, "device", torch.device(device))  # a stand-in: only its type is asked for
+            layouts.append(session.channels_last)
+            monkeypatch.undo()
+            return super().training_step((batch[0].flatten(1)[:, :3], batch[1]), batch_idx)
+
+    layouts: list[Any] = []
+    data = DataLoader(TensorDataset(torch.ones(4, 3, 2, 2), torch.ones(4, 1)), 4)
+    quiet(tmp_path, max_steps=1, channels_last=wish).fit(Image(), data)
+    here = wish is True
+    assert layouts == [(here, here), laid_out]

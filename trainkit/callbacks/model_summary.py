@@ -55,7 +55,7 @@ class ModelSummary(Callback):
         example = getattr(task, "example_input_array", None)
         if example is not None and not self._printed:
             args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-            place = trainer.engine.device, trainer.session.precision.input_dtype, trainer.settings.channels_last
+            place = trainer.engine.device, trainer.session.precision.input_dtype, trainer.session.channels_last
             self._print(trainer, task, tuple(to_device(arg, *place) for arg in args))
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:

@@ -116,7 +116,7 @@ def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> 
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "settings": {
             "precision": settings.precision,
-            "channels_last": settings.channels_last,
+            "channels_last": trainer.session.channels_last,
             "compile": settings.compile,
             "deterministic": settings.deterministic,
             "sync_batchnorm": settings.sync_batchnorm,

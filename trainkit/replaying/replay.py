@@ -135,7 +135,7 @@ def _take(session: FitSession, watch: Watch, kept: Capsule, batches: list[Any], 
     run, taken, step = session.run, kept.step["microbatches"], _step(kept)
     if pdb:
         _stop_before(run.task)
-    move = mover(run.engine, run.precision, session.settings.channels_last)
+    move = mover(run.engine, run.precision, session.channels_last)
     run.log.new_step()
     with watch.over(run.task):
         for i, (entry, batch) in enumerate(zip(taken, batches, strict=True), 1):
