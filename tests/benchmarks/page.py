@@ -1,10 +1,10 @@
-"""Writes the figures of results.json into the README.md beside it.
+"""Writes the figures of results.json into the README.md beside it, and a few of them into the project's.
 
     python -m tests.benchmarks.page [--check]
 
-A block of the page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
-`targets` by all that is to be reached. What stands between blocks is written by hand. --check changes nothing, and fails
-where the page is not what it would be.
+A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
+`targets` by all that is to be reached, `summary` by what a newcomer asks first. What stands between blocks is written by hand.
+--check changes nothing, and fails where a page is not what it would be.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.benchmarks.everything import RESULTS
 from tests.benchmarks.harness import shown
 
 PAGE = Path(__file__).parent / "README.md"
+PAGES = (PAGE, Path(__file__).parents[2] / "README.md")
 GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 
 
@@ -48,6 +49,20 @@ def targets(results: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def summary(results: Mapping[str, Any]) -> str:
+    """Return what each trainer adds to a step, and to a start."""
+    added = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
+    imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
+    bare = results["overhead"]["tables"][0]["rows"][0]
+    head = f"added to a step of {shown(bare[1])} us"
+    rows = [f"| | {head} | with log, progress, checkpoints | import over torch, s |", "| --- | ---: | ---: | ---: |"]
+    for name in imported:
+        if name in added:
+            cells = added[name], added.get(f"{name}, all on"), imported[name]
+            rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
+    return "\n".join(rows)
+
+
 def machines(results: Mapping[str, Any]) -> str:
     """Say on what machine, with which versions."""
     kinds = {json.dumps(found["machine"], sort_keys=True) for found in results.values()}
@@ -68,7 +83,7 @@ def fill(page: str, results: Mapping[str, Any]) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match[1]
-        whole = {"targets": targets, "machines": machines}
+        whole = {"targets": targets, "machines": machines, "summary": summary}
         text = whole[name](results) if name in whole else tables(results[name])
         return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
 
@@ -80,11 +95,13 @@ def main() -> None:
     results = json.loads(RESULTS.read_text())
     if GPU_RESULTS.exists():
         results["gpu"] = json.loads(GPU_RESULTS.read_text())
-    before = PAGE.read_text()
-    after = fill(before, results)
-    if "--check" in sys.argv:
-        sys.exit(0 if after == before else f"{PAGE.name} is not what results.json says: python -m tests.benchmarks.page")
-    PAGE.write_text(after)
+    for path in PAGES:
+        before = path.read_text()
+        after = fill(before, results)
+        if "--check" not in sys.argv:
+            path.write_text(after)
+        elif after != before:
+            sys.exit(f"{path} is not what results.json says: python -m tests.benchmarks.page")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,17 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
     assert {target["what"] for target in found["targets"]} <= {target["what"] for target in KEPT[name]["targets"]}
 
 
+def test_the_gpu_script_runs(tmp_path: Path) -> None:
+    """Without a GPU it runs on the CPU with tiny models: all of its parts that need no compiler and no NCCL."""
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--device", "cpu", "--short", "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert [table["title"] for table in found["tables"] if not table["rows"]] == []
+    assert all("compile" in name or "NCCL" in why for name, why in found["missing"].items()), found["missing"]
+
+
 def test_all_results_are_kept() -> None:
     """Each benchmark has results of the full form, with date and machine."""
     assert set(KEPT) == set(everything.NAMES)
@@ -57,10 +68,12 @@ def test_all_results_are_kept() -> None:
 
 def test_the_page_says_what_was_found() -> None:
     """The tables are those of the results; each benchmark has its own."""
-    text = page.PAGE.read_text()
     results = KEPT | ({"gpu": json.loads(page.GPU_RESULTS.read_text())} if page.GPU_RESULTS.exists() else {})
-    assert page.fill(text, results) == text
-    assert all(f"<!-- {name} -->" in text for name in [*everything.NAMES, "targets", "machines"])
+    for path in page.PAGES:
+        text = path.read_text()
+        assert page.fill(text, results) == text
+    assert "<!-- summary -->" in text
+    assert all(f"<!-- {name} -->" in page.PAGE.read_text() for name in [*everything.NAMES, "targets", "machines"])
 
 
 def test_a_figure_that_changed_is_noticed() -> None:
