@@ -40,10 +40,12 @@ def count(names: Sequence[str]) -> dict[str, float]:
         found = {}
         for part in Path(folder).glob("counted.*"):
             text = part.read_text()
-            number = re.search(r"^desc: Trigger: dump (\d+)$", text, re.MULTILINE)
+            number = re.search(r"^desc: Trigger: dump contender(\d+)$", text, re.MULTILINE)
             total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
             if number and total:
                 found[names[int(number[1])]] = int(total[1]) / COUNTED
+    if set(found) != set(names):
+        raise RuntimeError(f"callgrind dumped nothing of {', '.join(set(names) - set(found))}")
     return found
 
 
@@ -58,7 +60,7 @@ class Counted:
         if self._calls == WARM:
             self._control("-i", "on")
         elif self._calls == WARM + COUNTED:
-            self._control("-d", str(self._number))
+            self._control("-d", f"contender{self._number}")  # a number alone would be taken for a process
             self._control("-i", "off")
         self._calls += 1
         return nn.functional.cross_entropy(outputs, labels)

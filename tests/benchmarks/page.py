@@ -60,7 +60,8 @@ def summary(results: Mapping[str, Any]) -> str:
         if name in added:
             cells = added[name], added.get(f"{name}, all on"), imported[name]
             rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
-    return "\n".join(rows)
+    rates = [f"- {t['what']}: {shown(t['measured'])} {t['unit']}." for t in results["throughput"]["targets"]]
+    return "\n".join([*rows, "", "Images per second:", "", *rates])
 
 
 def machines(results: Mapping[str, Any]) -> str:

@@ -27,6 +27,11 @@ def cells(found: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
     return {table["title"]: {str(row[0]): row[1:] for row in table["rows"]} for table in found["tables"]}
 
 
+def numbers_of(rows: dict[str, list[Any]]) -> list[bool]:
+    """Return which columns have a number in some row."""
+    return [any(isinstance(cell, (int, float)) for cell in column) for column in zip(*rows.values(), strict=True)]
+
+
 @needs_peers
 @pytest.mark.parametrize("name", everything.NAMES)
 def test_each_contender_runs(name: str, tmp_path: Path) -> None:
@@ -41,6 +46,7 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
     for title, rows in cells(found).items():
         assert rows
         assert title in full, f"results.json has no table '{title}'"
+        assert numbers_of(rows) == numbers_of(full[title]), f"{title}: columns without a number here, or there"
         for who, values in rows.items():
             numbers = [value for value in values if isinstance(value, (int, float))]
             assert all(math.isfinite(number) for number in numbers)
