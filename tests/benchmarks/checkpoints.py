@@ -247,8 +247,9 @@ def measure(short: bool) -> Findings:
     rows += [["one copy in memory", None, copy, None, None], ["trainkit's files, written in line", None, in_line, None, None]]
     size = sum(tensor.numel() * tensor.element_size() for tensor in [*weights.values(), *momentum])
     columns = ["", "plain step", "stall", "stall less a copy, in steps", "in all"]
-    table = Table(f"A checkpoint of {size / 1e6:.3g} MB, ms", columns, rows)
-    return Findings([table], [], missing, {"threads": 1, "batch_size": BATCH, "steps between saves": every, "rounds": rounds})
+    table = Table("A checkpoint, ms", columns, rows)
+    settings: dict[str, Cell] = {"MB": size / 1e6, "threads": 1, "batch_size": BATCH, "steps between saves": every}
+    return Findings([table], [], missing, settings | {"rounds": rounds})
 
 
 if __name__ == "__main__":
