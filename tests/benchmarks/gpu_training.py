@@ -20,16 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from recipes.image_classifier import ImageClassifier
+from tests.benchmarks.data import QUIET
 from trainkit import Callback, Trainer
 
 SMOOTHING = 0.1
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "limit_val_batches": 0,
-}
 
 
 @dataclass(frozen=True)

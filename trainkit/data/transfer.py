@@ -57,6 +57,8 @@ class Mover:
         """Return the batch on the device, to be used on the current stream."""
         if self._stream is None:
             return batch if self._is_there(batch) else to_device(batch, *self._how)
+        if any(tensor.is_cuda for tensor in each_tensor(batch)):
+            return to_device(batch, *self._how)  # made on the current stream, which the other would not wait for
         with torch.cuda.stream(self._stream):
             moved = to_device(batch, *self._how)
         computing = torch.cuda.current_stream(self._how[0])
