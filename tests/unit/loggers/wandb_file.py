@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
 _BLOCK = 32768
+_WRITTEN_WITHIN_S = 30.0
 _HEAD = struct.Struct("<IHB")  # checksum, length, kind: whole, first, middle, last
 
 
 def records(folder: Path) -> list[Any]:
-    """Return the records of the one offline run in `<folder>/wandb`."""
+    """Return the records of the one offline run in `<folder>/wandb`, which has ended.
+
+    W&B's own process writes the file, and may do so only after `finish` has returned: this waits for the run's last record.
+    """
+    (path,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + _WRITTEN_WITHIN_S
+    while True:
+        found = _parse(path.read_bytes())
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        assert time.monotonic() < deadline, f"the run has not ended; {path} holds {len(found)} records"
+        time.sleep(0.01)
+
+
+def _parse(content: bytes) -> list[Any]:
+    """Return the whole records of what is there so far."""
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
-    content = path.read_bytes()
-    assert content[:4] == b":W&B"
+    assert content[:4] in (b":W&B", b"")
     found, part, place = [], b"", 7
     while place + _HEAD.size <= len(content):
         if _BLOCK - place % _BLOCK < _HEAD.size:
@@ -25,6 +40,8 @@ def records(folder: Path) -> list[Any]:
             continue
         _, length, kind = _HEAD.unpack_from(content, place)
         place += _HEAD.size
+        if place + length > len(content):
+            break
         part += content[place : place + length]
         place += length
         if kind in (1, 4):
