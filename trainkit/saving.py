@@ -57,6 +57,8 @@ class SavingSession(ResumingSession):
         self._part_before: dict[str, Any] | None = None  # of this rank, as of before the validation that is going on
 
     def _tear_down(self, error: BaseException | None) -> None:
+        if error is None:
+            self.pulse.settle()  # nothing is under way when the next fit begins
         super()._tear_down(error)
         if self._stays:
             return  # the next session goes on with the writing

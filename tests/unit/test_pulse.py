@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +31,23 @@ class Clock:
 
 
 class Counted:
-    """An engine of several ranks that are all like this one; counts what is sent."""
+    """An engine of several ranks that are all like this one; counts what is sent, and what of it was waited for."""
 
     world_size, is_main, ranks_change = 2, True, False
 
     def __init__(self) -> None:
-        self.sent = 0
+        self.sent = self.read = 0
 
-    def sum_number(self, number: int) -> int:
+    def start_sum(self, number: int) -> Callable[[], int]:
         """Nobody else has anything to say."""
+        assert self.sent == self.read, "one at a time"
         self.sent += 1
-        return number
+
+        def wait() -> int:
+            self.read += 1
+            return number
+
+        return wait
 
 
 def beats(clock: Clock, pulse: Pulse, engine: Counted, rounds: int, seconds: float) -> list[int]:
@@ -77,6 +84,49 @@ def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
 def test_slow_rounds_send_in_each(clock: Clock, engine: Counted) -> None:
     """Where a round takes longer than a beat, every round is one."""
     assert beats(clock, Pulse(engine, Signals()), engine, 9, 2 * BEAT_S) == list(range(9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0.01, False), (0.3, False), (1.9, False), (2.1, True)])
+def test_nobody_waits_for_a_beat_but_in_long_rounds(clock: Clock, engine: Counted, seconds: float, waits: bool) -> None:
+    """Once the duration of a round is known, a beat is read a round after it was sent; in long rounds it is read at once."""
+    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+    while engine.sent < 2:
+        clock.pass_(seconds)
+        pulse.beat()
+        assert engine.read == engine.sent
+    for _ in range(120):
+        under_way = engine.sent - engine.read
+        clock.pass_(seconds)
+        sent, read = engine.sent, engine.read
+        pulse.beat()
+        assert engine.read == read + (under_way or (waits and engine.sent > sent))
+    assert engine.sent > 5
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 7), (1.0, 2), (3.0, 1)])
+def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float, rounds: int) -> None:
+    """In short rounds within a beat's distance and a round; in longer ones, a round after its own; in long ones, in it."""
+    signals = Signals()
+    pulse = Pulse(engine, signals)  # type: ignore[arg-type]
+    beats(clock, pulse, engine, 40, seconds)
+    signals.received = "SIGTERM"
+    taken, came = 0, False
+    while not came and taken < 100:
+        clock.pass_(seconds)
+        came, taken = pulse.beat(), taken + 1
+    assert taken <= rounds
+    assert pulse.signalled == 1
+
+
+def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
+    """At the end of a run, and where rounds change, nothing stays under way; the time of the beat is known then."""
+    for end in (Pulse.settle, Pulse.quicken):
+        pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+        clock.pass_(100.0)
+        beats(clock, pulse, engine, 3, 1.0)
+        assert (engine.sent - engine.read, pulse.now) == (1, 102.0)
+        end(pulse)
+        assert (engine.sent - engine.read, pulse.now) == (0, 103.0)
 
 
 def test_rounds_without_duration_are_counted_still(clock: Clock, engine: Counted) -> None:
@@ -149,7 +199,8 @@ def test_all_ranks_beat_at_the_same_round_and_read_rank_0s_clock(clock: Clock) -
     """A rank whose clock goes 25 times as fast comes to the same beats, at the same time of rank 0's."""
     first, second, third = on_ranks(clock, 200, {})
     assert first == second == third
-    assert [now for _, now, _ in first] == pytest.approx([0.02 * (i + 1) for i, _, _ in first], abs=0.011)
+    sent = [i if beat < 2 else i - 1 for beat, (i, _, _) in enumerate(first)]  # but for the first two, read a round later
+    assert [now for _, now, _ in first] == pytest.approx([0.02 * (i + 1) for i in sent], abs=0.011)
     assert len(first) < 16
 
 

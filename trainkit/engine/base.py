@@ -270,6 +270,11 @@ class Engine(ABC):
             return number
         return int(self.all_reduce(torch.tensor(number, dtype=torch.int64)))
 
+    def start_sum(self, number: int) -> Callable[[], int]:
+        """Start what `sum_number` does, one at a time, and return the function that waits for it."""
+        total = self.sum_number(number)
+        return lambda: total
+
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
         """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.
 

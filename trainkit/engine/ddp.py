@@ -177,6 +177,19 @@ class DDPEngine(Engine):
             dist.all_reduce(total, group=group)
         return total
 
+    def start_sum(self, number: int) -> Callable[[], int]:
+        """See Engine."""
+        what, own = "a sum that was started", torch.tensor(number, dtype=torch.int64)
+        with self._peers(what):
+            work = dist.all_reduce(own, group=self._group, async_op=True)
+
+        def wait() -> int:
+            with self._peers(what):
+                work.wait()
+            return int(own)
+
+        return wait
+
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """See Engine."""
         if self.world_size == 1:

@@ -298,6 +298,19 @@ class HorovodEngine(SeatedEngine):
             everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self._ranks)
         return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
 
+    def start_sum(self, number: int) -> Callable[[], int]:
+        """See Engine."""
+        what = "trainkit.sum.started"
+        with self._peers(what):
+            own = torch.tensor([number], dtype=torch.int64)
+            handle = hvd.allreduce_async_(own, op=hvd.Sum, name=what, process_set=self._ranks)
+
+        def wait() -> int:
+            with self._peers(what):
+                return int(hvd.synchronize(handle))
+
+        return wait
+
     def start_gather(self, own: Tensor) -> Callable[[], Tensor]:
         """See Engine."""
         what = "trainkit.gather.started"
