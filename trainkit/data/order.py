@@ -12,22 +12,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from trainkit.data.permutation import MOST_HELD, Permutation
 
 _MASK = 2**64 - 1
+_EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
+_spare: list[np.random.MT19937] = []  # making one takes as long as the random numbers of ten samples
 
 
 def mix(*numbers: int) -> int:
     """Return a 63-bit hash of whole numbers (the finalizer of splitmix64, Steele et al. 2014, applied to each in turn)."""
-    state = 0x9E3779B97F4A7C15
+    state = _EMPTY
     for number in numbers:
-        state = (state + (number & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = _mixed(state, number)
     return state >> 1
+
+
+def _mixed(state: int, number: int) -> int:
+    state = (state + (number & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -66,12 +72,13 @@ def apart() -> Iterator[None]:
 
     But for one thing: numpy's old-style normals are drawn in pairs, and the second of a pair is forgotten.
     """
-    before = _States()
-    np.random.mtrand.set_bit_generator(np.random.MT19937(0))
+    before, own = _States(), _spare.pop() if _spare else np.random.MT19937(0)
+    np.random.mtrand.set_bit_generator(own)
     try:
         yield
     finally:
         before.put_back()
+        _spare.append(own)
 
 
 @contextlib.contextmanager
@@ -87,7 +94,9 @@ class OwnRandomNumbers:
 
     def __init__(self, number: int) -> None:
         """Seed them."""
-        with random_numbers_of(number, 0, 0):
+        with apart():
+            np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # for good, so not the one that is lent
+            _seed(mix(number, 0, 0))
             self._own = _States()
 
     @contextlib.contextmanager
@@ -102,6 +111,15 @@ class OwnRandomNumbers:
             before.put_back()
 
 
+def may_draw(dataset: Any) -> bool:
+    """Return whether a sample may be random: not of what torch itself holds in memory, which needs no seed for each sample."""
+    if type(dataset) is Subset:
+        return may_draw(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return any(may_draw(part) for part in dataset.datasets)
+    return type(dataset) is not TensorDataset
+
+
 class SeededDataset(Dataset[Any]):
     """A map-style data set whose random augmentation is a function of (seed, epoch, index).
 
@@ -111,6 +129,7 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         """Wrap `dataset`."""
         self.dataset, self.seed = dataset, seed
+        self._draws = may_draw(dataset)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         """Return the sample `key = (epoch, index)`."""
@@ -118,10 +137,13 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader asks for them so."""
-        samples = []
+        if not self._draws:
+            return [self.dataset[index] for _, index in keys]
+        samples, seeded = [], _mixed(_EMPTY, self.seed)
+        begun = {epoch: _mixed(seeded, epoch) for epoch in {epoch for epoch, _ in keys}}
         with apart():
             for epoch, index in keys:
-                _seed(mix(self.seed, epoch, index))
+                _seed(_mixed(begun[epoch], index) >> 1)  # mix(seed, epoch, index)
                 samples.append(self.dataset[index])
         return samples
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from trainkit.data.order import (
     OwnRandomNumbers,
     SeededDataset,
     epoch_order,
     indices_at,
+    may_draw,
     mix,
     random_numbers_of,
     shuffled,
@@ -27,6 +28,9 @@ class Noise(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[int, float, float, float]:
         return index, float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def __len__(self) -> int:
+        return 20
 
 
 @given(st.integers(1, 50), st.integers(-5, 5), st.integers(0, 5))
@@ -110,6 +114,48 @@ def test_a_batch_is_its_samples() -> None:
     assert data.__getitems__([(1, i) for i in range(4)]) == one_by_one
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_a_sample_draws_from_its_seed_epoch_and_index() -> None:
+    """Also in a batch that reaches from one epoch into the next, or that holds one sample twice."""
+    keys = [(1, 8), (1, 9), (2, 0), (1, 8)]
+    batch = SeededDataset(Noise(), seed=3).__getitems__(keys)
+    for (epoch, index), sample in zip(keys, batch, strict=True):
+        with random_numbers_of(3, epoch, index):
+            assert Noise()[index] == sample
+
+
+def test_what_holds_its_samples_draws_nothing() -> None:
+    """Tensors, parts of them and several of them are not seeded for each sample; anything of the user's is."""
+    held = TensorDataset(torch.arange(6))
+    quiet = [held, Subset(held, [5, 0]), ConcatDataset([held, Subset(held, [1])])]
+
+    class Own(TensorDataset):
+        """Might draw."""
+
+    noisy: list[Any] = [Noise(), Subset(Noise(), [5, 0]), ConcatDataset([held, Noise()]), Own(torch.arange(6)), [1, 2]]
+    assert [may_draw(dataset) for dataset in quiet + noisy] == [False] * 3 + [True] * 5
+    before = torch.default_generator.initial_seed()
+    assert [SeededDataset(dataset, 0)[3, 1] for dataset in quiet] == [(1,), (0,), (1,)]
+    assert torch.default_generator.initial_seed() == before
+
+
+def test_samples_within_samples_have_their_own_numbers() -> None:
+    """A data set that asks another, or that streams, for samples goes on drawing where it stood."""
+    inner, stream = SeededDataset(Noise(), seed=1), OwnRandomNumbers(5)
+
+    class Outer(Noise):
+        def __getitem__(self, index: int) -> Any:
+            first = np.random.rand()
+            drawn = inner[0, index]
+            with stream():
+                np.random.rand()
+            return first, drawn, np.random.rand()
+
+    first, drawn, second = SeededDataset(Outer(), seed=3)[0, 7]
+    with random_numbers_of(3, 0, 7):
+        assert [first, second] == np.random.rand(2).tolist()
+    assert drawn == inner[0, 7]
 
 
 def test_own_numbers_go_on_where_they_were() -> None:
