@@ -10,10 +10,10 @@ all the time):
     hand-written        hvd.DistributedOptimizer or DistributedDataParallel at their defaults, a DataLoader, SGD
     trainkit            the same at trainkit's defaults, with each compression, and with four microbatches a step
 
-Step time: the median of rank 0's steps of all rounds but a first; the wire's time is what the link's rate alone makes of the
-bytes of one direction. Bytes: what the device of rank 0's host sent and received in those steps; by arithmetic a ring of two
-ranks sends and receives all gradients once each. "Of hand-written": the time of a sample to that of the same framework's
-hand-written loop.
+Step time: the median of rank 0's steps of all rounds but a first, without the first three of each; the wire's time is what
+the link's rate alone makes of the bytes of one direction. Bytes: what the device of rank 0's host sent and received in those
+steps; by arithmetic a ring of two ranks sends and receives all gradients once each. "Of hand-written": the time of a sample
+to that of the same framework's hand-written loop.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def run_ranks(framework: str, link: Link, short: bool) -> dict[str, Any]:
             env = os.environ | environment(framework, rank, link, secret)
             ranks.append(started.enter_context(subprocess.Popen(command, cwd=ROOT, env=env)))
             started.callback(ranks[-1].kill)
-        wait_for(ranks, 300)
+        wait_for(ranks, 600)
         return dict(json.loads(Path(folder, "result.json").read_text()))
 
 

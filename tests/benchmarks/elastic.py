@@ -8,12 +8,13 @@ parameters (307 MB with Adam's state), whose commit is all copying. In one train
     none        steps, and no commit
     elastic     trainkit.Elastic commits after each
     horovod     hvd.elastic.TorchState of model and optimizer commits after each
-    copy        the same tensors are copied, into memory that is there already: timed by itself
-    cycle       one number is summed over ranks, which takes a cycle of Horovod's thread: timed by itself
+    copy        the same tensors are copied, into memory that is there already
+    cycle       one number is summed over ranks, which takes a cycle of Horovod's thread
 
-A block begins and ends with the ranks together: where a rank waits within it, for a slower one, does not matter. A cost is
-the median over rounds of a step of such a block less one of the round's block without, on rank 0. The target is at most two
-cycles and one copy.
+Each is timed by itself: the median of the calls on rank 0, the wait for a slower rank included. The target, of these: a
+commit takes at most two cycles and one copy. What each adds to a step is more, since it leaves the caches full of other
+things, and less, since ranks that have waited for each other need not soon again; it is the median over rounds of a step of
+such a block, which begins and ends with the ranks together, less one of the round's block without.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from tests.benchmarks.harness import Cell, Findings, Table, Target, main
 from tests.benchmarks.processes import environment
 from trainkit.callback import Callback
 
-KINDS = ("none", "elastic", "horovod", "copy", "cycle")
+NAMES = {"elastic": "trainkit's commit", "horovod": "Horovod's commit", "copy": "one copy", "cycle": "one cycle"}
+KINDS = ("none", *NAMES)
 MODELS = {"small": (64, 64), "large": (4000, 6300)}  # widths of the two hidden layers
 NEVER, BLOCK, BATCH, INPUTS = 10**9, 5, 2, 64
 
@@ -62,15 +64,30 @@ class Perceptron(trainkit.Task):
         return torch.optim.Adam(self.parameters(), lr=1e-4)
 
 
+class Timed(trainkit.Elastic):
+    """Notes what each commit takes, in ms."""
+
+    def __init__(self) -> None:
+        super().__init__(commit_every_n_steps=NEVER)
+        self.commits: list[float] = []
+
+    def on_train_step_end(self, trainer: Any, task: Any) -> None:
+        """Commit, where one is due."""
+        begin = time.perf_counter()
+        super().on_train_step_end(trainer, task)
+        if self.commit_every_n_steps == 1:
+            self.commits.append(1000 * (time.perf_counter() - begin))
+
+
 class Kinds(Callback):
     """Lets kinds of blocks take turns and notes what a step of each takes, in ms; stands behind Elastic."""
 
     runs_last = True
 
-    def __init__(self, elastic: trainkit.Elastic) -> None:
+    def __init__(self, elastic: Timed) -> None:
         self.elastic = elastic
         self.steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        self.alone: dict[str, list[float]] = {"copy": [], "cycle": []}
+        self.alone: dict[str, list[float]] = {"horovod": [], "copy": [], "cycle": []}
         self.held: list[Tensor] = []
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
@@ -95,6 +112,8 @@ class Kinds(Callback):
             hvd.barrier()
             if done[0] > len(KINDS):  # the first round makes memory
                 self.steps[kind].append(1000 * (time.perf_counter() - self.before) / BLOCK)
+            if done[0] == len(KINDS):
+                self.elastic.commits.clear()
             self.elastic.commit_every_n_steps = 1 if KINDS[done[0] % len(KINDS)] == "elastic" else NEVER
             self.before = time.perf_counter()
 
@@ -110,7 +129,7 @@ class Kinds(Callback):
 def rank(model: str, steps: int, out: str) -> None:
     """Train on one rank; rank 0 writes its medians."""
     torch.set_num_threads(1)
-    elastic = trainkit.Elastic(commit_every_n_steps=NEVER)
+    elastic = Timed()
     kinds = Kinds(elastic)
     trainer = trainkit.Trainer(
         max_steps=steps,
@@ -123,7 +142,7 @@ def rank(model: str, steps: int, out: str) -> None:
     )
     trainer.fit(Perceptron(*MODELS[model]), DataLoader(TensorDataset(torch.randn(2 * BATCH * steps, INPUTS)), BATCH))
     if trainer.is_global_zero:
-        alone = {kind: statistics.median(taken) for kind, taken in kinds.alone.items()}
+        alone = {kind: statistics.median(taken) for kind, taken in (kinds.alone | {"elastic": elastic.commits}).items()}
         megabytes = sum(tensor.numel() * tensor.element_size() for tensor in kinds.held) / 1e6
         Path(out).write_text(json.dumps({"steps": kinds.steps, "alone": alone, "MB": megabytes}))
 
@@ -147,17 +166,16 @@ def measure(short: bool) -> Findings:
     rows: list[list[Cell]] = []
     for model, times in rounds.items():
         seen = run_ranks(model, BLOCK * len(KINDS) * (1 + times))
-        plain, copy, cycle = seen["steps"]["none"], seen["alone"]["copy"], seen["alone"]["cycle"]
-        costs = {
-            kind: statistics.median(with_it - without for with_it, without in zip(seen["steps"][kind], plain, strict=True))
-            for kind in ("elastic", "horovod")
-        }
-        step = statistics.median(plain)
-        rows.append([f"{model}, {seen['MB']:.3g} MB", step, costs["elastic"], costs["horovod"], copy, cycle])
+        plain, alone = seen["steps"]["none"], seen["alone"]
+        rows.append([f"{model}, {seen['MB']:.3g} MB: a step", statistics.median(plain), None])
+        for kind, name in NAMES.items():
+            added = [with_it - without for with_it, without in zip(seen["steps"][kind], plain, strict=True)]
+            rows.append([f"{model}: {name}", alone[kind], statistics.median(added)])
         what = f"a commit each step, {model} model (two cycles and one copy)"
-        found.targets.append(Target(what, costs["elastic"], 2 * cycle + copy, "ms"))
-    columns = ["model, with Adam's state", "step", "elastic adds", "horovod's commit adds", "one copy", "one cycle"]
-    found.tables.append(Table("A commit after each step, ms", columns, rows))
+        found.targets.append(Target(what, alone["elastic"], 2 * alone["cycle"] + alone["copy"], "ms"))
+    found.tables.append(
+        Table("A commit after each step, ms", ["model, with Adam's state", "by itself", "added to a step"], rows)
+    )
     return found
 
 

@@ -27,7 +27,7 @@ from tests.benchmarks.links import bytes_so_far
 from trainkit.callback import Callback
 from trainkit.engine.select import make_engine
 
-WARM = 1
+WARM = 3  # in the first ones Horovod and the pulse learn how things go
 
 
 def make_model() -> nn.Sequential:
@@ -146,7 +146,7 @@ def start_horovod(rank: int, folder: Path, address: str) -> None:
 def worker(framework: str, rank: int, folder: Path, address: str, short: bool) -> None:
     """Let a framework's contenders take turns; rank 0 writes what it saw."""
     torch.set_num_threads(1)
-    steps, rounds = (2, 1) if short else (3, 2)
+    steps, rounds = (2, 1) if short else (4, 2)
     found: dict[str, list[float]] = {}
 
     def run(setting: Setting) -> list[float]:
