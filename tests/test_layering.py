@@ -53,6 +53,7 @@ FLOORS = [
 HOMES = {
     "horovod": [
         "engine/horovod.py",
+        "engine/horovod_collectives.py",
         "engine/horovod_reduce.py",
         "engine/horovod_seat.py",
         "engine/horovod_timeline.py",

@@ -19,17 +19,15 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.engine.launcher import Launcher, read_launcher
+from trainkit.engine.observed import Here, Observed
 from trainkit.engine.process_set import Place
-from trainkit.engine.reducer import GradientReducer, Summed
 from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import ConfigError, EngineError, TrainkitError
 
@@ -44,30 +42,7 @@ class RanksChanged(EngineError):
     """The launcher has another set of ranks to go on with; raised on all ranks at the same step."""
 
 
-class Whereabouts(Protocol):
-    """Where this rank is, for a thread that watches it; written without a lock.
-
-    Attributes:
-        step: the optimizer steps taken.
-        progress: rises while the main thread gets on.
-        waiting: what it waits for the other ranks with, as "the sums of gradients"; "" where it waits for nobody.
-    """
-
-    step: int
-    progress: int
-    waiting: str
-
-
-@dataclass
-class Here:
-    """Whereabouts that nobody but this process reads."""
-
-    step: int = 0
-    progress: int = 0
-    waiting: str = ""
-
-
-class Engine(ABC):
+class Engine(Observed, ABC):
     """The ranks of a run and what they do together.
 
     Attributes:
@@ -81,7 +56,6 @@ class Engine(ABC):
         is_elastic: whether ranks may be formed anew while this process lives; set once the context was entered.
         kept_step: the newest step that this process can go on from in memory, -1 for none; an elastic launcher makes the
             process with the newest one rank 0.
-        whereabouts: where this rank is.
         comes_late: whether this process was started to join others that may be training; they wait for it from the moment at
             which it enters the context.
         takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
@@ -103,7 +77,7 @@ class Engine(ABC):
         self.rank, self.world_size = self.launcher.rank, self.launcher.world_size
         self.local_rank, self.local_size = self.launcher.local_rank, self.launcher.local_size
         self.device = torch.device("cpu")
-        self.whereabouts: Whereabouts = Here()
+        self.whereabouts = Here()
 
     @property
     def is_main(self) -> bool:
@@ -146,54 +120,6 @@ class Engine(ABC):
 
     def leave(self) -> None:  # noqa: B027 - only an elastic engine's ranks are formed anew
         """Cut the connections, so that entering the engine again joins the ranks that there are then."""
-
-    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
-        """Have the launcher watch over the ranks, where it can.
-
-        Args:
-            stall_s: seconds without progress after which a rank counts as stalled, where others wait for it.
-            on_dump: is called, from a thread, when the stacks of all threads are to be written.
-
-        Returns:
-            Whether it does; otherwise the ranks must watch each other.
-        """
-        return False
-
-    def outstanding(self) -> list[str]:
-        """Return the names of the tensors that wait for the other ranks now, as far as known. May be called by a thread."""
-        return []
-
-    def start_timeline(self, path: Path) -> str:
-        """Note down each sum of gradients from now on. Call it on all ranks, between two steps.
-
-        Args:
-            path: of this rank, for the framework's own timeline, where it has one.
-
-        Returns:
-            What the timeline lacks, and why; "" where it lacks nothing.
-        """
-        if (sums := self._recordable()) is not None:
-            sums.record(True)
-        return ""
-
-    def stop_timeline(self) -> None:
-        """Note down nothing any more."""
-        if (sums := self._recordable()) is not None:
-            sums.record(False)
-
-    def take_summed(self) -> list[Summed]:
-        """Return the sums of gradients that were noted since the last call."""
-        sums = self._recordable()
-        return [] if sums is None else sums.take_summed()
-
-    @property
-    def sum_settings(self) -> dict[str, Any]:
-        """What a timeline should say of how gradients are summed: fields of tracing.pieces.About."""
-        return {}
-
-    def _recordable(self) -> GradientReducer | None:
-        """Return what sums gradients, where it can note that down."""
-        return None
 
     @property
     def _gpu_number(self) -> int:
