@@ -129,7 +129,9 @@ class ModelCheckpoint(Callback):
             self._begin()
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Take away what a killed run no longer came to delete."""
+        """Count the time from here on, and take away what a killed run no longer came to delete."""
+        if self._interval_s is not None:
+            self._saved_when = trainer.session.pulse.look()
         if trainer.is_global_zero:
             for name in self._dropping:
                 self.store.remove(name)

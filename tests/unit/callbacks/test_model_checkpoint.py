@@ -234,14 +234,17 @@ def test_without_the_last_none_is_written_where_training_ends(tmp_path: Path) ->
 
 
 def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
-    """train_time_interval saves in the first step after so long by the pulse's clock, and counts from there."""
+    """train_time_interval saves in the first step after so long by the pulse's clock, and counts from there; set-up is none."""
 
     class Hours(Callback):
+        def on_fit_start(self, trainer: Trainer, task: Any) -> None:
+            trainer.session.pulse._started -= 7777.0  # what was before the first step took long
+
         def on_train_step_start(self, trainer: Trainer, task: Any) -> None:
             trainer.session.pulse.beat = lambda: None  # type: ignore[assignment, return-value]
-            trainer.session.pulse.now = trainer.global_step * 1000.0
+            trainer.session.pulse.now = 7777.0 + trainer.global_step * 1000.0
 
-    keeper = ModelCheckpoint(train_time_interval="00:50:00", every_n_epochs=None, save_top_k=-1)
+    keeper = ModelCheckpoint(train_time_interval="00:49:00", every_n_epochs=None, save_top_k=-1)
     quiet(tmp_path, max_epochs=5, callbacks=[Hours(), keeper]).fit(Line(), loader(8))
     assert kept(tmp_path / "checkpoints") == ["epoch=1-step=4", "epoch=3-step=7", "epoch=5-step=10"]
 
