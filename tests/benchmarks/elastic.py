@@ -161,7 +161,7 @@ def run_ranks(model: str, steps: int) -> dict[str, Any]:
 
 def measure(short: bool) -> Findings:
     """Measure both models (the small one alone in short form)."""
-    rounds = {"small": 1} if short else {"small": 20, "large": 6}
+    rounds = {"small": 1} if short else {"small": 20, "large": 14}
     found = Findings(settings={"ranks": 2, "threads of a rank": 1, "batch_size": BATCH, "steps of a block": BLOCK})
     rows: list[list[Cell]] = []
     for model, times in rounds.items():
