@@ -165,7 +165,7 @@ class ElasticSession(SavingSession):
             self._was_signalled = True  # the others may be about to get the same signal
             return
         self.commit()
-        if self.signals.received:
+        if self.pulse.is_among_them:
             raise Preempted(f"{self.signals.received}: this rank left after step {self.state.global_step}; the others go on.")
         raise RanksChanged(f"The ranks are formed anew after step {self.state.global_step}.")
 

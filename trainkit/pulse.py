@@ -30,6 +30,7 @@ class Pulse:
     Attributes:
         now: seconds since the start by rank 0's clock, as of the last beat; the same on all ranks.
         signalled: ranks that had been signalled at the last beat.
+        is_among_them: whether this rank was; a signal that came after the beat was sent does not count.
         ranks_change: whether the launcher asked for other ranks at the last beat.
         wish: asked on rank 0 at each beat: whether all ranks are to do something at the same step (Timeline: record).
         wished: set on all ranks by a beat at which it was so; whoever does it clears it.
@@ -40,11 +41,12 @@ class Pulse:
         self._started = self._last = time.monotonic()
         self._every, self._rounds = 1, 0
         self._wait: Callable[[], int] | None = None  # for the beat that is under way
+        self._told = False  # that beat, that this rank was signalled
         self._is_long = True  # whether beats are read at once; the same on all ranks, as the next two are
         self._sent_at: float | None = None  # the last one's time by rank 0's clock, where rounds are still of that kind
         self._counted = 1  # the rounds before it
         self.now = 0.0
-        self.signalled, self.ranks_change = 0, False
+        self.signalled, self.is_among_them, self.ranks_change = 0, False, False
         self.wish: Callable[[], bool] = bool
         self.wished = False
 
@@ -74,13 +76,13 @@ class Pulse:
                 return True
         if self._rounds < self._every:
             return False
-        signalled = int(self._signals.received is not None)
+        self._told = self._signals.received is not None
         if self._engine.world_size == 1:
             self.now = time.monotonic() - self._started
-            self.signalled, self.ranks_change = signalled, self._engine.ranks_change
+            self.signalled, self.is_among_them, self.ranks_change = int(self._told), self._told, self._engine.ranks_change
             self.wished = self.wished or self.wish()
             return self._has_come
-        self._wait = self._engine.start_sum(signalled + (self._say() if self._engine.is_main else 0))
+        self._wait = self._engine.start_sum(self._told + (self._say() if self._engine.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:
             return False
@@ -105,5 +107,6 @@ class Pulse:
         if self._sent_at is not None:
             self._is_long = (sent_at - self._sent_at) / self._counted > LONG_ROUND_S
         self._sent_at, self.now = sent_at, max(self.now, sent_at)
-        self.signalled, self.ranks_change = total & (1 << _ROUNDS_AT) - 1, bool(total >> _CHANGE_AT & 1)
+        self.signalled, self.is_among_them = total & (1 << _ROUNDS_AT) - 1, self._told
+        self.ranks_change = bool(total >> _CHANGE_AT & 1)
         self.wished = self.wished or bool(total >> _WISH_AT & 1)

@@ -57,8 +57,9 @@ class SavingSession(ResumingSession):
         self._part_before: dict[str, Any] | None = None  # of this rank, as of before the validation that is going on
 
     def _tear_down(self, error: BaseException | None) -> None:
-        if error is None:
-            self.pulse.settle()  # nothing is under way when the next fit begins
+        if error is None and not self._stays:
+            with contextlib.suppress(PeerError):  # a rank that is gone by now has done its part
+                self.pulse.settle()  # nothing is under way when the next fit begins
         super()._tear_down(error)
         if self._stays:
             return  # the next session goes on with the writing

@@ -434,3 +434,55 @@ def test_a_new_job_does_not_go_on_from_what_an_earlier_one_left(tmp_path: Path) 
     _, book, _, _ = run(tmp_path, "a", **save)
     check_exactly_once(book)
     assert list((tmp_path / "run").glob("before-*/checkpoints"))
+
+
+class Opened(Callback):
+    """Counts the sessions of a worker that were begun and torn down."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    def on_train_start(self, trainer: Trainer, task: Line) -> None:
+        """Count."""
+        self.begun += 1
+
+    def teardown(self, trainer: Trainer, task: Line, stage: str) -> None:
+        """Count."""
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    ("victims", "settings"), [("", {}), ("", {"max_steps": 4, "limit_val_batches": 0}), ("b", {}), ("a", {})]
+)
+def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victims: str, settings: dict[str, Any]
+) -> None:
+    """Where a rank is lost, and at the end of training: each session is torn down, and the last leaves nothing unread."""
+    monkeypatch.setattr("trainkit.pulse.BEAT_S", 0.0)  # each round is a beat, and is read in the next
+    under_way: dict[str, int] = {}
+
+    def start_sum(engine: CrewEngine, number: int) -> Callable[[], int]:
+        under_way[engine.worker] = under_way.get(engine.worker, 0) + 1
+
+        def wait() -> int:
+            total = engine.sum_number(number)
+            under_way[engine.worker] -= 1
+            return total
+
+        return wait
+
+    monkeypatch.setattr(CrewEngine, "start_sum", start_sum, raising=False)
+    kept: list[Opened] = []
+
+    def make_callbacks() -> list[Callback]:
+        kept.append(Opened())
+        return [kept[-1]]
+
+    deaths = {(victim, 3): lambda job: kill() for victim in victims}
+    _, _, weights, trainer = run(tmp_path, "abc", deaths, make_callbacks=make_callbacks, **settings)
+    survivors = [opened for opened in kept if opened.begun == 1 + bool(victims)]
+    assert len(survivors) == len(weights) == 3 - len(victims)
+    assert all(opened.ended == opened.begun for opened in survivors)
+    lost = 1 if victims else 0  # the beat that a lost rank broke off
+    assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
+    assert trainer.session.pulse._wait is None

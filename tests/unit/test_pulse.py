@@ -118,6 +118,20 @@ def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float,
     assert pulse.signalled == 1
 
 
+def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Counted) -> None:
+    """A rank that is signalled while a beat is under way was not among those that it tells of."""
+    signals = Signals()
+    pulse = Pulse(engine, signals)  # type: ignore[arg-type]
+    beats(clock, pulse, engine, 3, 1.0)
+    assert engine.sent > engine.read
+    signals.received = "SIGTERM"
+    seen = []
+    for _ in range(2):
+        clock.pass_(1.0)
+        seen.append((pulse.beat(), pulse.signalled, pulse.is_among_them))
+    assert seen == [(False, 0, False), (True, 1, True)]
+
+
 def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
     """At the end of a run, and where rounds change, nothing stays under way; the time of the beat is known then."""
     for end in (Pulse.settle, Pulse.quicken):

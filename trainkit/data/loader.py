@@ -15,7 +15,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    TensorDataset,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -137,16 +136,6 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))
 
 
-class _Keyed(Dataset[Any]):
-    """A data set without randomness of its own, asked for (epoch, index)."""
-
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.dataset[key[1]]
-
-
 def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
     """Give an error of ours that a worker process raised its own words back, without the worker's traceback."""
     try:
@@ -174,15 +163,13 @@ class ShardedLoader:
         self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
         self._drawn: list[int] | None = None
         self._sampler = RankSampler(plan, rank, self._order)
-        plain = isinstance(source.dataset, TensorDataset)
-        dataset = _Keyed(source.dataset) if plain else SeededDataset(source.dataset, seed)
         options = dict(source.options)
         options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
         if options.get("generator") is None:
             # A DataLoader seeds its workers from here. Left to itself it would draw from the global random numbers, and
             # the model's dropout would depend on how often data was loaded.
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self._loader: DataLoader[Any] = DataLoader(SeededDataset(source.dataset, seed), batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
         """Return an iterator over this rank's microbatches of `epoch` from step `start` on, dealt as `plan` says."""

@@ -72,7 +72,11 @@ def apart() -> Iterator[None]:
 
     But for one thing: numpy's old-style normals are drawn in pairs, and the second of a pair is forgotten.
     """
-    before, own = _States(), _spare.pop() if _spare else np.random.MT19937(0)
+    before = _States()
+    try:
+        own = _spare.pop()
+    except IndexError:
+        own = np.random.MT19937(0)
     np.random.mtrand.set_bit_generator(own)
     try:
         yield

@@ -258,3 +258,24 @@ def test_a_samples_error_keeps_its_words(num_workers: int) -> None:
     """An error that a data set raises on purpose reaches the user in its own words, also from a worker."""
     with pytest.raises(DataError, match=r"^sample 0 is no image: give another file\.$"):
         indices(sharded(DataLoader(Broken(), 4, num_workers=num_workers)))
+
+
+class Jittered(TensorDataset):
+    """Tensors with random numbers added."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return (super().__getitem__(index)[0] + torch.rand(()),)
+
+
+def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
+    """A data set that is built on torch's tensors is seeded sample by sample, as any other of the user's."""
+    source = read_source(DataLoader(Jittered(torch.zeros(8)), 4), "data", training=True)
+    plan = StepPlan(8, 4, 1)
+
+    def drawn(epoch: int) -> list[float]:
+        torch.rand(3)  # what else is drawn does not matter
+        loader = ShardedLoader(source, plan, 0, 0, list)
+        return [float(x) for (batch,) in loader.iterate(plan, epoch, 0) for x in batch]
+
+    assert drawn(0) == drawn(0)
+    assert len({*drawn(0), *drawn(1)}) == 16
