@@ -30,7 +30,8 @@ def find_slow_rank(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> S
             error = statistics.stdev(own[i:]) / math.sqrt(len(own[i:]))
             others = [of for other, of in late.items() if other != rank]
             last = sum(own[k] > max(of[k] for of in others) for k in range(i, len(own)))
-            if behind > max(least, _ERRORS * error) and own[i] > least and last >= _MOST_OF * len(own[i:]):
+            begins = own[i] > max(least, behind / 2)  # a lapse before it is not where it begins
+            if behind > max(least, _ERRORS * error) and begins and last >= _MOST_OF * len(own[i:]):
                 return _slow_rank(steps, ranks, rank, numbers[i], (last, len(own[i:])), behind)
     return None
 

@@ -63,6 +63,17 @@ def test_the_slowest_rank_is_named_with_step_and_reason(tmp_path: Path, part: st
     assert slow.part_s == pytest.approx((PARTS[part] + 0.9 * more) / 1000) and slow.usual_s == pytest.approx(PARTS[part] / 1000)
 
 
+def test_a_lapse_before_it_is_not_where_slowness_begins(tmp_path: Path) -> None:
+    """A rank that was late by some milliseconds in a step or two, and by far more from step 5 on, is slow since step 5."""
+
+    def parts_of(rank: int, step: int) -> dict[str, float]:
+        more = {2: 6.0, 4: 9.0}.get(step, 150.0 if step >= 5 else 0.0)
+        return PARTS | {"forward": PARTS["forward"] + more * (rank == 1)}
+
+    slow = seen(record(tmp_path, ranks=2, steps=12, parts_of=parts_of)).slow
+    assert slow is not None and (slow.rank, slow.since) == (1, 5)
+
+
 def test_chance_names_nobody() -> None:
     """Of recordings of ten steps that vary by chance alone, hardly any has a slowest rank."""
     draw, named = random.Random(0), 0
