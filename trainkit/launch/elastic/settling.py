@@ -9,7 +9,7 @@ from trainkit.launch.elastic.crew import PREEMPTED, Slot, Worker, plural
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.rules import Decision, Send, Start
 from trainkit.launch.elastic.seats import assign
-from trainkit.launch.elastic.stalls import frozen, stalled
+from trainkit.launch.elastic.stalls import frozen, limit, stalled
 
 # Ticks come several times a second. Time between two events beyond this is time in which the driver did not run.
 ASLEEP_S = 5.0
@@ -38,7 +38,7 @@ def _watch(job: Job) -> None:
     if job.stop is not None:
         return
     for w in frozen(job.workers.values(), job.now):
-        job.kill(w, f"did not say that it lives for {w.stall_s:g} s (frozen?) and was killed")
+        job.kill(w, f"did not say that it lives for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
     stall = stalled(job.workers.values(), job.now)
     if stall is None:
         job.stall = None

@@ -17,9 +17,17 @@ class Stall:
     text: str
 
 
+def limit(worker: Worker, crew: Iterable[Worker]) -> float:
+    """Return a worker's `stall_s`; that of the others where it has come and has not said it yet."""
+    if worker.stall_s is not None:
+        return worker.stall_s
+    return max((w.stall_s for w in crew if w.stall_s is not None), default=math.inf)
+
+
 def frozen(workers: Iterable[Worker], now: float) -> list[Worker]:
     """Return those whose process lives but has been silent for too long."""
-    return [w for w in workers if w.stall_s is not None and w.phase in ("waiting", "running") and now - w.heard > w.stall_s]
+    crew = list(workers)
+    return [w for w in crew if w.phase in ("waiting", "running") and now - w.heard > limit(w, crew)]
 
 
 def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
@@ -29,9 +37,7 @@ def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
     """
     crew = list(workers)
     running = [w for w in crew if w.phase == "running"]
-    # One that has come and still sets up has not said it: what holds for the others holds for it.
-    usual = max((w.stall_s for w in crew if w.stall_s is not None), default=math.inf)
-    hang = [w for w in running if now - w.moved > (usual if w.stall_s is None else w.stall_s)]
+    hang = [w for w in running if now - w.moved > limit(w, crew)]
     busy = [w for w in hang if not w.waiting]
     blocked = [w for w in hang if w.waiting]
     seatless = [w for w in crew if w.phase == "waiting" and w.seat is not None and w.stall_s is not None]

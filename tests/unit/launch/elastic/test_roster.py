@@ -549,6 +549,18 @@ def test_a_frozen_worker_is_killed_and_replaced() -> None:
     assert job.alive == [A, "node1/1#2"]
 
 
+def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
+    """It has its seat and has not said yet how long is too long: what the other said holds for it."""
+    job = started()
+    for step in range(7):
+        job.beat(A, step=step, stall_s=5)
+        job.wait(1)
+    assert job.sent == {B: [signal.SIGKILL]}
+    job.exit(B)
+    assert "did not say that it lives for 5 s" in job.said[0]
+    assert job.alive == [A, "node1/1#2"]
+
+
 def test_a_driver_that_was_stopped_itself_blames_nobody() -> None:
     """Ctrl-Z for ten minutes, or a machine that slept."""
     job = started()
