@@ -93,8 +93,8 @@ def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
 def check_outlived(facts: Any, seat: list[int]) -> None:
     """Assert what a survivor has to say of its peer's death, and where it is afterwards."""
     assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")
-    assert facts["later_ms"] < 500
-    assert facts["shutdown_ms"] < 500
+    assert facts["later_ms"] < 5000  # no time limit is waited for: Gloo's is 30 s
+    assert facts["shutdown_ms"] < 5000
     assert facts["seat"] == seat
     assert facts["ranks"] == seat[1]
 
@@ -161,7 +161,7 @@ def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.Monk
         rank = ranks.start("fail", 0, 2)
         facts = first_line(rank)
         assert "refuses GET /g1.global/1 (410)" in facts["error"]
-        assert facts["ms"] < 2000
+        assert facts["ms"] < 15_000
         assert rank.wait(20) == 0
     finally:
         ranks.end()

@@ -101,6 +101,17 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     assert [message.split(":")[0] for message in ranks[0]["messages"]] == ["CheckpointError", "CheckpointError"]
 
 
+@pytest.mark.parametrize("start", STARTS)
+def test_a_sum_is_on_its_way_beside_other_collectives(start: str, results: Any) -> None:
+    """What was started before others and is read behind them is not mixed up with them."""
+    ranks = results[start]["sum_on_its_way"]
+    n = len(ranks)
+    whole = n * (n + 1) // 2  # each rank adds its number, counted from 1
+    for rank in ranks:
+        assert rank["sums"] == [10 * i * n + whole for i in range(5)]
+        assert rank["others"] == [other for i in range(5) for other in (whole, f"{i} from rank 0")]
+
+
 def test_no_thread_of_gloo_outlives_the_exit_handlers(tmp_path: Path) -> None:
     """One that did would abort a rank now and then, after its work was done."""
     done = run_command(f"{line_of('ddp', 2, 'leaving.py')} {tmp_path}", tmp_path, timeout_s=60, PYTHONPATH=str(ROOT))

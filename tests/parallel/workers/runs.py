@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,31 @@ def refused() -> dict[str, Any]:
     return {"messages": messages}
 
 
-SCENARIOS = [resumed, resumed_without_a_sample, a_single_sample, drawn, full_disk, stopped, sized_streams, refused]
+def sum_on_its_way() -> dict[str, Any]:
+    """Sums that were started, rank 1's a while later, with other collectives between the start and the wait."""
+    sums, others = [], []
+    for i in range(5):
+        if RANK == 1:
+            time.sleep(0.01)
+        wait = ENGINE.start_sum(10 * i + RANK + 1)
+        others.append(ENGINE.all_reduce(torch.tensor([1.0 + RANK])).item())
+        others.append(ENGINE.broadcast_object(f"{i} from rank {RANK}"))
+        ENGINE.barrier()
+        sums.append(wait())
+    return {"sums": sums, "others": others}
+
+
+SCENARIOS = [
+    resumed,
+    resumed_without_a_sample,
+    a_single_sample,
+    drawn,
+    full_disk,
+    stopped,
+    sized_streams,
+    refused,
+    sum_on_its_way,
+]
 
 if __name__ == "__main__":
     results = {}
