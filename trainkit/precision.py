@@ -73,6 +73,9 @@ class Precision:
         with allowed_read():
             before = self.scaler.get_scale()
             for optimizer in optimizers:
+                # Left to itself a fused optimizer finds an overflow on the device, and keeps momenta that it began without
+                # filling them: torch's SGD then trains on from whatever lay in memory.
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
                 if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                     self.scaler.step(optimizer)
             self.scaler.update()

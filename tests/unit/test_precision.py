@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
 from trainkit.errors import ConfigError
+from trainkit.optim.fused import use_fused
 from trainkit.precision import Precision
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def dirty_memory() -> Iterator[None]:
+    """Let memory that nobody has filled hold NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +41,25 @@ def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed:
         out = model(torch.zeros(1, 2, dtype=precision.input_dtype))
     assert (model.weight.dtype, out.dtype) == (weights, computed)
     assert float(precision.scale(torch.ones(()))) == (65536.0 if scaled else 1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"fused": True, "dampening": 0.5}, {"fused": False}], ids=str)
+def test_an_update_that_is_held_back_leaves_no_momentum(options: dict[str, Any], dirty_memory: None) -> None:
+    """What memory held before is no momentum: after a first update that overflows, the next is the first."""
+    updated = []
+    for factors in ((1.0,), (float("inf"), 1.0)):
+        model, precision = torch.nn.Linear(2, 2), Precision("16-mixed", CPU)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD([model.weight], lr=0.1, momentum=0.9, **options)
+        use_fused([optimizer])
+        for factor in factors:
+            precision.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+            precision.unscale([optimizer])
+            assert precision.step([optimizer]) is (factor == 1.0)
+            optimizer.zero_grad()
+        updated.append(model.weight.detach())
+    torch.testing.assert_close(updated[1], torch.full((2, 2), 0.9))
+    assert torch.equal(updated[0], updated[1])
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -74,11 +74,11 @@ def test_others_have_none() -> None:
 def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
     """Gradients and loaded states that lie in memory otherwise than the weights are laid out as these."""
     updated = []
-    for options in ({}, {"foreach": False}):
+    for options in ({}, {"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
         weight = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
         optimizer = kind([weight], lr=0.1, **momentum(kind), **options)
-        assert is_fused(optimizer) is (not options)
+        assert is_fused(optimizer) is ("foreach" not in options)
         for i in range(3):
             weight.grad = torch.randn(2, 3, 4, 5)
             optimizer.step()
@@ -87,14 +87,15 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
                 own = {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in state["state"][0].items()}
                 optimizer.load_state_dict({"state": {0: own}, "param_groups": state["param_groups"]})
         updated.append(weight.detach())
-    torch.testing.assert_close(updated[0], updated[1])
+    torch.testing.assert_close(updated[0], updated[2])
+    torch.testing.assert_close(updated[1], updated[2])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_may_begin_to_learn_later(kind: type[Optimizer]) -> None:
     """A part that has its first gradient after others (thawed, or not reached before) begins then, as in the loop."""
     updated = []
-    for options in ({}, {"foreach": False}):
+    for options in ({}, {"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
         first, second = nn.Linear(3, 3), nn.Linear(3, 3)
         parameters = [*first.parameters(), *second.parameters()]
@@ -106,7 +107,8 @@ def test_weights_may_begin_to_learn_later(kind: type[Optimizer]) -> None:
             optimizer.step()
             clear_gradients(optimizer)
         updated.append([p.detach() for p in parameters])
-    torch.testing.assert_close(updated[0], updated[1])
+    torch.testing.assert_close(updated[0], updated[2])
+    torch.testing.assert_close(updated[1], updated[2])
 
 
 def test_a_sparse_gradient_ends_it() -> None:
