@@ -40,10 +40,27 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
     for module in fresh:
         module.compile(mode=None if wish is True else wish)
     try:
-        yield
+        with _room_for(len(fresh)):
+            yield
     finally:
         for module in fresh:
             module._compiled_call_impl = None
+
+
+@contextlib.contextmanager
+def _room_for(modules: int) -> Iterator[None]:
+    """Let torch compile so many modules, each as often as it would one: what is beyond its limit would run uncompiled.
+
+    Modules that are compiled in place go by one function of torch's, whose compilations it counts together.
+    """
+    from torch._dynamo import config
+
+    before = config.recompile_limit, config.accumulated_recompile_limit
+    config.recompile_limit, config.accumulated_recompile_limit = (limit * max(modules, 1) for limit in before)
+    try:
+        yield
+    finally:
+        config.recompile_limit, config.accumulated_recompile_limit = before
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchmetrics
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from tests.threads import ThreadEngine, World
@@ -197,6 +198,24 @@ def test_modules_in_a_list_are_compiled() -> None:
         on = [name for name, m in task.named_modules() if m._compiled_call_impl is not None]
     assert on == ["model", "blocks.0", "blocks.1.a"]
     assert all(m._compiled_call_impl is None for m in task.modules())
+
+
+def test_many_modules_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules that are compiled in place torch would leave all but eight as they are, without an error."""
+
+    class Blocks(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(3 + i, 2) for i in range(12)])
+
+    counter, limit = CompileCounter(), torch._dynamo.config.recompile_limit
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, real=nn.Module.compile: real(module, backend=counter))
+    task = Blocks()
+    with compiled(task, True):
+        for i, block in enumerate(task.blocks):
+            block(torch.ones(1, 3 + i))
+    assert counter.frame_count == 12
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 class Batch(UserDict[str, torch.Tensor]):
