@@ -70,7 +70,8 @@ def peak_flops_of(device_name: str, precision: PrecisionName, tf32: bool | None 
     if precision == "64-true":
         tera = peak.double
     elif precision == "32-true":
-        rounded = torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32
+        # allow_tf32 cannot be read where the user has set this one.
+        rounded = torch.backends.cuda.matmul.fp32_precision == "tf32" if tf32 is None else tf32
         tera = peak.tf32 if rounded and peak.tf32 is not None else peak.single
     else:
         tera = peak.half

@@ -57,8 +57,8 @@ class Mover:
         """Return the batch on the device, to be used on the current stream."""
         if self._stream is None:
             return batch if self._is_there(batch) else to_device(batch, *self._how)
-        if any(tensor.is_cuda for tensor in each_tensor(batch)):
-            return to_device(batch, *self._how)  # made on the current stream, which the other would not wait for
+        if not all(may_go_beside(tensor) for tensor in each_tensor(batch)):
+            return to_device(batch, *self._how)
         with torch.cuda.stream(self._stream):
             moved = to_device(batch, *self._how)
         computing = torch.cuda.current_stream(self._how[0])
@@ -74,6 +74,15 @@ class Mover:
         if dtype is not None or channels_last or type(batch) not in (tuple, list):
             return False
         return all([type(item) is Tensor and item.device == device for item in batch])  # noqa: C419 - a list is faster
+
+
+def may_go_beside(tensor: Tensor) -> bool:
+    """Whether a tensor of a batch may be copied to a GPU on a stream of its own.
+
+    One that lies on a GPU was made on the current stream, for which the other does not wait. A sparse or nested one is copied
+    as several tensors, whose memory torch cannot keep for another stream (`record_stream`).
+    """
+    return not tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def each_tensor(batch: Any) -> Iterator[Tensor]:

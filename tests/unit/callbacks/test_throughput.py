@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,3 +195,25 @@ def test_percentiles_are_those_of_the_steps() -> None:
 def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, tera: float | None) -> None:
     """A name that only resembles one that is known gets no figure."""
     assert peak_flops_of(name, precision, tf32) == (None if tera is None else pytest.approx(tera * 1e12))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.set_float32_matmul_precision('high')",
+    ],
+)
+def test_tf32_is_seen_however_it_was_set(line: str) -> None:
+    """In a process of its own, which has set nothing before: torch refuses to read one of these settings after another."""
+    program = f"""
+import torch
+from trainkit.callbacks.peak_flops import peak_flops_of
+before = peak_flops_of("NVIDIA H200", "32-true")
+{line}
+print(before, peak_flops_of("NVIDIA H200", "32-true"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(peak_flops_of("NVIDIA H200", "32-true", tf32)) for tf32 in (False, True)]

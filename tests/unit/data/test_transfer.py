@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from trainkit.data.transfer import Mover, count_samples, each_tensor, to_device
+from trainkit.data.transfer import Mover, count_samples, each_tensor, may_go_beside, to_device
 from trainkit.errors import TaskError
 
 CPU = torch.device("cpu")
@@ -101,6 +101,17 @@ def test_all_tensors_of_a_batch_are_found() -> None:
     found = each_tensor({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
     sizes = sorted(tensor.numel() for tensor in found)
     assert sizes == [1, 2, 3, 3, 4, 5]  # a packed sequence holds its batch sizes too
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that these kinds of tensors are in beta state
+def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one() -> None:
+    """Dense tensors go beside what is computed; those for which torch has no record_stream on a GPU do not."""
+    dense = torch.eye(2)
+    assert may_go_beside(dense)
+    others = [dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense, dense])]
+    for tensor, key in zip(others, ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"), strict=True):
+        assert not may_go_beside(tensor)
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
