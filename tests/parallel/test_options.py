@@ -242,6 +242,7 @@ def test_a_process_set_trains_and_the_others_wait(start: str, results: Any) -> N
         rank = everyone[number]
         assert (rank["rank"], rank["world_size"], rank["local"]) == (place, len(chosen), (place, len(chosen)))
         assert rank["sum"] == sum(10.0 + i for i in range(len(chosen)))
+        assert rank["mean"] == rank["sum"] / len(chosen)  # of a synchronised batch norm
         assert rank["objects"] == ([f"of {i}" for i in range(len(chosen))], 0)
         assert rank["on_main"] == everyone[chosen[0]]["pid"]
         assert_gradients(rank["grads"], expected)

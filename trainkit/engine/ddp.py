@@ -108,6 +108,7 @@ class DDPEngine(Engine):
             dist.all_gather_object(hosts, self.rank - self.local_rank)
             if self._everyone is None:  # an engine may be entered again
                 self._group = _group_of(list(chosen))
+                self._statistics = _group_of(list(chosen))  # here, since NCCL wants all ranks for it
                 # Those outside wait as long as the others train.
                 self._everyone = _group_of(None, backend="gloo", timeout=timedelta(days=3650))
         self._take_place(find_place(chosen, self.rank, hosts))
@@ -166,8 +167,7 @@ class DDPEngine(Engine):
         # may differ between ranks (where a branch is idle on one), so they go by different groups.
         if self._statistics is None:
             with self._peers("a group for statistics"):
-                members = None if self._group is None else dist.get_process_group_ranks(self._group)
-                self._statistics = _group_of(members, use_local_synchronization=True)
+                self._statistics = _group_of(None)
         group = self._statistics
         return lambda tensor: self._sum(tensor, group)
 
