@@ -3,17 +3,24 @@
 In place (`nn.Module.compile`), so that the names of weights stay what they are: no `_orig_mod.` in a checkpoint. The
 modules that are the Task's attributes are compiled rather than `training_step`, whose calls of `log` and of hooks are
 Python for good reason.
+
+The gradients of a compiled module are there all at once, at the end of its backward, and their sums over ranks begin then. A
+model that is held as several modules, or as a ModuleList of its blocks, has them earlier.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
 from trainkit.task import Task
+
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
 @contextlib.contextmanager
@@ -39,6 +46,8 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
     fresh = [m for m in modules if m._compiled_call_impl is None]  # what the user compiled stays as it is
     for module in fresh:
         module.compile(mode=None if wish is True else wish)
+        if wish in _WITH_GRAPHS:
+            module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
         with _room_for(len(fresh)):
             yield
@@ -61,6 +70,23 @@ def _room_for(modules: int) -> Iterator[None]:
         yield
     finally:
         config.recompile_limit, config.accumulated_recompile_limit = before
+
+
+def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
+    """Return the call of a module that first moves its gradients out of CUDA graphs' memory, where there are any yet.
+
+    A replayed backward writes its gradients where it wrote those before: where a step has several microbatches, torch would
+    refuse to add the second one's.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
+        return call(*args, **kwargs)
+
+    return called
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:

@@ -10,7 +10,8 @@
 
 The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
 multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device but
-what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows); `Run.sync_guard` asserts it.
+what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows, and Horovod's sums on GPUs, see
+engine/horovod.py); `Run.sync_guard` asserts it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,31 @@ def test_compiled_is_the_same_run(tmp_path: Path) -> None:
     assert fast.model._compiled_call_impl is None
 
 
+@pytest.mark.parametrize(("mode", "moves"), [("reduce-overhead", True), ("max-autotune", True), ("default", False)])
+def test_gradients_stay_where_graphs_are_replayed(
+    mode: str, moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a step's first microbatch leave the memory into which CUDA graphs write the second one's; the sum stays."""
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, real=nn.Module.compile: real(module, backend="eager"))
+    left: list[int] = []
+    found: list[int] = []
+
+    class Look(Recorder):
+        def on_after_backward(self, trainer: Any, task: Any) -> None:
+            left.append(task.model.weight.grad.data_ptr())
+
+        def on_before_backward(self, trainer: Any, task: Any, loss: Any) -> None:
+            found.append(0 if task.model.weight.grad is None else task.model.weight.grad.data_ptr())
+
+    plain, fast = Line(), Line()
+    quiet(tmp_path / "plain", accumulate_grad_batches=2).fit(plain, loader(16))
+    quiet(tmp_path / "fast", accumulate_grad_batches=2, compile=mode, callbacks=Look()).fit(fast, loader(16))
+    assert torch.equal(weights(fast), weights(plain))
+    assert len(found) == 4
+    assert found[::2] == [0, 0]
+    assert [after != before for before, after in zip(left[::2], found[1::2], strict=True)] == [moves, moves]
+
+
 def test_compile_needs_a_module(tmp_path: Path) -> None:
     """A task whose weights are its own attributes has nothing to compile, and is told so; a mode must be torch's."""
 

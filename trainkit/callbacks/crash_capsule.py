@@ -85,7 +85,7 @@ class CrashCapsule(Callback):
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
         """Note its loss."""
         taken = self._ring[-1].taken[-1]
-        taken.loss = loss.detach()
+        taken.loss = loss.detach().clone()  # a CUDA graph writes the next one over it
         self._losses.add(loss, taken.num_samples, self._ring[-1].pieces)
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:

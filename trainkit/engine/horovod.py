@@ -4,6 +4,9 @@ of what ranks do together, horovod_seat.py elastic jobs.
 What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as
 float32, and broadcasts go as bytes.
 
+Horovod calls a sum done when the device has made it (its finalizer waits for an event), and `hvd.synchronize` returns then: on
+GPUs the host waits there once a step, as in each loop by hand with Horovod; the next batch is sent to the device after that.
+
 `optimizer_wrapper="horovod"` sums through the stock `hvd.DistributedOptimizer` instead; a test holds both to the same
 bits. Even then the user's own optimizer takes the step, so that its state and its hooks are its own.
 """

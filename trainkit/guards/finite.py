@@ -30,7 +30,7 @@ class FiniteLosses:
 
     def look(self, loss: Tensor, microbatch: Microbatch) -> None:
         """Remember a microbatch's loss; waits for nothing."""
-        self._seen.append((loss.detach(), microbatch))
+        self._seen.append((loss.detach().clone(), microbatch))  # a CUDA graph writes the next one over it
 
     def forget(self) -> None:
         """Drop what was seen in this step."""
