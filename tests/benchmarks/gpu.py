@@ -1,13 +1,13 @@
 """Training on one GPU: images/s of ResNet-50 and ViT-B/16 at 224 x 224, trainkit beside a loop by hand of the same settings.
 
-    python -m tests.benchmarks.gpu [--json FILE] [--seconds 570]     what `make bench-gpu` runs
+    python -m tests.benchmarks.gpu [--json FILE] [--seconds 550]     what `make bench-gpu` runs
     python -m tests.benchmarks.gpu --device cpu --short              see that it runs: tiny models, the figures mean nothing
 
 Settings: gpu_training.py. Data: noise that lies on the device, and JPEGs that are made here. trainkit and the loop by hand take
 turns block by block in one process; a figure is the median over blocks. Further: host syncs a step, peak memory, the kernels
 that take longest, overlap of gradients' sums with backward (gpu_sums.py), with torch.compile and with CUDA graphs
-(mode="reduce-overhead"). What is most telling comes first; a part that there is no time for is named, and the JSON is written
-after each part.
+(mode="reduce-overhead"). What is most telling comes first; a part that there is no time for is named, one that takes too long
+is ended, and the JSON is written after each part.
 
 Ceilings: of arithmetic (MFU is the share of it) and of bytes, from a product of matrices and a copy that are measured here. An
 image's cost is computed: 24.3 and 105.2 GFLOP; of ResNet-50 9,176 images/s by bytes at 4.3 TB/s where each operator reads and
@@ -17,14 +17,18 @@ writes its own, 12,670 where batch norm, sum and ReLU are one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,6 +44,23 @@ from tests.benchmarks.jpegs import CLASSES, make_jpegs
 RECORD = 7983  # images/s of a GPU: MLPerf v4.0, 8 x H200, MXNet on Horovod
 EAGER_BYTES, FUSED_BYTES, BYTES_PER_S = 9176, 12670, 4.3e12  # ResNet-50's images/s by bytes, at so many bytes/s
 GRAPHS = "reduce-overhead"
+GRACE_S = 20.0  # for what is under way when the time is over
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError where the context lasts longer."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it was ended after {seconds:.0f} s, when the time for all parts was over")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Bench:
@@ -102,7 +123,8 @@ class Bench:
         """Run a part; what it raises costs that part alone. Then write what there is."""
         before = time.perf_counter()
         try:
-            part()
+            with ended_after(self.ends - before + GRACE_S):
+                part()
         except Exception as error:  # a GPU is dear: the other parts' figures are not to be lost
             self.found.missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         self.found.settings[f"seconds of {name}"] = round(time.perf_counter() - before, 1)
@@ -160,8 +182,9 @@ class Bench:
 
     def measure_jpegs(self) -> None:
         """Train ResNet-50 on JPEGs, in turn, with the same data set and loader."""
-        model, workers = self.models[0], 2 if self.short else len(os.sched_getaffinity(0))
-        different, links = (16, 2) if self.device.type == "cpu" else (512, 100)
+        model = self.models[0]
+        workers = 2 if self.short else self._workers_with_room(model)
+        different, links = (16, 2) if self.device.type == "cpu" else (512, 60)
         with tempfile.TemporaryDirectory() as folder:
             make_jpegs(Path(folder), different, links)
             taken: dict[str, list[list[float]]] = {"by hand": [], "trainkit": []}
@@ -172,6 +195,19 @@ class Bench:
                     taken[name].append(seconds_of_image(times, model.batch, workers if len(times) > 4 * workers + 8 else 0))
         for name, seconds in taken.items():
             self.jpegs.rows.append([name, 1 / median(seconds), 1 / median_ratio(seconds, taken["by hand"])])
+
+    def _workers_with_room(self, model: Model) -> int:
+        """Return a worker for each core, or as many as shared memory has room for with the batches that they hold."""
+        cores, free = len(os.sched_getaffinity(0)), shutil.disk_usage("/dev/shm").free
+        batch = 4 * 3 * model.batch * model.image**2
+        workers = min(cores, free // (3 * batch))  # each has two ready and one in the making
+        if not workers:
+            raise RuntimeError(
+                f"/dev/shm has {free / 1e6:.0f} MB free, and a worker needs {3 * batch / 1e6:.0f} (docker: --ipc=host)"
+            )
+        if workers < cores:
+            self.found.settings["JPEGs: workers, by /dev/shm's size"] = workers
+        return workers
 
     def _by_hand_on_files(self, data: ImageFolder) -> list[float]:
         data.setup("fit")
@@ -238,7 +274,7 @@ def measure(short: bool, device: str, out: Path | None, seconds: float) -> Findi
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=570)
+    parser.add_argument("--seconds", type=float, default=550)
     parser.add_argument("--json", type=Path)
     options, rest = parser.parse_known_args()
     sys.argv[1:] = [*rest, *(["--json", str(options.json)] if options.json else [])]

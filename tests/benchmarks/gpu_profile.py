@@ -111,7 +111,12 @@ class Window:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profiler.export_chrome_trace(str(path))
-            return read(json.loads(path.read_text())["traceEvents"], steps)
+            found = read(json.loads(path.read_text())["traceEvents"], steps)
+        if self.device.type == "cuda" and not found.launches:
+            raise RuntimeError(
+                "torch's profiler saw no kernel, so that it cannot count waits: does this user have CUPTI's rights?"
+            )
+        return found
 
 
 def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:

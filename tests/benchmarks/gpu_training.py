@@ -1,7 +1,8 @@
 """What gpu.py trains: by hand, and by trainkit with the same settings, block by block in one process.
 
-Both: bf16 autocast, channels_last, fused optimizer, gradients set to None, cudnn.benchmark, the same compile mode. trainkit
-also keeps the mean of the loss, as its recipe does; the loop by hand reads no loss at all.
+Both: bf16 autocast, channels_last, fused optimizer (by hand asked for, by trainkit chosen), gradients set to None,
+cudnn.benchmark, the same compile mode. trainkit also keeps the mean of the loss, as its recipe does; the loop by hand reads no
+loss at all.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Model:
 
     name: str
     make: Callable[[], nn.Module]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
     flop: float
     batch: int
     image: int
@@ -57,8 +58,8 @@ class Model:
         return images.to(memory_format=torch.channels_last), labels
 
 
-_SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-5, fused=True)
-_ADAMW = partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, fused=True)
+_SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-5)
+_ADAMW = partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1)
 RESNET = Model("ResNet-50", torchvision.models.resnet50, _SGD, 24.3e9, 256, 224, 20, 6)
 VIT = Model("ViT-B/16", torchvision.models.vit_b_16, _ADAMW, 105.2e9, 256, 224, 8, 5)
 # To see on a CPU that the script runs.
@@ -84,7 +85,7 @@ class ByHand:
     def __init__(self, model: Model, device: torch.device, mode: str | None) -> None:
         self.device = device
         self.model = model.make().to(device, memory_format=torch.channels_last)
-        self.optimizer = model.optimizer(self.model.parameters())
+        self.optimizer = model.optimizer(self.model.parameters(), fused=True)
         self.forward: Any = self.model if mode is None else torch.compile(self.model, mode=mode)
 
     def step(self, images: Tensor, labels: Tensor) -> None:

@@ -61,7 +61,7 @@ class StepRecord:
 
 def raw_random() -> tuple[Any, ...]:
     """Return this process's random states, as they are: putting them in a form to be stored takes longer."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
 

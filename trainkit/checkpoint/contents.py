@@ -179,7 +179,7 @@ def random_state() -> dict[str, Any]:
     version, numbers, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "numpy": [
             str(drawn["bit_generator"]),
             torch.from_numpy(drawn["state"]["key"].astype(np.int64)),

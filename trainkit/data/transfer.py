@@ -43,8 +43,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
 class Mover:
     """Puts batches on a device; on a GPU on a stream of its own, so that the copy runs beside what is computed there.
 
-    The loop is ahead of the device (engines but Horovod's wait for nothing), so that a batch is on its way while the step before
-    is computed.
+    The loop is ahead of the device (engines but Horovod's wait for nothing), so that a batch is on its way while the step
+    before is computed.
 
     Args:
         device, dtype, channels_last: see `to_device`.
