@@ -250,6 +250,7 @@ def test_core_imports_at_the_top() -> None:
     }
     assert late == {
         ("callbacks.flops", "torch.utils.flop_counter"),  # of every install, but slow to import: a start need not wait
+        ("compiling", "torch._dynamo"),  # slow as well
         ("device_stats", "psutil"),
         ("device_stats", "pynvml"),
         ("loggers.mlflow", "mlflow"),
