@@ -11,7 +11,9 @@ model that is held as several modules, or as a ModuleList of its blocks, has the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from torch import nn
 from trainkit.errors import ConfigError
 from trainkit.task import Task
 
+# Let torch count each module's compilations for itself, where it can (2.15): its limit is there against endless ones.
+_ALONE: dict[str, bool] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
@@ -45,11 +49,11 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
         )
     fresh = [m for m in modules if m._compiled_call_impl is None]  # what the user compiled stays as it is
     for module in fresh:
-        module.compile(mode=None if wish is True else wish)
+        module.compile(mode=None if wish is True else wish, **_ALONE)
         if wish in _WITH_GRAPHS:
             module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
-        with _room_for(len(fresh)):
+        with _room_for(fresh):
             yield
     finally:
         for module in fresh:
@@ -57,15 +61,16 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _room_for(modules: int) -> Iterator[None]:
-    """Let torch compile so many modules, each as often as it would one: what is beyond its limit would run uncompiled.
+def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let torch compile each of these as often as one: what is beyond its limits would run uncompiled, without an error.
 
-    Modules that are compiled in place go by one function of torch's, whose compilations it counts together.
+    Modules of one class share their code, and torch counts by code.
     """
     from torch._dynamo import config
 
     before = config.recompile_limit, config.accumulated_recompile_limit
-    config.recompile_limit, config.accumulated_recompile_limit = (limit * max(modules, 1) for limit in before)
+    most = max(Counter(map(type, modules)).values(), default=1)
+    config.recompile_limit, config.accumulated_recompile_limit = before[0] * (1 if _ALONE else most), before[1] * most
     try:
         yield
     finally:

@@ -58,6 +58,10 @@ class Job:
     files: dict[str, str]
 
 
+_NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
+_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # where another key may be meant
+
+
 class OtherFolders(SearchPathPlugin):
     """Lets Hydra look into the shipped conf/ after the user's own, for whole configs and for groups."""
 
@@ -137,7 +141,25 @@ def _force(override: str, folders: Sequence[Path]) -> str:
     """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone."""
     key = override.split("=", 1)[0]
     is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
+    _, sign, value = override.partition("=")
+    if is_group and sign and override[0] not in "+~" and _is_number(value):
+        raise ConfigError(
+            _NO_NUMBER.format(key, value, ", ".join(_options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
+        )
     return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
+
+
+def _is_number(value: str) -> bool:
+    """Whether Hydra would read a value as none of the texts that name a config."""
+    try:
+        float(value)
+    except ValueError:
+        return value.lower() in ("true", "false")
+    return True
+
+
+def _options_of(group: str, folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -248,8 +270,7 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         # Of a list, as logger=[csv,tensorbord], Hydra does not say what there is.
-        files = (path for folder in conf_folders(Path.cwd()) for path in (folder / group).glob("*.yaml"))
-        options = list(error.options or sorted({path.stem for path in files}))
+        options = list(error.options or _options_of(group, conf_folders(Path.cwd())))
         raise ConfigError(
             f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
         ) from error

@@ -260,7 +260,8 @@ def _some_weights(task: Task) -> str:
 
 def _divide_by_task_weight(run: Run, step: Step) -> None:
     held = run.weight if run.weight is not None else torch.zeros((), dtype=torch.float64, device=run.engine.device)
-    correction = step.num_samples / run.engine.all_reduce(held)
+    total = run.engine.all_reduce(held)
+    correction = torch.where(total == 0, total, step.num_samples / total)  # where all is masked there is no gradient
     run.weight = None
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:

@@ -100,9 +100,18 @@ class Accumulator:
         return values.max() if self.reduction == "max" else values.sum()
 
     def _combine(self, values: list[float]) -> float:
-        if self.reduction == "min":
-            return min(values, default=math.inf)
-        return max(values, default=-math.inf) if self.reduction == "max" else math.fsum(values)
+        return _combined(self.reduction, values)
+
+
+def _combined(reduction: Reduction, values: list[float]) -> float:
+    """Return the least, the largest or the sum; NaN where one is NaN, as of tensors, and where infinities cancel out."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    if reduction == "min":
+        return min(values, default=math.inf)
+    if reduction == "max":
+        return max(values, default=-math.inf)
+    return math.fsum(values) if all(math.isfinite(value) for value in values) else sum(values)
 
 
 def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
@@ -131,12 +140,8 @@ def combine(parts: list[Reading]) -> float:
     """Combine the readings of all ranks that have one into the value of the epoch."""
     reduction = parts[0][0]
     values = [value for _, value, _ in parts]
-    if reduction == "min":
-        return min(values)
-    if reduction == "max":
-        return max(values)
-    total = math.fsum(values)
-    if reduction == "sum":
+    total = _combined(reduction, values)
+    if reduction != "mean":
         return total
     weight = math.fsum(weight for _, _, weight in parts)
     return total / weight if weight else math.nan

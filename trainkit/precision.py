@@ -42,8 +42,12 @@ class Precision:
 
     def convert(self, model: nn.Module) -> None:
         """Cast the weights, in place, where the precision is a true one."""
-        if self.input_dtype is not None:
-            model.to(self.input_dtype)
+        # Not by `to`: metric objects refuse these two alone, since what they count does not fit into bfloat16; and complex
+        # weights stay complex.
+        if self.input_dtype is torch.bfloat16:
+            model.bfloat16()
+        elif self.input_dtype is torch.float64:
+            model.double()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context that forward runs in."""
@@ -72,11 +76,13 @@ class Precision:
             return True
         with allowed_read():
             before = self.scaler.get_scale()
+            found = [inf for opt in optimizers for inf in self.scaler._found_inf_per_device(opt).values()]
+            overflows = any(bool(inf) for inf in found)  # one holds back all: they are one step, and are clipped as one
             for optimizer in optimizers:
                 # Left to itself a fused optimizer finds an overflow on the device, and keeps momenta that it began without
                 # filling them: torch's SGD then trains on from whatever lay in memory.
                 optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-                if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                if not overflows and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                     self.scaler.step(optimizer)
             self.scaler.update()
             return self.scaler.get_scale() >= before

@@ -18,7 +18,7 @@ from tests.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.callback import Callback
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.callbacks.divergence_guard import hash_of
-from trainkit.compiling import compiled
+from trainkit.compiling import _ALONE, compiled
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import ConfigError, TrainkitError
 
@@ -209,13 +209,41 @@ def test_many_modules_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
             self.blocks = nn.ModuleList([nn.Linear(3 + i, 2) for i in range(12)])
 
     counter, limit = CompileCounter(), torch._dynamo.config.recompile_limit
-    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, real=nn.Module.compile: real(module, backend=counter))
+    real = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, **more: real(module, backend=counter, **more))
     task = Blocks()
     with compiled(task, True):
         for i, block in enumerate(task.blocks):
             block(torch.ones(1, 3 + i))
     assert counter.frame_count == 12
     assert torch._dynamo.config.recompile_limit == limit
+
+
+@pytest.mark.skipif(not _ALONE, reason="this torch counts modules of one class together")
+def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is another one at each call is given up after torch's limit, however many others there are."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.n = nn.Parameter(torch.ones(1)), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            return x * self.weight * self.n
+
+    class Many(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Counting() for _ in range(6)])
+
+    counter, real = CompileCounter(), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, **more: real(module, backend=counter, **more))
+    task = Many()
+    with compiled(task, True), torch._dynamo.config.patch(automatic_dynamic_shapes=False, assume_static_by_default=True):
+        for _ in range(20):
+            task.blocks[0](torch.ones(1))
+    assert counter.frame_count <= torch._dynamo.config.recompile_limit + 1
 
 
 class Batch(UserDict[str, torch.Tensor]):

@@ -39,7 +39,9 @@ def test_gradients_stay_where_graphs_are_replayed(
     mode: str, moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a step's first microbatch leave the memory into which CUDA graphs write the second one's; the sum stays."""
-    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, real=nn.Module.compile: real(module, backend="eager"))
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, mode, real=nn.Module.compile, **more: real(module, backend="eager", **more)
+    )
     left: list[int] = []
     found: list[int] = []
 

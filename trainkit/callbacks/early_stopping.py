@@ -58,6 +58,11 @@ class EarlyStopping(Callback):
         self.wait_count = 0
         self._validations_seen = 0
 
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Begin anew with each fit; what a checkpoint holds is put in place behind this."""
+        if stage == "fit":
+            self.best_score, self.wait_count = None, 0
+
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Begin to look for new values."""
         self._validations_seen = 0

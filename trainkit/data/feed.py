@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch.utils.data import DataLoader
+
 from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.plan import StepPlan
@@ -161,6 +163,7 @@ class StreamFeed(Feed):
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks go on until the last of them has no data left."""
+        self.close()  # workers that live on would go on with the random numbers of the epoch before
         accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
         draws = not isinstance(self._stream, (list, tuple))
         random_numbers: Callable[[], AbstractContextManager[None]]
@@ -178,3 +181,11 @@ class StreamFeed(Feed):
                 return
             last = [False] * (len(pulled) - 1) + [True] * bool(pulled)
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
+
+    def close(self) -> None:
+        """See Feed. Workers of a DataLoader that keeps them would be found at the interpreter's end, and waited for."""
+        if isinstance(self._stream, DataLoader) and self._stream._iterator is not None:
+            end = getattr(self._stream._iterator, "_shutdown_workers", None)
+            if end is not None:
+                end()
+            self._stream._iterator = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,19 +81,21 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
         return None
     if type(loader.batch_sampler) is not BatchSampler or type(loader).__iter__ is not DataLoader.__iter__:
         return None  # batches of the user's own making: their sizes are not ours to know
-    if isinstance(loader.sampler, DistributedSampler):
+    batching: BatchSampler = loader.batch_sampler  # the user's, or the DataLoader's own
+    sampler: Any = batching.sampler
+    if isinstance(sampler, DistributedSampler):
         raise ConfigError(
             f"{name} has a DistributedSampler; trainkit deals the samples to the ranks itself. Pass shuffle=True (or a "
             "sampler over the whole data set) in its place."
         )
     # A subclass may draw as it likes: only torch's own two are known.
-    own = None if type(loader.sampler) in (RandomSampler, SequentialSampler) else loader.sampler
+    own = None if type(sampler) in (RandomSampler, SequentialSampler) else sampler
     if own is not None and not hasattr(own, "__len__"):
         raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
-    if isinstance(loader.sampler, RandomSampler) and (
-        loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
+    if isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
     ):
-        own = loader.sampler  # draws with replacement, or only some: its own draw is the order
+        own = sampler  # draws with replacement, or only some: its own draw is the order
     options = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -105,9 +108,22 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     }
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
-    batch_size = loader.batch_size
-    assert batch_size is not None
-    return Source(loader.dataset, batch_size, isinstance(loader.sampler, RandomSampler), loader.drop_last, own, options)
+    return Source(loader.dataset, batching.batch_size, isinstance(sampler, RandomSampler), batching.drop_last, own, options)
+
+
+@contextlib.contextmanager
+def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
+    """Let a sampler's own generator draw what belongs to its seed and the epoch, however often it has drawn before."""
+    generator = getattr(sampler, "generator", None)
+    if not isinstance(generator, torch.Generator):
+        yield
+        return
+    before = generator.get_state()
+    generator.manual_seed(mix(generator.initial_seed(), epoch))
+    try:
+        yield
+    finally:
+        generator.set_state(before)  # its seed too
 
 
 class RankSampler(Sampler[list[tuple[int, int]]]):
@@ -177,8 +193,8 @@ class ShardedLoader:
             # Here, not in the sampler: all ranks pass here at the same time, and the agreement is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
                 self.source.sampler.set_epoch(epoch)
-            with random_numbers_of(self._seed, epoch, -1):  # so that a run that goes on inside an epoch finds it again
-                own = [int(i) for i in self.source.sampler]
+            with random_numbers_of(self._seed, epoch, -1), _own_numbers_of(self.source.sampler, epoch):
+                own = [int(i) for i in self.source.sampler]  # so that a run that goes on finds it again
             self._drawn = self._agree(own)
         self._sampler.start(plan, epoch, start)
         return _named_errors(iter(self._loader))

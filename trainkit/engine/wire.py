@@ -55,14 +55,20 @@ class Wire:
         """Return what travels: `tensor` itself (scaled in place) where it need not be narrowed."""
         if self.prescale != 1.0:
             tensor.mul_(self.prescale)
+        if tensor.is_complex() and self.carries is not None and tensor.dtype not in self.carries:
+            tensor = torch.view_as_real(tensor)  # the sum of pairs is the pairs' sum
         return tensor.to(self.dtype_of(tensor.dtype, summed))
 
     def unpack(self, total: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the sum in a gradient's dtype: `total` itself (scaled in place) where it has that dtype."""
-        restored = total.to(dtype)
+        restored = total.to(dtype) if total.is_complex() or not dtype.is_complex else _paired(total, dtype)
         if self.postscale != 1.0:
             restored.mul_(self.postscale)
         return restored
+
+
+def _paired(total: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.view_as_complex(total.to(dtype.to_real()))
 
 
 def make_wire(

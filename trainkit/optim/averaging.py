@@ -31,7 +31,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, buffers: bool) -> None:
         self._live = dict(model.named_parameters()) | dict(model.named_buffers())
-        names = [name for name, _ in model.named_parameters()]
+        names = [n for n, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
         if buffers:
             names += [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
         self._average = {name: _precise(self._live[name].detach().clone()) for name in names}

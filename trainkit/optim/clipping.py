@@ -19,7 +19,8 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     """
     if value is None:
         return
-    parameters = [p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None]
+    every = (p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None)
+    parameters = list(dict.fromkeys(every))  # one that two optimizers share is one
     sparse = [p for p in parameters if p.grad.is_sparse]
     with allowed_read():
         for parameter in sparse:  # a row that occurs twice is one row: its parts would count apart

@@ -36,6 +36,12 @@ def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig
             raise TaskError(
                 "configure_optimizers returned LBFGS, which evaluates the loss several times a step: not supported."
             )
+    for config in schedules:
+        if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):
+            raise TaskError(
+                f"configure_optimizers returned a {type(config.scheduler).__name__} that was made for an optimizer that it "
+                "did not return: it would change no rate. Make it for one of those that are returned."
+            )
     return optimizers, schedules
 
 

@@ -32,9 +32,8 @@ def use_fused(optimizers: Iterable[Optimizer]) -> None:
         for group in optimizer.param_groups:
             if _can(group):
                 group["fused"] = True
-        if any(group.get("fused") for group in optimizer.param_groups):  # also where the user asked for it
-            optimizer.register_step_pre_hook(_prepare)
-            optimizer.register_load_state_dict_post_hook(_lay_out)
+        optimizer.register_step_pre_hook(_prepare)  # also where the user asks for it, or adds a group that does
+        optimizer.register_load_state_dict_post_hook(_lay_out)
 
 
 def _can(group: dict[str, Any]) -> bool:
@@ -50,7 +49,10 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        has_momentum = group.get("momentum") and not group["dampening"]
+        has_momentum = bool(group.get("momentum"))
+        if has_momentum and group["dampening"]:  # of the user's choice, see _can
+            group["fused"] = False
+            continue
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is None:

@@ -174,12 +174,8 @@ class LearningRates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""
-        states = []
-        for config in self._schedules:
-            state = config.scheduler.state_dict()
-            states.append({k: v for k, v in state.items() if k not in ("lr_lambdas", "_schedulers") or _plain(v)})
         return {
-            "schedulers": states,
+            "schedulers": [_storable(config.scheduler.state_dict()) for config in self._schedules],
             "scheduled": list(self._scheduled),
             "factor": self._contract.lr_factor,
             "last": self._last,
@@ -198,8 +194,7 @@ class LearningRates:
                 "they do not fit."
             )
         for config, saved in zip(self._schedules, state["schedulers"], strict=True):
-            full = config.scheduler.state_dict() | dict(saved)
-            config.scheduler.load_state_dict(full)
+            config.scheduler.load_state_dict(_filled(saved, config.scheduler.state_dict()))
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
         self._held = state.get("held", False)
         if state["factor"] != self._contract.lr_factor:
@@ -217,6 +212,23 @@ def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
             seen.add(id(scheduler))
             todo += getattr(scheduler, "_schedulers", [])
             yield scheduler
+
+
+def _storable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's state without functions of the user's that are more than plain values, here and in inner ones."""
+    kept = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
+    if "_schedulers" in kept:
+        kept["_schedulers"] = [_storable(inner) for inner in kept["_schedulers"]]
+    return kept
+
+
+def _filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was saved, and from the scheduler itself what was not."""
+    full = {**own, **saved}
+    if "_schedulers" in full:
+        pairs = zip(full["_schedulers"], own["_schedulers"], strict=True)
+        full["_schedulers"] = [_filled(inner, own_inner) for inner, own_inner in pairs]
+    return full
 
 
 def _plain(value: Any) -> bool:

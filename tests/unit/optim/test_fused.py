@@ -91,15 +91,18 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
     torch.testing.assert_close(updated[1], updated[2])
 
 
+@pytest.mark.parametrize("more", [{}, {"dampening": 0.5, "nesterov": False}], ids=["", "dampened"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_may_begin_to_learn_later(kind: type[Optimizer]) -> None:
+def test_weights_may_begin_to_learn_later(kind: type[Optimizer], more: dict[str, Any]) -> None:
     """A part that has its first gradient after others (thawed, or not reached before) begins then, as in the loop."""
+    if kind is not SGD:
+        more = {}
     updated = []
     for options in ({}, {"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
         first, second = nn.Linear(3, 3), nn.Linear(3, 3)
         parameters = [*first.parameters(), *second.parameters()]
-        optimizer = kind(parameters, lr=0.1, **momentum(kind), **options)
+        optimizer = kind(parameters, lr=0.1, **momentum(kind) | more, **options)
         use_fused([optimizer])
         for i in range(4):
             outputs = first(torch.ones(2, 3))
