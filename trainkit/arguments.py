@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from trainkit.durations import LEGAL, is_duration
@@ -170,8 +170,18 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
     """
     if explained and name in explained:
         return f"{key}: {explained[name]}"
+    if not known:
+        return f"{key} is not a setting: it has none. Write it as an argument of its __init__."
     near = did_you_mean(name, known) or did_you_mean(name, explained or {})  # the right name, or one that will be explained
     return f"{key} is not a setting.{near} Known here: {', '.join(sorted(known))}."
+
+
+def not_logged(monitor: str, values: Iterable[str]) -> str:
+    """Return the end of a sentence about a monitored value that is not among those that there are."""
+    return (
+        f"'{monitor}', which was not logged for an epoch; there are {', '.join(sorted(values)) or 'none'}. What "
+        "training_step logs is a step's value, unless it says self.log(..., on_epoch=True)."
+    )
 
 
 def checked(cls: _Class) -> _Class:

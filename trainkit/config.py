@@ -58,6 +58,7 @@ class Job:
     files: dict[str, str]
 
 
+_FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
 _NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
 _MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # where another key may be meant
 
@@ -113,6 +114,9 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
         if argument.startswith("conf="):
             conf = argument.removeprefix("conf=")
         elif argument.startswith("-"):
+            name, sign, _ = argument.lstrip("-").partition("=")
+            if sign and name not in _FLAGS:
+                raise ConfigError(f"'{argument}' is no flag. A setting is key=value, without dashes, as trainer.max_epochs=3.")
             flags.append(argument)
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainkit.arguments import unknown
 from trainkit.errors import TaskError
+from trainkit.lightning import LOG_ARGUMENTS
 from trainkit.metric_objects import is_metric
 from trainkit.metrics import MetricLog, Reduction
 from trainkit.task_hooks import TaskHooks
@@ -121,6 +123,7 @@ class Task(TaskHooks, nn.Module):
         on_epoch: bool | None = None,
         reduce_fx: Reduction = "mean",
         batch_size: int | None = None,
+        **other: Any,
     ) -> None:
         """Log a value; never waits for the device.
 
@@ -133,10 +136,14 @@ class Task(TaskHooks, nn.Module):
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
             reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
             batch_size: the weight of this value, where it is not the number of samples of the batch.
+            other: nothing; what Lightning's `log` takes beside these is answered with what to do.
 
         Raises:
-            TaskError: called outside a step, or the value is not one number.
+            TaskError: called outside a step, or with other arguments, or the value is not one number.
         """
+        if other:
+            first, known = next(iter(other)), [*inspect.signature(Task.log).parameters][1:-1]
+            raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
         target = self._log_target
         if target is None:
             raise TaskError(f"log('{name}', ...) was called outside training_step, validation_step and test_step.")

@@ -22,7 +22,7 @@ from trainkit.callbacks import EarlyStopping, StochasticWeightAveraging
 from trainkit.callbacks.step_record import raw_random
 from trainkit.checkpoint.contents import random_state
 from trainkit.engine.wire import make_wire
-from trainkit.errors import TaskError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.guards.finite import FiniteLosses
 from trainkit.metrics import Accumulator, combine, read_all
 from trainkit.optim.clipping import clip
@@ -276,3 +276,25 @@ def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Pat
     whole = fit("whole", 8)
     fit("parts", 6)
     assert torch.equal(fit("parts", 8, ckpt_path="last"), whole)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("sync_dist", "leave it out: an epoch's value is always exact"), ("on_epochs", "Did you mean 'on_epoch'?")],
+)
+def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str) -> None:
+    """Lightning's arguments with what to do, others with what there is."""
+
+    class Other(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", 1.0, **{option: True})
+
+    with pytest.raises(TaskError, match=rf"log\('loss', \.\.\.\): {option}.*") as raised:
+        quiet(tmp_path).fit(Other(), loader(8))
+    assert words in str(raised.value)
+
+
+def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
+    """It was logged, but for steps alone."""
+    with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
+        quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))

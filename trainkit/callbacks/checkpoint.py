@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.arguments import PositiveInt, checked
+from trainkit.arguments import PositiveInt, checked, not_logged
 from trainkit.callback import Callback
 from trainkit.checkpoint.kept import Kept
 from trainkit.checkpoint.store import LINKS, Store, make_store
@@ -250,10 +250,7 @@ class ModelCheckpoint(Callback):
         if self.monitor not in trainer.callback_metrics:
             if early or trainer.session.awaits_validation:
                 return math.nan  # it is still to come: this one ranks last
-            raise ConfigError(
-                f"ModelCheckpoint.monitor is '{self.monitor}', which was not logged; there are "
-                f"{', '.join(sorted(trainer.callback_metrics)) or 'none'}."
-            )
+            raise ConfigError(f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
         if trainer.session.run.metrics_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this one ranks last
         return trainer.callback_metrics[self.monitor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.arguments import NonNegativeFloat, PositiveInt, checked
+from trainkit.arguments import NonNegativeFloat, PositiveInt, checked, not_logged
 from trainkit.callback import Callback
 from trainkit.errors import ConfigError
 
@@ -83,10 +83,7 @@ class EarlyStopping(Callback):
         if self.monitor not in trainer.callback_metrics:
             if session.awaits_validation or not self.strict:
                 return
-            raise ConfigError(
-                f"EarlyStopping.monitor is '{self.monitor}', which was not logged; there are "
-                f"{', '.join(sorted(trainer.callback_metrics)) or 'none'}."
-            )
+            raise ConfigError(f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
         if self.monitor in session.validation_names and session.num_validations == self._validations_seen:
             return  # not validated since: it is the value that was counted already
         self._validations_seen = session.num_validations

@@ -20,6 +20,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainkit.arguments import not_logged
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim.contract import Contract
 from trainkit.optim.forms import ScheduleConfig
@@ -162,10 +163,7 @@ class LearningRates:
                 assert config.monitor is not None  # _read_schedule has seen to it
                 if config.monitor not in metrics:
                     if config.strict:
-                        raise TaskError(
-                            f"lr_scheduler monitors '{config.monitor}', which was not logged; there are "
-                            f"{', '.join(sorted(metrics)) or 'none'}."
-                        )
+                        raise TaskError(f"lr_scheduler monitors {not_logged(config.monitor, metrics)}")
                     continue
                 config.scheduler.step(metrics[config.monitor])
             else:

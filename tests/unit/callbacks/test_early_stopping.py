@@ -81,7 +81,9 @@ def test_epochs_without_validation_do_not_count(tmp_path: Path) -> None:
 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
     """A value that nobody logs is an error that lists those that there are."""
-    with pytest.raises(ConfigError, match=r"EarlyStopping\.monitor is 'val/los', .* not logged; there are val/score\."):
+    with pytest.raises(
+        ConfigError, match=r"EarlyStopping\.monitor is .*, which was not logged for an epoch; there are val/score\."
+    ):
         run(tmp_path, EarlyStopping("val/los"), [1.0])
 
 

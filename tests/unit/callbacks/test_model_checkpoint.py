@@ -136,7 +136,9 @@ def test_before_the_first_validation_a_checkpoint_ranks_last(tmp_path: Path) -> 
 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
     """A value that nobody logs is an error that lists those that there are."""
-    with pytest.raises(ConfigError, match=r"ModelCheckpoint\.monitor is 'val/los', .* not logged; there are val/score\."):
+    with pytest.raises(
+        ConfigError, match=r"ModelCheckpoint\.monitor is .*, which was not logged for an epoch; there are val/score\."
+    ):
         run(tmp_path, ModelCheckpoint(monitor="val/los"), [1.0])
 
 

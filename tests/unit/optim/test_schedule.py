@@ -159,7 +159,7 @@ def test_plateau_without_its_value() -> None:
     optimizer = sgd()
     plateau = sched.ReduceLROnPlateau(optimizer)
     strict = LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(1))
-    with pytest.raises(TaskError, match=r"monitors 'loss', which was not logged; there are a, b\."):
+    with pytest.raises(TaskError, match=r"monitors 'loss', which was not logged for an epoch; there are a, b\."):
         strict.after_epoch(1, 1, {"b": 1.0, "a": 1.0})
     LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss", strict=False)], contract(1)).after_epoch(1, 1, {})
 
