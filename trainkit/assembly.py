@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.data.feed import AccumulateAt, Feed, MapFeed, StreamFeed
@@ -176,7 +177,17 @@ def check_parameters(task: Task, optimizers: Sequence[torch.optim.Optimizer]) ->
 
 
 def place(task: Task, engine: Engine, precision: Precision, channels_last: bool) -> None:
-    """Put the weights on this rank's device, in their dtype and layout."""
+    """Put the weights on this rank's device, in their dtype and layout.
+
+    Raises:
+        TaskError: one has no shape yet, where several ranks are to have the same.
+    """
+    for name, parameter in task.named_parameters():
+        if engine.world_size > 1 and is_lazy(parameter):
+            raise TaskError(
+                f"'{name}' of {type(task).__name__} has no shape yet (a lazy module), so that ranks cannot agree on it. Run a "
+                "batch through the model in __init__ or setup(), or give the module its sizes."
+            )
     precision.convert(task)
     task.to(engine.device)
     if channels_last:

@@ -140,6 +140,8 @@ def _combined(name: str, metric: Any, ranks: Sequence[States]) -> float:
 
 def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: torch.device) -> Any:
     if isinstance(parts[0], Tensor):
+        if reduction is None and len(parts) == 1:
+            return parts[0].to(device)  # as torchmetrics leaves it in one process
         stacked = torch.stack(parts).to(device)
         return stacked if reduction is None else reduction(stacked)
     return [tensor.to(device) for part in parts for tensor in part]  # a list of samples: compute() joins it

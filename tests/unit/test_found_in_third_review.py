@@ -17,10 +17,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 
+from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader, quiet, rows, weights
+from trainkit import Task
 from trainkit.callbacks import EarlyStopping, StochasticWeightAveraging
 from trainkit.callbacks.step_record import raw_random
 from trainkit.checkpoint.contents import random_state
+from trainkit.cli.execute import _show_metrics
 from trainkit.engine.wire import make_wire
 from trainkit.errors import ConfigError, TaskError
 from trainkit.guards.finite import FiniteLosses
@@ -298,3 +301,76 @@ def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
     """It was logged, but for steps alone."""
     with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
         quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))
+
+
+def test_a_metric_of_one_process_is_what_torchmetrics_makes_of_it(tmp_path: Path) -> None:
+    """A state without a reduction is stacked over ranks, and left alone where there is one."""
+
+    class Second(torchmetrics.Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("h", torch.zeros(3), dist_reduce_fx=None)
+
+        def update(self, value: Tensor) -> None:
+            self.h = self.h + value
+
+        def compute(self) -> Tensor:
+            return self.h[1]
+
+    class Measured(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = Second()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.second.update(torch.tensor([0.0, 2.0, 0.0]))
+            self.log("second", self.second)
+
+    assert quiet(tmp_path).validate(Measured(), loader(8)) == {"second": 4.0}
+
+
+@pytest.mark.parametrize("data", [{"a": loader(8), "b": loader(8)}, [loader(8), loader(8)], [rows(8), rows(8)]], ids=str)
+def test_several_loaders_are_refused_by_name(data: Any, tmp_path: Path) -> None:
+    """They are no stream of batches."""
+    with pytest.raises(ConfigError, match=r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s"):
+        quiet(tmp_path).fit(Line(), data)
+
+
+def test_weights_without_a_shape_are_refused_at_several_ranks(tmp_path: Path) -> None:
+    """By name, before anything is sent; one process trains them."""
+
+    class Lazy(Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.model(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return SGD(self.parameters(), lr=0.1)
+
+    quiet(tmp_path / "one").fit(Lazy(), loader(8))
+
+    def one(engine: ThreadEngine) -> str:
+        with pytest.raises(TaskError) as raised:
+            quiet(tmp_path / "two", engine=engine).fit(Lazy(), loader(8))
+        return str(raised.value)
+
+    assert "'model.0.weight' of Lazy has no shape yet" in World(2).run(one)[0]
+
+
+def test_a_path_is_shown_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is there to be copied."""
+    path = "runs/job/checkpoints/" + 9 * "epoch=3-step=158/"
+    _show_metrics({"val/acc": 0.5}, path)
+    assert path in capsys.readouterr().out
+
+
+def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SWA validates its average when training is over: that is no step of another epoch."""
+    swa = StochasticWeightAveraging(0.05, swa_epoch_start=0)
+    quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(Line(), loader(8), loader(5))
+    told = capsys.readouterr()
+    assert "2/2" in told.out + told.err
+    assert "3/2" not in told.out + told.err

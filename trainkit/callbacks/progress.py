@@ -102,7 +102,9 @@ class ProgressBar(Callback):
         """End it; of one within an epoch show the values, which no epoch's row will."""
         self._end_evaluation()
         state = trainer.state
-        if self._screen is not None and state.stage == "fit" and (state.step_open or not state.epoch_done):
+        within = state.step_open or not state.epoch_done
+        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # SWA validates its average then
+        if self._screen is not None and state.stage == "fit" and within and not over:
             values = self._chosen(trainer, trainer.session.validation_names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")

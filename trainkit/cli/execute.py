@@ -70,7 +70,9 @@ def _show_files(run_dir: Path) -> None:
 
 
 def _show_metrics(metrics: dict[str, float], of: str) -> None:
-    table = Table(title=of, title_justify="left", show_header=False)
+    table = Table(show_header=False)
     for name, value in metrics.items():
         table.add_row(name, f"{value:.6g}")
-    console_of().print(table)
+    console = console_of()
+    console.print(of, soft_wrap=True)  # a path is not to be broken
+    console.print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
         ConfigError: it is none of these, or a DataLoader whose samples are dealt to ranks already.
         DataError: the data set is empty.
     """
+    _refuse_several(data, name)
     if isinstance(data, DataLoader):
         source = _read_loader(data, name)
     elif isinstance(data, Dataset) and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
@@ -74,6 +75,16 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
     if source is not None and source.num_samples == 0:
         raise DataError(f"{name}: the data set has no samples.")
     return source
+
+
+def _refuse_several(data: Any, name: str) -> None:
+    """Refuse a collection of loaders or data sets, which would be taken for a stream of batches."""
+    items = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else []
+    if items and all(isinstance(item, (DataLoader, Dataset)) for item in items):
+        raise ConfigError(
+            f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Training takes one loader (join data sets with "
+            "torch.utils.data.ConcatDataset); evaluation takes one, or a list of DataLoaders."
+        )
 
 
 def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
