@@ -329,7 +329,9 @@ def test_a_metric_of_one_process_is_what_torchmetrics_makes_of_it(tmp_path: Path
     assert quiet(tmp_path).validate(Measured(), loader(8)) == {"second": 4.0}
 
 
-@pytest.mark.parametrize("data", [{"a": loader(8), "b": loader(8)}, [loader(8), loader(8)], [rows(8), rows(8)]], ids=str)
+@pytest.mark.parametrize(
+    "data", [{"a": loader(8), "b": loader(8)}, [loader(8), loader(8)], [rows(8), rows(8)]], ids=["dict", "loaders", "data sets"]
+)
 def test_several_loaders_are_refused_by_name(data: Any, tmp_path: Path) -> None:
     """They are no stream of batches."""
     with pytest.raises(ConfigError, match=r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s"):
