@@ -160,6 +160,7 @@ def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
         os.kill(first[1].pid, signal.SIGKILL)
         second = job.ranks(1, generation=2)
         assert second[0].pid == first[0].pid
+        job.says("generation 2: ")  # the survivor may write of its seat before the driver writes of it
         (formed,) = re.findall(r"1 rank on localhost, generation 2: .* formed ([\d.]+) s later", job.err)
         assert float(formed) < 5
         assert job.done() == 0
@@ -410,7 +411,7 @@ def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
         assert Path(f"/proc/{far.pid}/cwd").readlink() == tmp_path
         os.kill(far.pid, signal.SIGKILL)
         second = job.ranks(2, generation=2)
-        assert "(far.invalid, slot 0) was killed by SIGKILL" in job.err
+        job.says("(far.invalid, slot 0) was killed by SIGKILL")
         os.kill(second[1].pid, signal.SIGSTOP)  # SIGKILL has to reach it over there
         job.ranks(2, generation=int(second[1].generation) + 1)
         hosts(tmp_path, "localhost:1\n")

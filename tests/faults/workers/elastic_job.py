@@ -42,7 +42,9 @@ class Journal(Callback):
         line |= {"rank": trainer.global_rank, "ranks": trainer.world_size, "generation": int(scope[1:-1])}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        time.sleep(STEP_S)
+        time.sleep(
+            STEP_S if trainer.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 2 * STEP_S
+        )  # a newcomer is to come
 
 
 def main() -> None:
