@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from trainkit.errors import TaskError
 
@@ -15,7 +19,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     """Return the batch with its tensors on `device`.
 
     Args:
-        batch: tensors in tuples, named tuples, lists, dicts, or objects with a `to(device)` of their own.
+        batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a `to(device)` of their own.
+            What it is of stays what it is: a subclass of dict one of that class.
         device: where to.
         dtype: floating point tensors are cast to it, where given.
         channels_last: tensors of 4 dimensions take that memory format.
@@ -32,12 +37,32 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device, dtype, channels_last) for key, value in batch.items()}
+        items = {key: to_device(value, device, dtype, channels_last) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, (dict, UserDict)):
+            return items
+        mapping = copy.copy(batch)
+        for key, item in items.items():
+            mapping[key] = item  # some (transformers' ModelOutput) refuse update()
+        return mapping
+    if _is_record(batch):
+        record = copy.copy(batch)
+        for name, value in _fields_of(batch):
+            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))  # also where it is frozen
+        return record
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device, dtype, channels_last) for item in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(item, device, dtype, channels_last) for item in batch)
     return batch
+
+
+def _is_record(batch: Any) -> bool:
+    return dataclasses.is_dataclass(batch) and not isinstance(batch, type)
+
+
+def _fields_of(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a dataclass's fields, those left out that it has not set."""
+    return ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record) if hasattr(record, f.name))
 
 
 class Mover:
@@ -94,12 +119,14 @@ def each_tensor(batch: Any) -> Iterator[Tensor]:
         yield from (tensor for item in batch.values() for tensor in each_tensor(item))
     elif isinstance(batch, (list, tuple)):
         yield from (tensor for item in batch for tensor in each_tensor(item))
+    elif _is_record(batch):
+        yield from (tensor for _, item in _fields_of(batch) for tensor in each_tensor(item))
     elif hasattr(batch, "to") and hasattr(batch, "__dict__"):
         yield from (tensor for item in vars(batch).values() for tensor in each_tensor(item))
 
 
 def count_samples(batch: Any) -> int:
-    """Return the number of samples: the length of the first tensor found.
+    """Return the number of samples: the length of the first tensor found, the number of sequences of a PackedSequence.
 
     Raises:
         TaskError: there is no tensor with a first dimension in the batch.
@@ -116,10 +143,14 @@ def count_samples(batch: Any) -> int:
 def _first_length(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.size(0) if batch.dim() else None
-    items = batch if isinstance(batch, (list, tuple)) else batch.values() if isinstance(batch, Mapping) else None
-    if items is not None:
-        for item in items:
-            size = _first_length(item)
-            if size is not None:
-                return size
-    return None
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
+    if isinstance(batch, Mapping):
+        items = iter(batch.values())
+    elif isinstance(batch, (list, tuple)):
+        items = iter(batch)
+    elif _is_record(batch):
+        items = (item for _, item in _fields_of(batch))
+    else:
+        return None
+    return next((size for item in items if (size := _first_length(item)) is not None), None)

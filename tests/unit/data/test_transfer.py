@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +39,37 @@ def test_nesting_is_kept() -> None:
     assert moved["tuple"][0] is None
 
 
+@dataclass(frozen=True)
+class Record:
+    """A batch as a dataclass, with a field that is not set."""
+
+    name: str
+    x: torch.Tensor
+    rest: dict[str, torch.Tensor] = field(default_factory=dict)
+    later: torch.Tensor = field(init=False)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, UserDict])
+def test_a_mapping_stays_of_its_class(kind: Any) -> None:
+    """What reads a batch's attributes finds them; the batch that was given stays as it was."""
+    batch = kind({"x": torch.zeros(3)})
+    batch.length = 3
+    moved = to_device(batch, CPU, torch.float64)
+    assert type(moved) is kind and moved.length == 3
+    assert (batch["x"].dtype, moved["x"].dtype) == (torch.float32, torch.float64)
+
+
+def test_a_dataclass_moves_field_by_field() -> None:
+    """Also a frozen one, nested; its tensors are found, and its samples counted."""
+    batch = Record("a", torch.zeros(3, 2), {"y": torch.ones(3)})
+    moved = to_device(batch, CPU, torch.float64)
+    assert type(moved) is Record and moved.name == "a"
+    assert moved.x.dtype == moved.rest["y"].dtype == torch.float64
+    assert batch.x.dtype == batch.rest["y"].dtype == torch.float32
+    assert [tuple(tensor.shape) for tensor in each_tensor(batch)] == [(3, 2), (3,)]
+    assert count_samples(batch) == 3
+
+
 def test_only_floats_are_cast() -> None:
     """A true precision casts inputs of floating point, and leaves labels and masks alone."""
     x, label, mask = to_device([torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2) > 0], CPU, torch.float64)
@@ -48,6 +81,11 @@ def test_channels_last_is_for_images() -> None:
     image, row = to_device([torch.zeros(2, 3, 4, 5), torch.zeros(2, 3)], CPU, channels_last=True)
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert row.is_contiguous()
+
+
+def test_the_sequences_of_a_packed_sequence_are_counted() -> None:
+    """Its data's first dimension is that of all steps in time."""
+    assert count_samples((pack_sequence([torch.ones(3), torch.ones(2)]), torch.zeros(2))) == 2
 
 
 def test_an_object_moves_itself() -> None:
