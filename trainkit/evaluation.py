@@ -70,6 +70,7 @@ def _evaluate(
     prog_bar: set[str] = set()
     for index, feed in enumerate(feeds):
         table = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
+        table.new_step(is_read=False)  # there is no axis for an evaluation's steps
         batch_idx = 0
         # no_grad, not inference_mode: what a model keeps from here (a table of positions) must be good for training too.
         with torch.no_grad(), precision.autocast():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.callback import Callback
 from trainkit.errors import ConfigError, TaskError, did_you_mean
+from trainkit.lightning import MANUAL_OPTIMIZATION, TASK_METHODS
 from trainkit.task import Task
 from trainkit.task_hooks import TASK_HOOKS
 
@@ -32,8 +33,7 @@ class Hooks:
         for callback in callbacks:
             if stray := _stray_hook(type(callback), names):
                 raise ConfigError(_nobody_calls(type(callback), stray, "Callback", names))
-        if stray := _stray_hook(type(task), TASK_HOOKS):
-            raise TaskError(_nobody_calls(type(task), stray, "Task", TASK_HOOKS))
+        _check_task(task, names)
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for name in names:
             first, last = (
@@ -82,6 +82,19 @@ class Hooks:
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if isinstance(method, functools.partial):
                 implementation(*args)
+
+
+def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
+    """Refuse what would be passed over in silence: hooks that a Task has not got, methods that Lightning alone would call."""
+    own = type(task)
+    for name, advice in TASK_METHODS.items():
+        if callable(getattr(own, name, None)):
+            raise TaskError(f"{own.__name__}.{name}() is a hook of Lightning's, and none here: nobody would call it. {advice}")
+    if not getattr(task, "automatic_optimization", True):
+        raise TaskError(f"{own.__name__}.{MANUAL_OPTIMIZATION}")
+    if stray := _stray_hook(own, TASK_HOOKS):
+        where = " A Callback has it: Trainer(callbacks=[...])." if stray in of_callbacks else ""
+        raise TaskError(_nobody_calls(own, stray, "Task", TASK_HOOKS) + where)
 
 
 def _stray_hook(cls: type, known: Collection[str]) -> str | None:

@@ -25,3 +25,42 @@ LOG_ARGUMENTS: dict[str, str] = {
     "enable_graph": "leave it out: a logged value holds no graph.",
     "metric_attribute": "leave it out: a torchmetrics object is known by itself.",
 }
+
+_ONE_PASS = "An evaluation is one pass over the data: use "
+_TO_DEVICE = (
+    "Give the batch's class a to(device) of its own, or change batches in the loader's collate_fn (before they are on the "
+    "device) or in training_step (on it)."
+)
+_OWN_UPDATE = (
+    "trainkit steps each optimizer once a step. To see or change its gradients, divided and clipped: on_before_optimizer_step."
+)
+
+TASK_METHODS: dict[str, str] = {
+    "on_validation_epoch_start": f"{_ONE_PASS}on_validation_start.",
+    "on_validation_epoch_end": f"{_ONE_PASS}on_validation_end. What is logged in validation_step is averaged over all samples; "
+    "a torchmetrics object is logged there as it is (self.log('val/acc', self.acc)), combined over all ranks and reset.",
+    "on_test_epoch_start": f"{_ONE_PASS}on_test_start.",
+    "on_test_epoch_end": f"{_ONE_PASS}on_test_end. What is logged in test_step is averaged over all samples; a torchmetrics "
+    "object is logged there as it is (self.log('test/acc', self.acc)), combined over all ranks and reset.",
+    "on_predict_epoch_start": f"{_ONE_PASS}on_predict_start.",
+    "on_predict_epoch_end": f"{_ONE_PASS}on_predict_end.",
+    "training_epoch_end": "Use on_train_epoch_end.",
+    "validation_epoch_end": "Use on_validation_end, and log in validation_step: values are averaged over all samples.",
+    "test_epoch_end": "Use on_test_end, and log in test_step: values are averaged over all samples.",
+    "training_step_end": "Do it in training_step: each rank is a process of its own.",
+    "validation_step_end": "Do it in validation_step: each rank is a process of its own.",
+    "on_before_batch_transfer": _TO_DEVICE,
+    "on_after_batch_transfer": _TO_DEVICE,
+    "transfer_batch_to_device": _TO_DEVICE,
+    "backward": "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are around it.",
+    "optimizer_step": _OWN_UPDATE,
+    "optimizer_zero_grad": "Gradients are set to None before each step; on_before_zero_grad comes before it.",
+    "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
+    "lr_scheduler_step": 'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from configure_optimizers.',
+    "configure_callbacks": "Give them to the trainer: Trainer(callbacks=[...]), or callbacks=... in a config.",
+}
+
+MANUAL_OPTIMIZATION = (
+    "automatic_optimization is False, which trainkit does not have: return the loss from training_step, and it is trained on. "
+    "Parts that take turns (as in a GAN) need a loop of your own."
+)

@@ -132,7 +132,8 @@ class Task(TaskHooks, nn.Module):
             value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object that
                 was called or updated with the batch: it is combined over all ranks at the epoch's end, and reset.
             prog_bar: show it in the progress bar.
-            on_step: log this rank's value of the step, each `log_every_n_steps`. Default: in training only.
+            on_step: log this rank's value of the step, each `log_every_n_steps`; for training: an evaluation logs no steps.
+                Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
             reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
             batch_size: the weight of this value, where it is not the number of samples of the batch.
@@ -146,9 +147,18 @@ class Task(TaskHooks, nn.Module):
             raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
         target = self._log_target
         if target is None:
-            raise TaskError(f"log('{name}', ...) was called outside training_step, validation_step and test_step.")
+            raise TaskError(
+                f"log('{name}', ...) was called outside training_step, validation_step and test_step, where a value has no "
+                "samples to be averaged over. Log it there: an epoch's value is the mean over all samples, and a torchmetrics "
+                "object is logged as it is."
+            )
         if is_metric(value):  # it is an epoch's value by its nature
             on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
+        if on_step and on_epoch is False and target.on_epoch:
+            raise TaskError(
+                f"log('{name}', ..., on_step=True, on_epoch=False): an evaluation logs no steps, so that this goes nowhere. "
+                "Leave both out to log the mean of all samples."
+            )
         target.table.add(
             name,
             value,

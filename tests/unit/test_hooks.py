@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.toy import Line
 from trainkit.callback import Callback
 from trainkit.errors import TaskError
 from trainkit.hooks import Hooks
+from trainkit.lightning import TASK_METHODS
+from trainkit.task_hooks import TASK_HOOKS
 
 
 class Watch(Callback):
@@ -50,5 +53,28 @@ def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:
         def on_metrics(self) -> None:
             """Never called."""
 
-    with pytest.raises(TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: nobody would call it"):
+    with pytest.raises(TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: nobody would call it.*A Callback has it"):
         Hooks("trainer", Own(), [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TASK_METHODS)
+def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None:
+    """A method that comes along from a LightningModule is not passed over in silence."""
+    own = type("Own", (Line,), {name: lambda self: None})
+    with pytest.raises(TaskError) as raised:
+        Hooks("trainer", own(), [])  # type: ignore[arg-type]
+    assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning's, and none here: nobody would call it. ")
+
+
+def test_manual_optimization_is_refused() -> None:
+    """It would be trained on as if it had not been asked for."""
+    task = Line()
+    task.automatic_optimization = False
+    with pytest.raises(TaskError, match=r"Line\.automatic_optimization is False"):
+        Hooks("trainer", task, [])  # type: ignore[arg-type]
+
+
+def test_the_advice_names_hooks_that_there_are() -> None:
+    """Each on_... in it is one of a Task's."""
+    named = {word for advice in TASK_METHODS.values() for word in re.findall(r"\bon_\w+", advice)}
+    assert named and named <= TASK_HOOKS

@@ -93,6 +93,20 @@ def test_log_dict_logs_each(tmp_path: Path) -> None:
     assert quiet(tmp_path).validate(Many(), loader(5)) == {"a": 0.5, "b": 2.0, "sum": 2.0}
 
 
+def test_an_evaluation_logs_no_steps(tmp_path: Path) -> None:
+    """A value of the step alone would go nowhere there; one of step and epoch is the epoch's."""
+
+    class Steps(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("both", float(batch_idx), on_step=True, on_epoch=True)
+            if batch_idx == 1:
+                self.log("alone", 1.0, on_step=True, on_epoch=False)
+
+    assert quiet(tmp_path, limit_val_batches=1).validate(Steps(), loader(8)) == {"both_epoch": 0.0}
+    with pytest.raises(TaskError, match="an evaluation logs no steps"):
+        quiet(tmp_path).validate(Steps(), loader(8))
+
+
 def test_print_is_for_the_first_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """print of a Task prints, on rank 0."""
 
@@ -176,18 +190,18 @@ def test_validation_needs_a_step(tmp_path: Path) -> None:
         quiet(tmp_path).validate(Blind(), loader(8))
 
 
-class Lightnings(Line):
-    """Has a hook of Lightning's that is none here."""
+class Misspelt(Line):
+    """Has a hook with a letter too many."""
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_ends(self) -> None:
         """Never called."""
 
 
 def test_a_hook_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
     """A method that looks like a hook and is none does not pass in silence."""
-    words = r"Lightnings\.on_validation_epoch_end\(\) is no hook of a Task.* Did you mean 'on_validation_\w+'\?"
+    words = r"Misspelt\.on_validation_ends\(\) is no hook of a Task.* Did you mean 'on_validation_\w+'\?"
     with pytest.raises(TaskError, match=words):
-        quiet(tmp_path).fit(Lightnings(), loader(8))
+        quiet(tmp_path).fit(Misspelt(), loader(8))
 
     class Wrong(Callback):
         def on_epoch_ended(self, trainer: Any, task: Any) -> None:
