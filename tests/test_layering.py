@@ -17,7 +17,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["errors", "version"],
+    ["errors", "version", "words"],
     ["device_stats", "durations", "signals", "signing", "terminal", "tracing"],
     ["arguments", "lightning", "limits", "run_dir", "run_lock", "state", "sync_guard"],
     ["precision", "optim", "data", "task_hooks"],

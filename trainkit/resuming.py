@@ -15,6 +15,7 @@ from trainkit.data.order import mix
 from trainkit.loop import Run
 from trainkit.optim.contract import Contract
 from trainkit.session import Session, seed_everything
+from trainkit.words import plural
 
 MEMORY = "memory"  # where a run goes on from whose ranks have changed; see elastic.py
 
@@ -88,7 +89,7 @@ class ResumingSession(Session):
                 keeper.renew()  # another run's: nothing of this step lies here yet
         if (before := len(saved["random"])) != self.engine.world_size and not self.goes_on_from_memory:
             self.tell(
-                f"The checkpoint is of {before} rank{'s' * (before > 1)}, this run has {self.engine.world_size}: random "
+                f"The checkpoint is of {plural(before, 'rank')}, this run has {self.engine.world_size}: random "
                 "numbers begin anew, all else goes on."
             )
         self._compare_contracts(Contract(**saved["contract"]))

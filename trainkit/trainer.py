@@ -176,6 +176,7 @@ class Trainer(Running):
             run_dir=run_dir,
             seed=seed,
         )
+        self.fast_dev_run = quick
         self.step_clock = StepClock()
         self.callbacks = arrange(
             [callbacks] if isinstance(callbacks, Callback) else list(callbacks or []),

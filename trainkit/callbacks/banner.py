@@ -11,6 +11,7 @@ from rich.text import Text
 from trainkit.callback import Callback
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.terminal import console_of, short
+from trainkit.words import plural
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -28,7 +29,7 @@ class Banner(Callback):
         if session.goes_on_from_memory:
             console.print(_going_on(trainer), soft_wrap=True)
             return
-        ranks = f"{engine.world_size} rank{'s' * (engine.world_size > 1)}"
+        ranks = plural(engine.world_size, "rank")
         told = "".join(f", {option} {value}" for option, value in engine.told.items())
         rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{told}")]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
@@ -60,7 +61,7 @@ def _device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
-    return f"{device} with {threads} thread{'s' * (threads > 1)} a rank"
+    return f"{device} with {plural(threads, 'thread')} a rank"
 
 
 def _going_on(trainer: Trainer) -> str:
@@ -80,7 +81,7 @@ def _going_on(trainer: Trainer) -> str:
 def _plan(trainer: Trainer) -> str:
     """Say how long the run is."""
     per_epoch, total = trainer.session.num_training_steps, trainer.session.total_steps
-    epochs = "" if trainer.max_epochs is None else f"{trainer.max_epochs} epochs"
-    steps = "" if per_epoch is None else f" of {per_epoch} steps"
-    end = "" if total is None else f"{', ' if epochs else ''}{total} steps in all"
+    epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
+    steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
+    end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
     return f"{epochs}{steps if epochs else ''}{end}"

@@ -14,6 +14,7 @@ from trainkit.arguments import checked
 from trainkit.callback import Callback
 from trainkit.data.feed import StreamFeed
 from trainkit.terminal import console_of
+from trainkit.words import plural
 
 if TYPE_CHECKING:
     from trainkit.task import Task
@@ -186,7 +187,7 @@ def show(ledger: Ledger) -> None:
     total = sum(ledger.seconds.values())
     changes = len(ledger.ranks) - 1
     table = Table.grid(padding=(0, 2))
-    again = f", {changes} restart{'s' * (changes > 1)} or change{'s' * (changes > 1)} of ranks" * bool(changes)
+    again = f", {plural(changes, 'restart')} or change{'s' * (changes > 1)} of ranks" * bool(changes)
     table.add_row(Text("goodput", style="bold"), f"{100 * ledger.goodput:.1f} %", f"of {total:.1f} s{again}")
     for part, words in PARTS.items():
         if ledger.seconds[part] >= 0.05:

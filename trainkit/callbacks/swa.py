@@ -64,7 +64,7 @@ class StochasticWeightAveraging(WeightAveraging):
         """
         super().on_fit_start(trainer, task)
         if self._start_lrs is None:  # else it has begun before the restart
-            self._start = self._first_epoch(trainer.max_epochs)
+            self._start = 0 if trainer.fast_dev_run else self._first_epoch(trainer.max_epochs)
         num_groups = len(trainer.session.run.rates.unscaled())
         if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:
             raise ConfigError(

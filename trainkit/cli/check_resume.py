@@ -22,6 +22,7 @@ from trainkit.engine.launcher import pretend, read_launcher, without_launcher
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.horovod_commands import first_error
 from trainkit.launch.ranks import Launcher, launcher_of, run_job, start_with
+from trainkit.words import plural
 
 if TYPE_CHECKING:
     from trainkit.config import Job
@@ -66,7 +67,7 @@ class Children:
             ConfigError: it refused its config.
             EngineError: it failed; or it should have been killed and was not.
         """
-        print(f"{what}, {ranks} rank{'s' * (ranks > 1)} ...", end=" ", flush=True)
+        print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
         started, log = time.monotonic(), self.folder / f"{name}.log"
         witness = ["_target_=trainkit.callbacks.resume_witness.ResumeWitness", f"record_to='{self.folder / 'notes' / name}'"]
         settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]

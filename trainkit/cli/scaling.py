@@ -23,6 +23,7 @@ from trainkit.report.scaling_page import write_scaling_page
 from trainkit.report.steps import analyse
 from trainkit.terminal import console_of, short
 from trainkit.tracing.merge import read_recording, recordings
+from trainkit.words import plural
 
 if TYPE_CHECKING:
     from trainkit.config import Job
@@ -91,7 +92,7 @@ def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launche
         console.print(note, soft_wrap=True, markup=False)
     measured = []
     for ranks in asked.ranks:
-        print(f"{ranks} rank{'s' * (ranks > 1)}, {_WARM_STEPS + asked.steps} steps ...", end=" ", flush=True)
+        print(f"{plural(ranks, 'rank')}, {_WARM_STEPS + asked.steps} steps ...", end=" ", flush=True)
         started = time.monotonic()
         try:
             measured.append(_run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher))

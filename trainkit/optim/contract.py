@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from trainkit.errors import ConfigError
+from trainkit.words import plural
 
 Scaling = Literal["linear", "sqrt", "none"]
 
@@ -85,7 +86,7 @@ class Contract:
         shown = ", ".join(f"{lr:g}" for lr in dict.fromkeys(lrs))
         scaled = ", ".join(f"{lr * self.lr_factor:g}" for lr in dict.fromkeys(lrs))
         size, total = ("?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size))
-        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        ranks = plural(self.world_size, "rank")
         batch = f"{size} per rank x {ranks} x {self.accumulate} accumulated = {total} samples a step"
         for epoch, microbatches in self.later:
             batch += f"; from epoch {epoch + 1}: x {microbatches} = {self.at(epoch).global_batch_size or '?'}"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trainkit.replaying.replay import Replayed
 from trainkit.terminal import console_of
+from trainkit.words import plural
 
 _MOST = 8
 
@@ -71,7 +72,7 @@ def _age(steps: int | None) -> str:
         return ", of an unknown step"
     if steps == 0:
         return ""
-    return f", {abs(steps)} step{'s' * (abs(steps) != 1)} {'older' if steps > 0 else 'newer'} than the step: losses differ"
+    return f", {plural(abs(steps), 'step')} {'older' if steps > 0 else 'newer'} than the step: losses differ"
 
 
 def _compared(recorded: float | None, now: list[float]) -> str:

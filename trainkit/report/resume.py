@@ -20,6 +20,7 @@ from trainkit.checkpoint.compare import BOUNDS, Compared, Names, compare, differ
 from trainkit.errors import ConfigError
 from trainkit.report.planned import planned
 from trainkit.terminal import console_of
+from trainkit.words import plural
 
 Row = dict[str, str]
 Note = dict[str, Any]
@@ -200,7 +201,7 @@ def _table(parts: Sequence[Compared]) -> Table:
 
 
 def _verdict(runs: Runs, different: Sequence[str], rounding: bool) -> str:
-    ranks = " on ".join(["", f"{runs.ranks[1]} rank{'s' * (runs.ranks[1] > 1)}"]) if rounding else ""
+    ranks = " on ".join(["", plural(runs.ranks[1], "rank")]) if rounding else ""
     what = f"the run that was killed in step {runs.kill_at} and gone on with{ranks}"
     if not different:
         return f"EQUAL: {what} ended like the one that was not killed."

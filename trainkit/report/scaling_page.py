@@ -12,6 +12,7 @@ from trainkit.report.page import Part, figure, write_page
 from trainkit.report.recorded_facts import LABELS
 from trainkit.report.scaling import PREDICTED, Measured, Model, check_words, measured_grid, network, predictions_grid
 from trainkit.report.timeline_page import COLORS
+from trainkit.words import plural
 
 _LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9aa5b1")
 
@@ -46,7 +47,7 @@ def write_scaling_page(
 def _source(model: Model) -> str:
     ring = model.ring
     return (
-        f"Gradients become ready as at {model.of_ranks} rank{'s' * (model.of_ranks > 1)}. A message between neighbours takes "
+        f"Gradients become ready as at {plural(model.of_ranks, 'rank')}. A message between neighbours takes "
         f"{1e6 * ring.alpha_s:.0f} us and {8 * ring.bytes_per_s / 1e9:.2f} Gbit/s, from {model.ring_from}. A rank's own work "
         f"varies by {ms(model.spread_s)}."
     )
@@ -54,7 +55,7 @@ def _source(model: Model) -> str:
 
 def _parts(measured: Sequence[Measured]) -> go.Figure:
     chart = figure("ms, mean of a step", "", height=140 + 40 * len(measured))
-    names = [f"{m.ranks} rank{'s' * (m.ranks > 1)}" for m in measured]
+    names = [plural(m.ranks, "rank") for m in measured]
     for part, label in LABELS.items():
         means = [1000 * m.analysis.mean(part) for m in measured]
         chart.add_bar(x=means, y=names, orientation="h", name=label, marker_color=COLORS[part])

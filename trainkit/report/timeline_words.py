@@ -8,6 +8,7 @@ from trainkit.report.grid import Grid, human, ms, share
 from trainkit.report.recorded_facts import LABELS
 from trainkit.report.steps import Analysis
 from trainkit.report.timeline_advice import Advice
+from trainkit.words import plural
 
 _SHOWN = 12  # gradients in the terminal
 _WORK = {
@@ -22,7 +23,7 @@ _WORK = {
 def in_words(analysis: Analysis) -> list[str]:
     """Return what there is to say, in sentences, the most important first."""
     numbers, step = analysis.numbers, analysis.step_s
-    ranks = f"{len(analysis.abouts)} rank{'s' * (len(analysis.abouts) > 1)}"
+    ranks = plural(len(analysis.abouts), "rank")
     which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
     said = [
         f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "

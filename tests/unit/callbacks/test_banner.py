@@ -37,6 +37,11 @@ def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureF
     }
 
 
+def test_one_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No "1 epochs of 1 steps"."""
+    assert banner(tmp_path, capsys, max_epochs=1, limit_train_batches=1)["run"] == "1 epoch of 1 step, 1 step in all"
+
+
 def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that goes on tells from which checkpoint, epoch and step."""
     banner(tmp_path, capsys, max_steps=8)

@@ -195,3 +195,10 @@ def test_bad_settings_are_refused(tmp_path: Path, settings: Any, trainer: Any, w
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, **{"max_epochs": 4} | trainer, callbacks=StochasticWeightAveraging(**settings)).fit(task, loader(8))
     assert torch.equal(weights(task), weights(Line()))
+
+
+def test_a_quick_try_averages_its_one_epoch(tmp_path: Path) -> None:
+    """fast_dev_run makes one epoch of a run in which averaging begins later."""
+    swa = StochasticWeightAveraging(0.02, 5)
+    quiet(tmp_path, callbacks=[swa], max_epochs=10, fast_dev_run=True).fit(Net(), loader(12))
+    assert swa._average is not None and swa._average.num_updates == 1

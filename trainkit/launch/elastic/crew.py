@@ -127,8 +127,3 @@ def shell_code(code: int | None) -> int:
     if code is None:
         return 255
     return code if code >= 0 else 128 - code
-
-
-def plural(count: int, noun: str) -> str:
-    """Return "1 rank", "2 ranks"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -13,10 +13,11 @@ import dataclasses
 import signal
 from typing import Any
 
-from trainkit.launch.elastic.crew import PREEMPTED, Slot, Worker, describe, plural, shell_code
+from trainkit.launch.elastic.crew import PREEMPTED, Slot, Worker, describe, shell_code
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.rules import Decision, Rules
 from trainkit.launch.elastic.settling import settle
+from trainkit.words import plural
 
 
 class Roster:

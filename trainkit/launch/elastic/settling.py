@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 
 from trainkit.engine.membership import Seat
-from trainkit.launch.elastic.crew import PREEMPTED, Slot, Worker, plural
+from trainkit.launch.elastic.crew import PREEMPTED, Slot, Worker
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.rules import Decision, Send, Start
 from trainkit.launch.elastic.seats import assign
 from trainkit.launch.elastic.stalls import frozen, limit, stalled
+from trainkit.words import plural
 
 # Ticks come several times a second. Time between two events beyond this is time in which the driver did not run.
 ASLEEP_S = 5.0
