@@ -146,7 +146,7 @@ def _force(override: str, folders: Sequence[Path]) -> str:
     key = override.split("=", 1)[0]
     is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
     _, sign, value = override.partition("=")
-    if is_group and sign and override[0] not in "+~" and _is_number(value):
+    if is_group and sign and override[0] not in "+~" and any(map(_is_number, value.split(","))):
         raise ConfigError(
             _NO_NUMBER.format(key, value, ", ".join(_options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
         )

@@ -21,6 +21,7 @@ MISTAKES = {
     "trainer.max_epochs=0": ["trainer.max_epochs is 0", "1 or more"],
     "trainer.precision=fp16": ["trainer.precision is 'fp16'", "'16-mixed'"],
     "--max_epochs=2": ["'--max_epochs=2' is no flag", "key=value, without dashes, as trainer.max_epochs=3"],
+    "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: cosine, polynomial, step"],
     "lr=0.1": ["lr is 0.1, and lr names a config: cosine, polynomial, step", "optimizer.lr=..."],
     "optimizer=3": ["optimizer is 3", "adamw"],
     "logger=true": ["logger is true", "tensorboard"],
