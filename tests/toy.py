@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from trainkit.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.task import Task
 from trainkit.trainer import Trainer
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def rows(num_samples: int = 23) -> TensorDataset:
@@ -141,3 +144,13 @@ class Numbers(Line):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss."""
         super().validation_step(batch[:2], batch_idx)
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+    """Let torch.compile take a backend that is fast, or that counts."""
+    real = torch.compile
+
+    def with_backend(call: Any, mode: Any = None, **more: Any) -> Any:
+        return real(call, backend=backend, **more)
+
+    monkeypatch.setattr(torch, "compile", with_backend)

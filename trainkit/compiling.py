@@ -23,7 +23,7 @@ from trainkit.errors import ConfigError
 from trainkit.task import Task
 
 # Let torch count each module's compilations for itself, where it can (2.15): its limit is there against endless ones.
-_ALONE: dict[str, bool] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+_ALONE: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
@@ -49,7 +49,7 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
         )
     fresh = [m for m in modules if m._compiled_call_impl is None]  # what the user compiled stays as it is
     for module in fresh:
-        module.compile(mode=None if wish is True else wish, **_ALONE)
+        module._compiled_call_impl = torch.compile(_traceable(module), mode=None if wish is True else wish, **_ALONE)
         if wish in _WITH_GRAPHS:
             module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
@@ -58,6 +58,23 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
     finally:
         for module in fresh:
             module._compiled_call_impl = None
+
+
+def _traceable(module: nn.Module) -> Callable[..., Any]:
+    """Return what calls a module, for torch.compile.
+
+    torch before 2.15 passes over the frames of its own classes: an nn.Sequential that is compiled in place would run
+    uncompiled, without an error. So they are called from a frame of ours, whose code object is this module's alone.
+    """
+    its: Callable[..., Any] = module._call_impl
+    if not type(module).forward.__module__.startswith("torch."):
+        return its
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return its(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 @contextlib.contextmanager

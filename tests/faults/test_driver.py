@@ -177,7 +177,7 @@ def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
     """A newcomer is killed while it waits for the others to come."""
-    with Job(tmp_path, "-np 2 --min-np 2") as job:
+    with Job(tmp_path, "-np 2 --min-np 2", MEMBER_STALL_S="60") as job:
         first = job.ranks(2)
         os.kill(first[0].pid, signal.SIGSTOP)  # does not come to join: the newcomer has to wait
         os.kill(first[1].pid, signal.SIGKILL)

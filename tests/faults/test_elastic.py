@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ def start(tmp_path: Path) -> Run:
         for fault in faults:
             if "host" in fault:
                 fault["hosts_file"] = str(tmp_path / "hosts.txt")
-        wish = {"faults": list(faults), "commit": 3, "every": None, "epochs": EPOCHS, "stall_s": 120} | wish
+        wish = {"faults": list(faults), "commit": 3, "every": None, "epochs": EPOCHS, "stall_s": 120, "waits_for": np} | wish
         elastic = f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
         run_dir = tmp_path / "run"
         line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
@@ -143,7 +143,7 @@ def _rounded(rows: list[str]) -> list[list[str]]:
 
 def survivors(ended: Ended) -> set[int]:
     """Return the processes that were there from the first generation to the end."""
-    return {pid for pid, own in ended.lines.items() if own[0]["generation"] == 1} & set(ended.ends)
+    return {pid for pid, own in ended.lines.items() if own and own[0]["generation"] == 1} & set(ended.ends)
 
 
 def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ended) -> None:
@@ -190,7 +190,7 @@ def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during
 
 def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
     """The others commit, no step is lost, and three ranks go on."""
-    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"})
+    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3)
     check(ended, undisturbed)
     assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
     seen = [(line["epoch"], line["step"], i) for own in ended.lines.values() for line in own for i in line["ids"]]
@@ -242,8 +242,9 @@ def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> Non
 def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_path: Path, undisturbed: Ended) -> None:
     """Of two agents one is killed with its rank: the other starts anew with one rank, and the problem stays that of two."""
     run_dir = tmp_path / "run"
-    wish = json.dumps({"faults": [], "commit": 3, "every": 4, "epochs": EPOCHS, "stall_s": 120})
-    place = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id job --rdzv-conf last_call_timeout=8"
+    wish = json.dumps({"faults": [], "commit": 3, "every": 4, "epochs": EPOCHS, "stall_s": 120, "waits_for": 1})
+    port = free_port()
+    place = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job --rdzv-conf last_call_timeout=8"
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
     line += [*place.split(), str(JOB), str(run_dir), wish]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
@@ -254,7 +255,7 @@ def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_p
         for path in logs:
             with path.open("w") as log:
                 agents.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
-            time.sleep(1.0)  # the first one holds the store
+            wait_for(lambda: _listens(port), "the first one's store")
         wait_for(lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")), "step 14", 120)
         for pid in [agents[1].pid, *_children(agents[1].pid)]:
             os.kill(pid, signal.SIGKILL)
@@ -268,6 +269,11 @@ def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_p
     ended = read(code, logs[0].read_text(), run_dir)
     check(ended, undisturbed)
     assert ended.sizes == [2, 1]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _children(pid: int) -> list[int]:

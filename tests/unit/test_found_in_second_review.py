@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from tests.threads import ThreadEngine, World
-from tests.toy import Line, Net, loader, quiet, rows, weights
+from tests.toy import Line, Net, compile_with, loader, quiet, rows, weights
 from trainkit.callback import Callback
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.callbacks.divergence_guard import hash_of
@@ -200,17 +200,25 @@ def test_modules_in_a_list_are_compiled() -> None:
     assert all(m._compiled_call_impl is None for m in task.modules())
 
 
-def test_many_modules_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of modules that are compiled in place torch would leave all but eight as they are, without an error."""
+class Own(nn.Linear):
+    """A layer of a user's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return twice what the layer does."""
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Own])
+def test_many_modules_are_all_compiled(kind: type[nn.Linear], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules that are compiled in place torch would leave all but eight as they are, or those of its own classes."""
 
     class Blocks(Line):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(3 + i, 2) for i in range(12)])
+            self.blocks = nn.ModuleList([kind(3 + i, 2) for i in range(12)])
 
     counter, limit = CompileCounter(), torch._dynamo.config.recompile_limit
-    real = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, **more: real(module, backend=counter, **more))
+    compile_with(monkeypatch, counter)
     task = Blocks()
     with compiled(task, True):
         for i, block in enumerate(task.blocks):
@@ -237,8 +245,8 @@ def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Counting() for _ in range(6)])
 
-    counter, real = CompileCounter(), nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, **more: real(module, backend=counter, **more))
+    counter = CompileCounter()
+    compile_with(monkeypatch, counter)
     task = Many()
     with compiled(task, True), torch._dynamo.config.patch(automatic_dynamic_shapes=False, assume_static_by_default=True):
         for _ in range(20):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toy import Line, Net, Recorder, loader, quiet, rows, weights
+from tests.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 
@@ -39,9 +39,7 @@ def test_gradients_stay_where_graphs_are_replayed(
     mode: str, moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a step's first microbatch leave the memory into which CUDA graphs write the second one's; the sum stays."""
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda module, mode, real=nn.Module.compile, **more: real(module, backend="eager", **more)
-    )
+    compile_with(monkeypatch, "eager")
     left: list[int] = []
     found: list[int] = []
 

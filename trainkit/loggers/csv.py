@@ -22,7 +22,7 @@ class CSVLogger(RowLogger):
         self._rows: list[dict[str, object]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
-                reader = csv.DictReader(file)
+                reader = csv.DictReader(line for line in file if "\0" not in line)  # what a lost power supply leaves behind
                 self._rows = [dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))]
                 self._columns = list(reader.fieldnames or self._columns)
         self._rewrite()

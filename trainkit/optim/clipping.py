@@ -25,9 +25,16 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     with allowed_read():
         for parameter in sparse:  # a row that occurs twice is one row: its parts would count apart
             parameter.grad = parameter.grad.coalesce()
+    seen = [p for p in parameters if not p.grad.is_sparse] + [_dense(p.grad) for p in sparse]
     if algorithm == "norm":
-        torch.nn.utils.clip_grad_norm_(parameters, value)
-        return
-    torch.nn.utils.clip_grad_value_([p for p in parameters if not p.grad.is_sparse], value)
-    for parameter in sparse:
-        parameter.grad._values().clamp_(-value, value)
+        torch.nn.utils.clip_grad_norm_(seen, value)
+    else:
+        torch.nn.utils.clip_grad_value_(seen, value)
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    """Return a stand-in whose gradient is the rows that a sparse one holds: older torch (2.11) clips no sparse ones."""
+    rows = grad._values()
+    stand_in = rows.detach()
+    stand_in.grad = rows
+    return stand_in

@@ -1,6 +1,8 @@
 """What the ranks of test_elastic.py run: a fit whose every rank writes down the samples that it trains on.
 
-elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120}
+elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2}
+
+While there are fewer ranks than it waits for, steps take longer: who is to come has time to come.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SAMPLES, BATCH, STEP_S = 96, 4, 0.1
 class Journal(Callback):
     """A line for each microbatch, in a file of this process's own."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, waits_for: int) -> None:
+        self._waits_for = waits_for
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
 
@@ -52,7 +55,7 @@ def main() -> None:
     run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     task = Numbers()
-    callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir)]
+    callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir, wish["waits_for"])]
     callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
     callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
     trainer = Trainer(

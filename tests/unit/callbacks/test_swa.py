@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.swa_utils import SWALR, update_bn
 
-from tests.toy import Line, Net, Recorder, loader, quiet, rows, weights
+from tests.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
 from trainkit.callback import Callback
 from trainkit.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from trainkit.errors import ConfigError
@@ -148,21 +148,21 @@ def test_frozen_statistics_stay(tmp_path: Path) -> None:
     assert not task.model[1].training
 
 
-def test_a_compiled_model_gets_its_statistics(tmp_path: Path) -> None:
+def test_a_compiled_model_gets_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms of torch.compile'd modules are seen in the pass, and nothing is compiled anew for it."""
     found, graphs = [], [0, 0]
     for i, averaged in enumerate((False, True, True)):
         torch.compiler.reset()
         task = Net()
-        if i < 2:
 
-            def compile_graph(graph: Any, inputs: Any, i: int = i) -> Any:
-                graphs[i] += 1
-                return graph.forward
+        def compile_graph(graph: Any, inputs: Any, i: int = i) -> Any:
+            graphs[i] += 1
+            return graph.forward
 
-            task.model.compile(backend=compile_graph)
         callbacks = StochasticWeightAveraging(0.05, 0.0) if averaged else None
-        quiet(tmp_path, max_epochs=1, callbacks=callbacks).fit(task, loader(23))
+        with monkeypatch.context() as patch:
+            compile_with(patch, compile_graph)
+            quiet(tmp_path, max_epochs=1, callbacks=callbacks, compile=i < 2).fit(task, loader(23))
         found.append(task.model[1].running_var)
     torch.testing.assert_close(found[1], found[2])
     assert graphs[0] == graphs[1] > 0
