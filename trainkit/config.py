@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -277,6 +278,12 @@ def _explain(error: Exception) -> NoReturn:
         options = list(error.options or _options_of(group, conf_folders(Path.cwd())))
         raise ConfigError(
             f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
+        ) from error
+    if no_group := re.match(r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)):
+        group = no_group[1]
+        raise ConfigError(
+            f"This config chooses no {group}, so that there is none to replace: +{group}=NAME adds one. What is an argument of "
+            f"the task's is handed to it as `{group}: ${{{group}}}`."
         ) from error
     if isinstance(error, OverrideParseException):
         raise ConfigError(

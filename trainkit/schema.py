@@ -93,7 +93,8 @@ def _check_trainer(node: Any, command: str) -> None:
 
 def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.")
+        hint = " Where a config has none of its own, its task makes it." if key in ("optimizer", "lr") else ""
+        raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
     target = node["_target_"]
     check_name(target, f"{key}._target_", trusted)
     checked, explained = target_of(target) if key == "engine" else (target, {})

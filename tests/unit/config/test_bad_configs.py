@@ -95,6 +95,26 @@ def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys
     assert "resnet50" in text
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimizer.lr=0.1", ["optimizer has no _target_", "its task makes it"]),
+        ("optimizer=adamw", ["This config chooses no optimizer", "+optimizer=NAME"]),
+    ],
+)
+def test_what_a_config_does_not_choose_is_not_set(
+    override: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config whose task makes its own optimizer has none to set or to replace."""
+    (tmp_path / "conf").mkdir()
+    text = "defaults: [_base, _self_]\ntask: {_target_: recipes.image_classifier.ImageClassifier}\ntrainer: {max_epochs: 1}\n"
+    (tmp_path / "conf/own.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main("fit", ["conf=own", override]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+
+
 def test_a_config_error_needs_no_torch(tmp_path: Path) -> None:
     """A wrong key is found before torch is imported."""
     code = (
