@@ -34,7 +34,7 @@ from trainkit.hooks import Hooks
 from trainkit.limits import Limits
 from trainkit.metrics import MetricLog
 from trainkit.optim.clearing import clear_gradients
-from trainkit.optim.clipping import clip
+from trainkit.optim.clipping import clip, with_gradients
 from trainkit.optim.schedule import LearningRates
 from trainkit.precision import Precision
 from trainkit.state import TrainState
@@ -263,11 +263,8 @@ def _divide_by_task_weight(run: Run, step: Step) -> None:
     total = run.engine.all_reduce(held)
     correction = torch.where(total == 0, total, step.num_samples / total)  # where all is masked there is no gradient
     run.weight = None
-    for optimizer in run.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(correction.to(parameter.grad.dtype))
+    for parameter in with_gradients(run.optimizers):
+        parameter.grad.mul_(correction.to(parameter.grad.dtype))
 
 
 def _finished(run: Run) -> bool:

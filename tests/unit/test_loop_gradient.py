@@ -58,6 +58,21 @@ def test_a_tasks_own_weights_are_used(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(task), weights(plain), rtol=0, atol=1e-12)
 
 
+def test_a_weight_of_two_optimizers_is_divided_once(tmp_path: Path) -> None:
+    """Both step with the gradient of the mean, of which there is one."""
+
+    class Twice(Tokens):
+        def configure_optimizers(self) -> Any:
+            return [super().configure_optimizers(), torch.optim.SGD([self.model.weight], lr=0.1)], []
+
+    task, once = Twice(), Tokens(lr=0.1)
+    settings: dict[str, Any] = {"max_steps": 1, "precision": "64-true", "accumulate_grad_batches": 3}
+    quiet(tmp_path / "twice", **settings).fit(task, loader(11))
+    before = Line().double().model.weight.detach().clone()
+    quiet(tmp_path / "once", **settings).fit(once, loader(11))
+    torch.testing.assert_close(task.model.weight - before, 2 * (once.model.weight - before), rtol=0, atol=1e-12)
+
+
 def test_weights_in_some_batches_only_are_refused(tmp_path: Path) -> None:
     """A task weighs all its batches or none: a mixture has no mean."""
 

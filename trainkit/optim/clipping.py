@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from trainkit.sync_guard import allowed_read
+
+
+def with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Return the parameters that have a gradient; one that two optimizers share is one."""
+    every = (p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None)
+    return list(dict.fromkeys(every))
 
 
 def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
@@ -19,8 +26,7 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     """
     if value is None:
         return
-    every = (p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None)
-    parameters = list(dict.fromkeys(every))  # one that two optimizers share is one
+    parameters = with_gradients(optimizers)
     sparse = [p for p in parameters if p.grad.is_sparse]
     with allowed_read():
         for parameter in sparse:  # a row that occurs twice is one row: its parts would count apart
