@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from tests.threads import ThreadEngine, World
 from tests.toy import Line, loader, quiet, rows, weights
 from trainkit import Task
-from trainkit.callbacks import EarlyStopping, StochasticWeightAveraging
+from trainkit.callbacks import EMA, EarlyStopping, StochasticWeightAveraging
 from trainkit.callbacks.step_record import raw_random
 from trainkit.checkpoint.contents import random_state
 from trainkit.cli.execute import _show_metrics
@@ -382,3 +382,36 @@ def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr()
     assert "2/2" in told.out + told.err
     assert "3/2" not in told.out + told.err
+
+
+class Buffers(Line):
+    """Has a buffer of its own."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__()
+        self.model.register_buffer("mask", buffer, persistent=False)
+
+
+def test_an_expanded_buffer_gets_memory_of_its_own(tmp_path: Path) -> None:
+    """Ranks send it to one another, and an average copies it."""
+
+    def one(engine: ThreadEngine) -> Any:
+        task = Buffers(torch.ones(1, 3).expand(4, 3))
+        quiet(tmp_path, engine=engine, callbacks=EMA()).fit(task, loader(8), loader(4))
+        return task.model.mask, set(task.state_dict())
+
+    for mask, names in World(2).run(one):
+        assert torch.equal(mask, torch.ones(4, 3)) and mask.is_contiguous()
+        assert names == {"model.weight", "model.bias"}
+
+
+def test_a_sparse_buffer_is_refused_at_several_ranks(tmp_path: Path) -> None:
+    """By name; one process trains with it."""
+    quiet(tmp_path / "one").fit(Buffers(torch.eye(3).to_sparse()), loader(8))
+
+    def one(engine: ThreadEngine) -> str:
+        with pytest.raises(TaskError) as raised:
+            quiet(tmp_path / "two", engine=engine).fit(Buffers(torch.eye(3).to_sparse()), loader(8))
+        return str(raised.value)
+
+    assert "The buffer 'model.mask' of Buffers is sparse" in World(2).run(one)[0]
