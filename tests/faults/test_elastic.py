@@ -234,7 +234,7 @@ def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Pa
 
 def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> None:
     """A scheduler that takes one node away: its rank leaves after a commit, and no step is lost."""
-    ended = run({"do": "terminate", "rank": 0, "step": 10})
+    ended = run({"do": "terminate", "rank": 0, "step": 10}, waits_for=1)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
