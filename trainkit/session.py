@@ -37,7 +37,7 @@ from trainkit.predictions import clear_predictions, write_prediction
 from trainkit.run_dir import job_started, make_run_dir
 from trainkit.run_lock import one_at_a_time
 from trainkit.state import TrainState
-from trainkit.switches import torch_switches
+from trainkit.switches import memory_kept, torch_switches
 from trainkit.task import Task
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Session:
     def _set_up(self) -> None:
         settings = self.settings
         self._stack.enter_context(torch_switches(settings.deterministic, settings.benchmark, settings.detect_anomaly))
+        if self.engine.device.type == "cpu":
+            self._stack.enter_context(memory_kept())
         self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
         self._claim()
         self.task._trainer = self.trainer

@@ -167,6 +167,20 @@ def branches() -> dict[str, Any]:
     return {"weights": weights(fit(Branches(everything), WIDTH * BATCH * 3))}
 
 
+class Keeps(Regression):
+    """Keeps each step's gradients, as they are, or a view of them."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        last = self.net[2].weight.grad
+        self.kept = [*getattr(self, "kept", []), last if self.trainer.global_step % 2 else last.view(-1)[2:5]]
+
+
+def kept() -> dict[str, Any]:
+    """Gradients that somebody keeps stay what they were."""
+    task = fit(Keeps(sgd), WIDTH * BATCH * 5)
+    return {"weights": torch.cat([grad.reshape(-1) for grad in task.kept])}
+
+
 def scaled_half() -> dict[str, Any]:
     """fp16 with loss scaling: an overflow on one rank holds the update back on all."""
 
@@ -253,7 +267,7 @@ def streams() -> dict[str, Any]:
     return {"weights": weights(task), "seen": task.seen, "samples": run.state.samples_seen}
 
 
-SCENARIOS = [plain, nearly_empty, full, adamw, tokens, parts, branches, scaled_half, brain_float]
+SCENARIOS = [plain, nearly_empty, full, adamw, tokens, parts, branches, kept, scaled_half, brain_float]
 SCENARIOS += [channels_last, stock_wrapper, evaluation, streams]
 
 if __name__ == "__main__":
