@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,9 @@ def export(
 
 def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None) -> Exported:
     # In a folder of its own rather than under another name: torch writes the file's name into the file.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, warnings.catch_warnings():
+        for own in ("`isinstance\\(treespec, LeafSpec\\)` is deprecated", "The given buffer is not writable"):
+            warnings.filterwarnings("ignore", own)  # torch 2.11 warns of what it does itself
         draft = Path(folder, path.name)
         any_batch_size = _WRITERS[kind](task, args, draft)
         run = weights.load(draft, task, rebuilt) if kind == "safetensors" else _LOADERS[kind](draft)
