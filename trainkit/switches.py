@@ -50,7 +50,7 @@ def memory_kept() -> Iterator[None]:
     """Let the process keep the memory that a step on the CPU frees, for the next one.
 
     Activations and gradients come and go with each step. glibc hands what it can back to the kernel, which gives it out anew
-    a page at a time, each zeroed: of ResNet-50's steps (batch 16) that was a tenth. Elsewhere, and where the user has set
+    a page at a time, each zeroed: 3 to 8 % of a step of ResNet-50 (batch 16). Elsewhere, and where the user has set
     how glibc allocates (MALLOC_..._, GLIBC_TUNABLES), nothing is changed.
     """
     own = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"))
