@@ -255,6 +255,14 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
         assert job.code() == 0 and {told.pid for told in job.log("dump")} == {told.pid for told in first}
 
 
+def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
+    """While the interpreter ends nobody can say that it lives: 4 s, where 1.5 s of silence are a freeze."""
+    with Job(tmp_path) as job:
+        job.ranks(2)
+        job.tell("slow-end")
+        assert job.done() == 0
+
+
 def test_hosts_come_and_go(tmp_path: Path) -> None:
     """A host that is added is taken in, one that is removed is left, and one that comes back is taken in again."""
     option = hosts(tmp_path, "localhost:1\n")

@@ -10,6 +10,8 @@ then join again. Requests are JSON over HTTP, signed (signing.py). No torch, no 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -28,6 +30,7 @@ UNREACHABLE_S = 60.0  # so long a driver may be silent before the job counts as 
 _POLL_S = 30.0  # a join is answered within 10 s
 _SHOWN = 4  # names of tensors in a message
 _PAUSE_S = 0.2  # between two attempts to reach a driver
+_PARTING_S = 60.0  # so long the end of a process may take, in which no thread of Python runs any more
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Membership:
         self._asked = 0  # the generation that the driver would like
         self._silent: float | None = None  # since when requests have failed; None: the last one was answered
         self._thread: threading.Thread | None = None
+        self._parting = threading.Event()
 
     @classmethod
     def current(cls) -> Membership | None:
@@ -137,6 +141,7 @@ class Membership:
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
             self._thread.start()
+            atexit.register(self._part, os.getpid())
 
     def join(self, commit: int) -> Seat:
         """Ask for a seat in the next generation, and wait until there is one.
@@ -192,11 +197,9 @@ class Membership:
 
     def _beat_for_ever(self) -> None:
         connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
-        while True:
-            beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
+        while not self._parting.is_set():
             try:
-                waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
-                answer = self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
+                answer = self._beat_once(connection)
             except (OSError, http.client.HTTPException, JobEnded):
                 self._note_silence()
                 connection.close()  # the next request opens it again
@@ -204,7 +207,24 @@ class Membership:
                 self._asked, self.why = int(answer["wanted"]), str(answer["why"])
                 if answer["dump"] and self.on_dump is not None:
                     self.on_dump()
-            time.sleep(BEAT_S)
+            self._parting.wait(BEAT_S)
+
+    def _beat_once(self, connection: http.client.HTTPConnection) -> dict[str, Any]:
+        beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
+        waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
+        return self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
+
+    def _part(self, pid: int) -> None:
+        """Ask for more patience in a last beat, where the interpreter is about to end, and its threads with it."""
+        if os.getpid() != pid or self.stall_s is None or self._thread is None:
+            return
+        self._parting.set()
+        self._thread.join(_PAUSE_S)  # what it still sends must not be the last word
+        self.stall_s = max(self.stall_s, _PARTING_S)
+        connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
+        with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
+            self._beat_once(connection)
+        connection.close()
 
     def _note_silence(self) -> None:
         if self._silent is None:

@@ -3,7 +3,7 @@
 It tells what it does in FOLDER/log, one line an event: "<event> <worker> <pid> <generation> <rank> <size> <step>", and obeys
 files there: "stop" (all end), "hang-<rank>" (no progress, waits for nothing), "wait-<rank>" (waits in a collective),
 "exit-<rank>" (its text is the exit code), "late" (newcomers wait so many seconds before they join), "die-<host>" (newcomers
-there kill themselves).
+there kill themselves), "slow-end" (the interpreter takes 4 s to end).
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainkit.engine.membership import Membership
 
 FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
 STEP_S = 0.02
+
+
+class SlowEnd:
+    """Something that takes its time when the interpreter ends."""
+
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Take it."""
+        sleep(4)
 
 
 def tell(event: str, m: Membership, rank: int = -1, size: int = -1) -> None:
@@ -64,6 +73,8 @@ def main() -> None:
                 sys.exit(int(code))
             if m.step >= STEPS or text("stop") is not None:
                 tell("done", m, seat.rank, seat.size)
+                if text("slow-end") is not None:
+                    sys.slow_end = SlowEnd()  # type: ignore[attr-defined]
                 return
             if text(f"hang-{seat.rank}") is not None:
                 continue
