@@ -46,7 +46,7 @@ parallel: $(READY)
 	$(BIN)/pytest -q tests/parallel
 
 faults: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/faults -m "not slow"
+	$(BIN)/pytest -q tests/faults -m "not slow"
 
 e2e: $(READY)
 	$(BIN)/pytest -q tests/e2e -m "not slow"

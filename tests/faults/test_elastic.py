@@ -216,14 +216,14 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
 
 def test_a_frozen_worker_is_replaced(run: Run, undisturbed: Ended) -> None:
     """A process that is stopped, and does not die, is killed by the launcher."""
-    ended = run({"do": "stop", "rank": 1, "step": 10}, stall_s=3)
+    ended = run({"do": "stop", "rank": 1, "step": 10}, stall_s=6)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
 
 def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Path) -> None:
     """A process that lives and does not come any more is killed, and its stack says where it was."""
-    ended = run({"do": "hang", "rank": 1, "step": 10}, stall_s=3)
+    ended = run({"do": "hang", "rank": 1, "step": 10}, stall_s=6)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
     assert "the sums of gradients: model." in ended.text, "the error names the tensors that wait"
