@@ -177,7 +177,7 @@ def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
     """A newcomer is killed while it waits for the others to come."""
-    with Job(tmp_path, "-np 2 --min-np 2", MEMBER_STALL_S="60") as job:
+    with Job(tmp_path, "-np 2 --min-np 2") as job:
         first = job.ranks(2)
         os.kill(first[0].pid, signal.SIGSTOP)  # does not come to join: the newcomer has to wait
         os.kill(first[1].pid, signal.SIGKILL)
@@ -233,7 +233,7 @@ def test_a_job_whose_ranks_are_all_preempted_ends_with_75(tmp_path: Path) -> Non
 
 def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
     """SIGSTOP: its process lives, but it does not say so."""
-    with Job(tmp_path) as job:
+    with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         first = job.ranks(2)
         os.kill(first[1].pid, signal.SIGSTOP)
         assert job.ranks(2, generation=2)[0].pid == first[0].pid
@@ -243,7 +243,7 @@ def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> None:
     """It beats and waits for nothing, but the other waits for it."""
-    with Job(tmp_path) as job:
+    with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         first = job.ranks(2)
         job.tell("hang-1")
         job.tell("wait-0")
@@ -257,7 +257,7 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
 
 def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
     """While the interpreter ends nobody can say that it lives: 4 s, where 1.5 s of silence are a freeze."""
-    with Job(tmp_path) as job:
+    with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         job.ranks(2)
         job.tell("slow-end")
         assert job.done() == 0
@@ -405,7 +405,8 @@ def remote_job(folder: Path) -> Job:
     ssh.write_text(SSH.format(folder=folder, mark=job_mark))
     ssh.chmod(0o755)
     option = hosts(folder, "localhost:1\nfar.invalid:1\n")
-    return Job(folder, f"-np 2 --min-np 1 --network-interface lo {option}", PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
+    own = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "MEMBER_STALL_S": "1.5"}
+    return Job(folder, f"-np 2 --min-np 1 --network-interface lo {option}", **own)
 
 
 def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
     """Join, step, join again."""
     m = Membership.current()
     assert m is not None
-    m.stall_s = float(os.environ.get("MEMBER_STALL_S", "1.5"))
+    m.stall_s = float(os.environ.get("MEMBER_STALL_S", "60"))
     m.on_dump = lambda: tell("dump", m)
     preempted = []
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.append(number))
