@@ -40,7 +40,7 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 
 unit: $(READY)
-	$(BIN)/pytest -q -n 2 tests/unit tests/test_layering.py
+	$(BIN)/pytest -q -n 2 tests/unit tests/architecture/test_layering.py
 
 parallel: $(READY)
 	$(BIN)/pytest -q tests/parallel
@@ -57,7 +57,7 @@ slow: $(READY)
 # The trainers that the benchmarks compare with, into the same environment; DALI beside it, where it installs: it brings along
 # what torch would take up.
 $(PEERS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(VENV)/dali nvidia-dali-cuda130==2.4.0 \
 		|| echo "without DALI"
 	touch $(PEERS)
@@ -65,11 +65,11 @@ $(PEERS): $(READY)
 peers: $(PEERS)
 
 bench: $(PEERS)
-	$(BIN)/python -m tests.benchmarks.everything $(ARGS)
-	$(BIN)/python -m tests.benchmarks.page
+	$(BIN)/python -m benchmarks.everything $(ARGS)
+	$(BIN)/python -m benchmarks.page
 
 bench-gpu:
-	$(GPU_PYTHON) -m tests.benchmarks.gpu $(ARGS)
+	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -17,8 +17,8 @@ from torchvision.transforms import v2
 
 import trainkit
 from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
-from trainkit.engine.launcher import read_launcher
 from trainkit.errors import ConfigError, DataError
+from trainkit.launch.environment import read_launcher
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _JPEG = b"\xff\xd8"  # what its files begin with
@@ -27,7 +27,7 @@ _JPEG = b"\xff\xd8"  # what its files begin with
 def load_image(path: str) -> Tensor:
     """Decode a file to RGB, uint8 [3, height, width]; an error names the file.
 
-    JPEGs go straight into a tensor, whose transforms cost a third less than those of PIL's images (tests/benchmarks/data.py);
+    JPEGs go straight into a tensor, whose transforms cost a third less than those of PIL's images (benchmarks/data.py);
     what torchvision cannot decode, and all else, goes through PIL.
     """
     try:

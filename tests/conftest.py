@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.data._utils as data_workers
 
-from trainkit.checkpoint.contents import random_state, set_random_state
+from trainkit.checkpoint.stateful import random_state, set_random_state
 
 # A launcher's variables would turn every engine=auto of a unit test into a rank of somebody's job.
 _LAUNCHERS = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")

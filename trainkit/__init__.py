@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from trainkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from trainkit.callback import Callback as Callback
+    from trainkit.api.callback import Callback as Callback
+    from trainkit.api.datamodule import DataModule as DataModule
+    from trainkit.api.task import Task as Task
     from trainkit.callbacks import EMA as EMA
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
@@ -36,34 +38,32 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timeline as Timeline
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
-    from trainkit.data.module import DataModule as DataModule
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
-    from trainkit.exporting.export import export as export
+    from trainkit.export.export import export as export
     from trainkit.loggers import CSVLogger as CSVLogger
     from trainkit.loggers import JSONLLogger as JSONLLogger
     from trainkit.loggers import MLFlowLogger as MLFlowLogger
     from trainkit.loggers import PrometheusLogger as PrometheusLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
-    from trainkit.predictions import read_predictions as read_predictions
-    from trainkit.replaying.replay import replay as replay
-    from trainkit.session import seed_everything as seed_everything
-    from trainkit.task import Task as Task
+    from trainkit.replay.replay import replay as replay
+    from trainkit.run.predictions import read_predictions as read_predictions
+    from trainkit.run.setup import seed_everything as seed_everything
     from trainkit.trainer import Trainer as Trainer
 
 _HOMES = {
     "BackboneFinetuning": "trainkit.callbacks",
     "BaseFinetuning": "trainkit.callbacks",
-    "Callback": "trainkit.callback",
+    "Callback": "trainkit.api.callback",
     "CrashCapsule": "trainkit.callbacks",
     "CSVLogger": "trainkit.loggers",
-    "DataModule": "trainkit.data.module",
+    "DataModule": "trainkit.api.datamodule",
     "DeviceStatsMonitor": "trainkit.callbacks",
     "EarlyStopping": "trainkit.callbacks",
     "Elastic": "trainkit.callbacks",
     "EMA": "trainkit.callbacks",
-    "export": "trainkit.exporting.export",
+    "export": "trainkit.export.export",
     "FaultInjection": "trainkit.callbacks",
     "Goodput": "trainkit.callbacks",
     "GradientMonitor": "trainkit.callbacks",
@@ -76,14 +76,14 @@ _HOMES = {
     "ProgressBar": "trainkit.callbacks",
     "PrometheusLogger": "trainkit.loggers",
     "PyTorchProfiler": "trainkit.callbacks",
-    "read_predictions": "trainkit.predictions",
-    "replay": "trainkit.replaying.replay",
-    "seed_everything": "trainkit.session",
+    "read_predictions": "trainkit.run.predictions",
+    "replay": "trainkit.replay.replay",
+    "seed_everything": "trainkit.run.setup",
     "SimpleProfiler": "trainkit.callbacks",
     "SpikeDetection": "trainkit.callbacks",
     "StochasticWeightAveraging": "trainkit.callbacks",
     "Stragglers": "trainkit.callbacks",
-    "Task": "trainkit.task",
+    "Task": "trainkit.api.task",
     "TensorBoardLogger": "trainkit.loggers",
     "ThroughputMonitor": "trainkit.callbacks",
     "Timeline": "trainkit.callbacks",

@@ -25,21 +25,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainkit.api.dispatch import Hooks
+from trainkit.api.state import TrainState
+from trainkit.api.task import LogTarget, Task, loss_of
 from trainkit.data.feed import Feed, Microbatch, Step
+from trainkit.device.precision import Precision
+from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.base import Engine
 from trainkit.errors import DataError, TaskError
-from trainkit.guards.finite import FiniteLosses
-from trainkit.guards.memory import NO_OBJECTS, Halving
-from trainkit.hooks import Hooks
-from trainkit.limits import Limits
-from trainkit.metrics import MetricLog
-from trainkit.optim.clearing import clear_gradients
-from trainkit.optim.clipping import clip, with_gradients
+from trainkit.metrics.log import MetricLog
+from trainkit.optim.clipping import clear_gradients, clip, with_gradients
 from trainkit.optim.schedule import LearningRates
-from trainkit.precision import Precision
-from trainkit.state import TrainState
-from trainkit.sync_guard import allowed_read
-from trainkit.task import LogTarget, Task, loss_of
+from trainkit.run.finite import FiniteLosses
+from trainkit.run.oom import NO_OBJECTS, Halving
+from trainkit.run.options import Limits
 
 
 @dataclass

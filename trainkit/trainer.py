@@ -11,26 +11,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainkit import loop
-from trainkit.arguments import IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
-from trainkit.arrangement import arrange
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule, Stage
+from trainkit.api.lightning_names import TRAINER_ARGUMENTS
+from trainkit.api.task import Task, check_overrides
+from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.callbacks.timer import Timer
 from trainkit.checkpoint.store import make_store
-from trainkit.data.module import DataModule, Stage
-from trainkit.durations import Duration
-from trainkit.elastic import keep_going
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
-from trainkit.fitting import FitSession
-from trainkit.lightning import TRAINER_ARGUMENTS
-from trainkit.limits import Limits
 from trainkit.loggers.base import Logger
-from trainkit.running import Running
-from trainkit.session import Session
-from trainkit.settings import NO_END, Settings
-from trainkit.task import Task, check_overrides
+from trainkit.run.build import FitSession
+from trainkit.run.default_callbacks import arrange
+from trainkit.run.elastic import keep_going
+from trainkit.run.options import NO_END, Limits, Settings
+from trainkit.run.running import Running
+from trainkit.run.setup import Session
 
 
 @checked

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 TASK = """
 import torch, trainkit

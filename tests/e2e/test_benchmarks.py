@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import everything, page
-from tests.benchmarks.peers import MODULES
+from benchmarks import everything, page
+from benchmarks.peers import MODULES
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Any] = json.loads(everything.RESULTS.read_text())
@@ -37,7 +37,7 @@ def numbers_of(rows: dict[str, list[Any]]) -> list[bool]:
 def test_each_contender_runs(name: str, tmp_path: Path) -> None:
     """The short form has the tables and contenders of the full one's results, a number wherever those have one."""
     out = tmp_path / "found.json"
-    command = [sys.executable, "-m", f"tests.benchmarks.{name}", "--short", "--json", str(out)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--short", "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
@@ -60,7 +60,7 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
 def test_the_gpu_script_runs(tmp_path: Path) -> None:
     """Without a GPU it runs on the CPU with tiny models: all of its parts that need no compiler and no NCCL."""
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--device", "cpu", "--short", "--json", str(out)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--short", "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())

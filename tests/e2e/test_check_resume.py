@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 # A user's own task: dropout and batch norm, and on demand something that a checkpoint cannot know of.
 TASK = """
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import trainkit
-from trainkit.checkpoint import contents
-from trainkit.engine.launcher import read_launcher
+from trainkit.checkpoint import stateful
+from trainkit.launch.environment import read_launcher
 
 UNSEEDED = torch.Generator()
 UNSEEDED.seed()
-restore = contents.set_random_state
+restore = stateful.set_random_state
 
 
 class Mine(trainkit.Task):
@@ -29,7 +29,7 @@ class Mine(trainkit.Task):
         self.model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.fault, self.counter, self.generator = fault, 0, torch.Generator().manual_seed(1)
         if fault == "rank 1" and read_launcher().rank == 1:
-            contents.set_random_state = lambda state: None  # as if the checkpoint did not have it
+            stateful.set_random_state = lambda state: None  # as if the checkpoint did not have it
 
     def training_step(self, batch, batch_idx):
         x, y = batch

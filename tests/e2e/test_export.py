@@ -11,7 +11,7 @@ import torch
 
 from recipes.digits import Digits
 from recipes.mlp import MLP
-from tests.launching import run_command
+from tests.helpers.launching import run_command
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
 
 def test_a_run_from_python_is_exported_from_python(place: Path) -> None:
     """A run without a config is refused with the function to call, and that function writes the file."""
-    code = "import torch, trainkit; from tests import toy; from trainkit.exporting.export import export; task = toy.Line(); "
+    code = "import torch, trainkit; from tests import toy; from trainkit.export.export import export; task = toy.Line(); "
     code += "trainer = trainkit.Trainer(run_dir='own', max_epochs=1, logger=False); trainer.fit(task, toy.loader()); "
     code += "print(export(task, 'own.onnx', 'onnx', torch.randn(4, 3)).batch_sizes)"
     made = run_command(f'python -c "{code}"', place, PYTHONPATH=str(Path(__file__).parents[2]))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import trainkit
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 LAUNCHERS = {
     "plain": "python -m trainkit",

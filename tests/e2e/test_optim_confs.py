@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_main_job import read_rows
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 
 def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 LAUNCHERS = {
     "horovod": "horovodrun --gloo -np {} python -m trainkit",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_bad_input import write_images
-from tests.launching import Command, run_command
+from tests.helpers.launching import Command, run_command
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_main_job import LAUNCHERS, read_rows
-from tests.launching import run_command
+from tests.helpers.launching import run_command
 
 PAIR = ("horovodrun", "torchrun")
 # Small enough for seconds on two busy cores; all else is as shipped.

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser import opened, perfetto
-from tests.launching import Command, run_command
+from tests.helpers.browser import opened, perfetto
+from tests.helpers.launching import Command, run_command
 
 pytestmark = pytest.mark.parallel
 

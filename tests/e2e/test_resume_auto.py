@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import BIN, Command
-from tests.resuming import assert_same_run, newest
+from tests.helpers.launching import BIN, Command
+from tests.helpers.resuming import assert_same_run, newest
 from trainkit.checkpoint.format import WEIGHTS, verify
 
 # In its 21st step it says so, and waits to be let, or asked to end.
@@ -23,7 +23,7 @@ WAITS = """
 import time
 from pathlib import Path
 
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
 
 
 class Waits(Callback):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 ROOT = Path(__file__).parents[2]
 # The checkout stands on the path of the test's environment (an editable install): without it, only the wheel is left.

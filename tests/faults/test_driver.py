@@ -322,7 +322,7 @@ def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signa
 
 
 def test_a_killed_driver_leaves_nobody_behind(tmp_path: Path) -> None:
-    """SIGKILL of the driver: its warden sends the workers SIGTERM, and ends with them."""
+    """SIGKILL of the driver: its reaper sends the workers SIGTERM, and ends with them."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.process.kill()

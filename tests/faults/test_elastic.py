@@ -18,7 +18,7 @@ import pytest
 
 from tests.faults.jobs import ROOT, WORKERS, free_port, wait_for
 from tests.faults.workers.elastic_job import SAMPLES
-from tests.launching import run_command
+from tests.helpers.launching import run_command
 
 pytestmark = pytest.mark.parallel
 

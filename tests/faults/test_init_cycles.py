@@ -14,8 +14,8 @@ import pytest
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from tests.faults.jobs import WORKERS
-from tests.launching import run_command
-from trainkit.launch.horovod_edits import identity, installed_edits
+from tests.helpers.launching import run_command
+from trainkit.horovod_build.patches import identity, installed_edits
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.jobs import Pairs, wait_for
 from trainkit.checkpoint.compare import differences
-from trainkit.checkpoint.finding import load
+from trainkit.checkpoint.find import load
 from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.jobs import ROOT, WORKERS, wait_for
 from tests.faults.test_kills import assert_same_run, newest
-from tests.launching import BIN, run_command
+from tests.helpers.launching import BIN, run_command
 from trainkit.checkpoint.format import verify
 
 pytestmark = pytest.mark.parallel

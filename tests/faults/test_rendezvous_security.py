@@ -23,8 +23,8 @@ from horovod.runner.http import http_client, signature
 from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 
 from tests.faults.jobs import WORKERS, wait_for
-from tests.launching import BIN, run_command
-from trainkit import signing
+from tests.helpers.launching import BIN, run_command
+from trainkit.launch.elastic import signing
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 

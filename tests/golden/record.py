@@ -18,16 +18,17 @@ from pathlib import Path
 
 import torch
 
-from tests.launching import run_command
-from tests.toy import Net, loader, quiet, weights
+from tests.helpers.launching import run_command
+from tests.helpers.toy import Net, loader, quiet, weights
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).parent / "losses.json"
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 STEPS = 20
+TEXT = f"data.root={Path(__file__).parent} data.pattern=text.txt"
 RUNS = {
     "mlp": "conf=mlp data.batch_size=16",
-    "gpt": f"conf=gpt data.root={Path(__file__).parent} data.pattern=text.txt data.batch_size=2 data.context=32 task.model.width=32",
+    "gpt": f"conf=gpt {TEXT} data.batch_size=2 data.context=32 task.model.width=32",
     "resnet18": "conf=resnet18 data.batch_size=4",
 }
 COMMON = f"callbacks=none logger=csv engine.device=cpu trainer.max_steps={STEPS} trainer.log_every_n_steps=1"

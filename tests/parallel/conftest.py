@@ -1,5 +1,5 @@
 """The fixture that runs commands."""
 
-from tests.launching import command
+from tests.helpers.launching import command
 
 __all__ = ["command"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launching import run_command
+from tests.helpers.launching import run_command
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.launching import run_command
+from tests.helpers.launching import run_command
 from tests.parallel.workers import option_models as models
 
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")

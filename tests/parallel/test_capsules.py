@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.launching import Command
-from tests.unit.replaying.test_cli_replay import CONF, TASK
+from tests.helpers.launching import Command
+from tests.unit.cli.test_replay import CONF, TASK
 
 pytestmark = pytest.mark.parallel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.helpers.toy import Line, rows
 from tests.parallel.starts import Starts, line_of
-from tests.toy import Line, rows
 
 STARTS = [("horovod", 2), ("ddp", 2), ("horovod", 3), ("ddp", 3)]
 

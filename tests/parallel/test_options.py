@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 from tests.parallel.starts import Starts, line_of
 from tests.parallel.workers import option_models as models
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launching import Command
+from tests.helpers.launching import Command
 
 pytestmark = pytest.mark.parallel
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launching import run_command
+from tests.helpers.launching import run_command
+from tests.helpers.toy import Line, rows, weights
 from tests.parallel.starts import ROOT, Starts, line_of
-from tests.toy import Line, rows, weights
 
 STARTS = ["single", "horovod", "ddp"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
-from tests.checkpoints import snapshot
+from tests.helpers.checkpoints import snapshot
 from trainkit.checkpoint.format import MANIFEST
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import ConfigError, TaskError

@@ -13,14 +13,14 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, Net, compile_with, loader, quiet, rows, weights
-from trainkit.callback import Callback
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, Net, compile_with, loader, quiet, rows, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.callbacks.divergence_guard import hash_of
-from trainkit.compiling import _ALONE, compiled
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.run.compile import _ALONE, compiled
 
 
 def test_a_fit_after_a_prediction_trains(tmp_path: Path) -> None:

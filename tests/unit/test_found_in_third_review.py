@@ -18,19 +18,19 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, SequentialLR
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, loader, quiet, rows, weights
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit import Task
 from trainkit.callbacks import EMA, EarlyStopping, StochasticWeightAveraging
-from trainkit.callbacks.step_record import raw_random
-from trainkit.checkpoint.contents import random_state
+from trainkit.callbacks.crash_capsule.step_record import raw_random
+from trainkit.checkpoint.stateful import random_state
 from trainkit.cli.execute import _show_metrics
-from trainkit.engine.wire import make_wire
+from trainkit.device.precision import Precision
+from trainkit.engine.reduce.wire import make_wire
 from trainkit.errors import ConfigError, TaskError
-from trainkit.guards.finite import FiniteLosses
-from trainkit.metrics import Accumulator, combine, read_all
+from trainkit.metrics.log import Accumulator, combine, read_all
 from trainkit.optim.clipping import clip
-from trainkit.precision import Precision
+from trainkit.run.finite import FiniteLosses
 
 CPU = torch.device("cpu")
 

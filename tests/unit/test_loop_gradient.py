@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.toy import Line, Net, Recorder, loader, quiet, rows, weights
+from tests.helpers.toy import Line, Net, Recorder, loader, quiet, rows, weights
 from trainkit.errors import TaskError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader, quiet
-from trainkit.callback import Callback
-from trainkit.task_hooks import TASK_HOOKS
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
+from trainkit.api.task_hooks import TASK_HOOKS
 
 NOT_HOOKS = {"state_dict", "load_state_dict"}
 HOOKS = [n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_") and n not in NOT_HOOKS]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.toy import Line, Recorder, loader, quiet, rows
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Recorder, loader, quiet, rows
+from trainkit.api.callback import Callback
 from trainkit.errors import ConfigError, DataError
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toy import Line, Net, Recorder, loader, quiet, weights
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Net, Recorder, loader, quiet, weights
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
+from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.callbacks.banner import Banner
-from trainkit.callbacks.progress import ProgressBar
+from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.checkpoint.format import load_weights, verify
-from trainkit.data.module import DataModule
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
-from trainkit.lightning import TRAINER_ARGUMENTS
 from trainkit.loggers import CSVLogger, TensorBoardLogger
-from trainkit.session import seed_everything
+from trainkit.run.setup import seed_everything
 from trainkit.trainer import Trainer
 
 
@@ -219,7 +219,7 @@ def test_best_and_last_are_found_after_a_fit(tmp_path: Path, monkeypatch: pytest
     trainer = Trainer(max_epochs=2, callbacks=ModelCheckpoint(monitor="val/loss"), **silent)
     trainer.fit(Line(), loader(23), loader(4))
     fitted = trainer.run_dir
-    monkeypatch.setattr("trainkit.run_dir.time.strftime", lambda form: "a second later")
+    monkeypatch.setattr("trainkit.run.folder.time.strftime", lambda form: "a second later")
     for ckpt_path in ("best", "last"):
         assert trainer.test(Line(), loader(4), ckpt_path=ckpt_path).keys() == {"val/loss"}
         assert trainer.run_dir == fitted
@@ -228,7 +228,7 @@ def test_best_and_last_are_found_after_a_fit(tmp_path: Path, monkeypatch: pytest
 def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that start at the same time do not write into each other's folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainkit.run_dir.time.strftime", lambda form: "now")
+    monkeypatch.setattr("trainkit.run.folder.time.strftime", lambda form: "now")
     folders = set()
     for _ in range(3):
         trainer = Trainer(max_steps=1, logger=False, enable_progress_bar=False, enable_model_summary=False)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
+from tests.helpers.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 

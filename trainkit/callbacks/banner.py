@@ -8,13 +8,12 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
+from trainkit.console import console_of, plural, short
 from trainkit.data.feed import MapFeed, StreamFeed
-from trainkit.terminal import console_of, short
-from trainkit.words import plural
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

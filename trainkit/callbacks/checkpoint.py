@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.arguments import PositiveInt, checked, not_logged
-from trainkit.callback import Callback
-from trainkit.checkpoint.kept import Kept
+from trainkit.api.callback import Callback
+from trainkit.arguments import Duration, PositiveInt, checked, not_logged, seconds_of
+from trainkit.checkpoint.retention import Kept
 from trainkit.checkpoint.store import LINKS, Store, make_store
-from trainkit.durations import Duration, seconds_of
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.callback import Callback
-from trainkit.callbacks.log_steps import is_log_step, write
-from trainkit.device_stats import DeviceStats
+from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.stats import DeviceStats
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _OF_HOST = ("cpu_", "host_", "process_")
@@ -76,7 +76,7 @@ def _joined(name: str, values: list[float]) -> float:
 class DeviceStatsMonitor(Callback):
     """Writes `device/...` each log_every_n_steps, of rank 0's device and host alone.
 
-    The numbers are those of trainkit.device_stats (`gpu_memory_used_bytes`, `gpu_utilization_ratio`, `gpu_power_watts`,
+    The numbers are those of trainkit.device.stats (`gpu_memory_used_bytes`, `gpu_utilization_ratio`, `gpu_power_watts`,
     `host_memory_used_bytes`, ...; GPUs need nvidia-ml-py, hosts psutil), and on a GPU torch's `gpu_memory_peak_bytes` and
     `gpu_alloc_retries` (each one freed torch's cache and waited: memory is short). A thread reads them, as a driver may take
     milliseconds; what is written are means of ratios and watts, and the highest of all else, since the last writing.

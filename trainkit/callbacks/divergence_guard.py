@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveInt, checked
-from trainkit.callback import Callback
 from trainkit.engine.base import Engine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import DivergenceError
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _SHOWN = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import NonNegativeFloat, PositiveInt, checked, not_logged
-from trainkit.callback import Callback
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

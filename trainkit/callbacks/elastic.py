@@ -6,13 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveInt, checked
-from trainkit.callback import Callback
-from trainkit.checkpoint.memory import Memory
-from trainkit.signals import Signals
+from trainkit.checkpoint.in_memory import Memory
+from trainkit.run.signals import Signals
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import checked
-from trainkit.callback import Callback
 from trainkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 DURING = ("step", "validation", "saving", "recovery")

@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
-from trainkit.callback import Callback
 from trainkit.errors import ConfigError, TaskError, did_you_mean
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import checked
-from trainkit.callback import Callback
+from trainkit.console import console_of, plural
 from trainkit.data.feed import StreamFeed
-from trainkit.terminal import console_of
-from trainkit.words import plural
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 FILE = "goodput.json"

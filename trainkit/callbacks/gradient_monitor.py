@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
-from trainkit.callback import Callback
-from trainkit.callbacks.log_steps import is_log_step, write
-from trainkit.sync_guard import allowed_read
+from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.sync_guard import allowed_read
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

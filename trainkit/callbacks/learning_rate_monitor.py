@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import checked
-from trainkit.callback import Callback
-from trainkit.callbacks.log_steps import is_log_step, write
+from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.sync_guard import allowed_read
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

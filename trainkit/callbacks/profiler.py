@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.callback import Callback
-from trainkit.terminal import console_of, short
+from trainkit.console import console_of, short
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _WIDTH = 118

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
 from trainkit.data.feed import StreamFeed
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 PARTS = ("data", "compute", "communication", "optimizer", "hooks")
@@ -168,3 +168,20 @@ def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
+
+
+def is_log_step(trainer: Trainer, ahead: int = 0, every_n_steps: int | None = None) -> bool:
+    """Whether step values are written at this step.
+
+    Args:
+        trainer: whose `log_every_n_steps` says so.
+        ahead: 1 within a step, which is counted only when its update is done.
+        every_n_steps: in its place.
+    """
+    return (trainer.global_step + ahead) % (every_n_steps or trainer.settings.limits.log_every_n_steps) == 0
+
+
+def write(trainer: Trainer, values: dict[str, float]) -> None:
+    """Hand numbers of this step to the loggers, on rank 0; on the others nothing happens."""
+    if values and trainer.is_global_zero:
+        trainer.session.hooks("on_metrics", values, trainer.global_step)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
-from trainkit.callback import Callback
 from trainkit.callbacks.step_clock import Times
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _OWN = {  # part -> what it is, and what helps

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trainkit.api.callback import Callback
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
-from trainkit.callback import Callback
-from trainkit.callbacks.flops import flop_counter
-from trainkit.callbacks.log_steps import is_log_step, write
-from trainkit.callbacks.peak_flops import peak_flops_of
+from trainkit.callbacks.model_summary.layers import flop_counter
+from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.peak_flops import peak_flops_of
+from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
-from trainkit.sync_guard import allowed_read
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
+    from trainkit.api.task import Task
     from trainkit.callbacks.step_clock import Times
-    from trainkit.task import Task
     from trainkit.trainer import Trainer
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.arguments import checked
-from trainkit.callback import Callback
-from trainkit.durations import Duration, seconds_of
+from trainkit.api.callback import Callback
+from trainkit.arguments import Duration, checked, seconds_of
 from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 STAGES = ("train", "validate", "test")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
-from trainkit.engine.launcher import pretend, read_launcher, without_launcher
+from trainkit.console import plural
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch.horovod_commands import first_error
-from trainkit.launch.ranks import Launcher, launcher_of, run_job, start_with
-from trainkit.words import plural
+from trainkit.launch.commands import first_error
+from trainkit.launch.environment import pretend, read_launcher, without_launcher
+from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
-    from trainkit.config import Job
+    from trainkit.config.compose import Job
 
 _OWN = ("kill_at", "save_at", "steps", "ranks", "keep")
 _MORE_STEPS = 8
@@ -69,7 +69,7 @@ class Children:
         """
         print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
         started, log = time.monotonic(), self.folder / f"{name}.log"
-        witness = ["_target_=trainkit.callbacks.resume_witness.ResumeWitness", f"record_to='{self.folder / 'notes' / name}'"]
+        witness = ["_target_=trainkit.report.resume.recorder.ResumeWitness", f"record_to='{self.folder / 'notes' / name}'"]
         settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]
         line = [*start_with(self.launcher, ranks), "-m", "trainkit", "fit", *self.overrides, *settings]
         code = run_job(line, log, without_launcher(os.environ))
@@ -139,7 +139,7 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     """Run the three, compare; return whether they are equal. torch is imported here, after all checks."""
     steps = _last_step(config, asked)
     launcher = _launcher(config, asked)
-    resume: Any = importlib.import_module("trainkit.report.resume")
+    resume: Any = importlib.import_module("trainkit.report.resume.report")
     same: list[str] = []
     if asked.ranks[0] != asked.ranks[1]:
         with tempfile.TemporaryDirectory() as plan:  # leaves nothing behind

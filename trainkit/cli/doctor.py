@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from trainkit.console import console_of
 from trainkit.doctor import gpus, horovod, host, network, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.errors import ConfigError
-from trainkit.launch.horovod_machine import probe
-from trainkit.launch.horovod_proof import look as look_at_horovod
-from trainkit.terminal import console_of
+from trainkit.horovod_build.check import look as look_at_horovod
+from trainkit.horovod_build.probe import probe
 
 _OPTIONS = ("--json", "--no-allreduce")
 _USAGE = """usage: python -m trainkit doctor [--json] [--no-allreduce]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from trainkit.build import build
-from trainkit.callback import Callback
-from trainkit.config import Job
-from trainkit.terminal import console_of, short
+from trainkit.api.callback import Callback
+from trainkit.config.compose import Job
+from trainkit.config.instantiate import build
+from trainkit.console import console_of, short
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

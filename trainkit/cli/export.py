@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli import run
-from trainkit.engine.launcher import read_launcher
+from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.exporting.request import FORMATS, check_format, check_output
-from trainkit.shipped import make_importable
+from trainkit.export.request import FORMATS, check_format, check_output
+from trainkit.launch.environment import read_launcher
 
 _KEYS = {
     "ckpt_path": "best, last, or a checkpoint's folder",
@@ -38,7 +38,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def _work(arguments: Sequence[str]) -> None:
     """Export. torch is imported here, after all checks."""
     request = _read(arguments)
-    from_run: Any = importlib.import_module("trainkit.exporting.from_run")
+    from_run: Any = importlib.import_module("trainkit.export.from_run")
     from_run.export_run(**request)
 
 

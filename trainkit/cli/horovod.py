@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trainkit.errors import EngineError, TrainkitError
-from trainkit.launch import horovod_build, horovod_edits, horovod_pip, horovod_proof
-from trainkit.launch.horovod_machine import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
-from trainkit.launch.ranks import ended_by_signals
+from trainkit.horovod_build import build, patches, pip
+from trainkit.horovod_build import check as build_check
+from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
+from trainkit.launch.local import ended_by_signals
 
 _MEND = "python -m trainkit horovod install"
 _PROG = "python -m trainkit horovod"
@@ -30,15 +31,15 @@ _PROG = "python -m trainkit horovod"
 _say = functools.partial(print, flush=True)  # in order with stderr, also into a file
 
 _ABOUT = f"""\
-Horovod {horovod_pip.VERSION} is the last release, and as pip would build it, it does not compile against today's torch.
+Horovod {pip.VERSION} is the last release, and as pip would build it, it does not compile against today's torch.
 This command builds it for the torch of this environment, with trainkit's edits, and proves that it works."""
 
 _INSTALL_ABOUT = f"""\
-Build Horovod {horovod_pip.VERSION} for the torch of this environment, install it, and prove it with two ranks.
+Build Horovod {pip.VERSION} for the torch of this environment, install it, and prove it with two ranks.
 
 The source comes from the package index, as your pip is set up, and its SHA-256 is checked before any of it runs.
 trainkit's edits are applied to it then: elastic jobs on one host too, signed requests to the rendezvous server, errors
-in Python where a lost connection used to end the process. Each of them is a file in trainkit/launch/horovod_edits.
+in Python where a lost connection used to end the process. Each of them is a file in trainkit/launch/patches.
 The build takes about 2 to 10 minutes on 2 cores and happens once: the wheel is kept in $TRAINKIT_CACHE,
 $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit, and the next install of the same build takes seconds.
 It needs a C++ compiler and make (Debian, Ubuntu: apt-get install g++ make); what it needs from pip it installs."""
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--source",
         type=Path,
         metavar="FILE",
-        help=f"horovod-{horovod_pip.VERSION}.tar.gz on disk, for a machine without network",
+        help=f"horovod-{pip.VERSION}.tar.gz on disk, for a machine without network",
     )
     install.add_argument("--rebuild", action="store_true", help="build again, even if it is installed or in the cache")
 
@@ -116,61 +117,59 @@ def _install(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     source = arguments.source.absolute() if arguments.source else None
     if source is not None:
-        horovod_pip.verify(source)
+        pip.verify(source)
     wanted = Wanted(mpi=arguments.mpi, gpu=arguments.gpu, jobs=arguments.jobs)
     machine = probe(os.environ)
     plan = choose(machine, wanted)
     log = _new_log("install")
     _tell_plan(machine, plan)
 
-    _install_needs(horovod_pip.RUNTIME_NEEDS, machine, log)
-    installed = horovod_proof.look()
+    _install_needs(pip.RUNTIME_NEEDS, machine, log)
+    installed = build_check.look()
     if installed is not None and not arguments.rebuild and _fits(installed, machine, plan, wanted):
         _say(f"Horovod {installed.version} is installed already, built for this torch.")
     else:
         wheel = _wheel(machine, plan, log=log, source=source, rebuild=arguments.rebuild)
-        horovod_pip.install_wheel(wheel, log)
+        pip.install_wheel(wheel, log)
         _say(f"Installed {wheel.name}.")
     _prove(log)
     _say(f"Done in {time.monotonic() - started:.0f} s.")
     return 0
 
 
-def _fits(installed: horovod_proof.Installed, machine: Machine, plan: Plan, wanted: Wanted) -> bool:
+def _fits(installed: build_check.Installed, machine: Machine, plan: Plan, wanted: Wanted) -> bool:
     assert machine.torch is not None
     return installed.problem(machine.torch.version) is None and installed.serves(plan, wanted)
 
 
 def _wheel(machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebuild: bool) -> Path:
     """Return the wheel from the cache, or build it."""
-    cache = horovod_build.cache_folder(os.environ)
-    folder = cache / "wheels" / horovod_build.wheel_key(machine, plan, os.environ)
-    found = None if rebuild else horovod_build.cached_wheel(folder)
+    cache = build.cache_folder(os.environ)
+    folder = cache / "wheels" / build.wheel_key(machine, plan, os.environ)
+    found = None if rebuild else build.cached_wheel(folder)
     if found is not None:
         _say(f"Built before: {found}")
         return found
     if not rebuild and any(folder.glob("*.whl")):
         _say(f"The wheel in {folder} is damaged; it is built again.")
     require_compilers(machine, os.environ)
-    _install_needs(horovod_pip.BUILD_NEEDS, machine, log)
-    ignored = horovod_build.ignored_settings(os.environ)
+    _install_needs(pip.BUILD_NEEDS, machine, log)
+    ignored = build.ignored_settings(os.environ)
     if ignored:
         _say(f"Set aside for the build: {', '.join(ignored)} (--mpi, --gpu and --cpu choose).")
     _say("Building; this takes about 2 to 10 minutes on 2 cores and happens once.")
     started = time.monotonic()
     with _progress() as on_percent:
-        wheel = horovod_build.build_wheel(
-            machine, plan, source=source, cache=cache, log=log, environ=os.environ, on_percent=on_percent
-        )
+        wheel = build.build_wheel(machine, plan, source=source, cache=cache, log=log, environ=os.environ, on_percent=on_percent)
     _say(f"Built in {time.monotonic() - started:.0f} s: {wheel}")
     return wheel
 
 
 def _install_needs(needs: tuple[str, ...], machine: Machine, log: Path) -> None:
-    missing = horovod_pip.missing_needs(needs, machine)
+    missing = pip.missing_needs(needs, machine)
     if missing:
         _say(f"Installing what Horovod needs and is not here: {', '.join(missing)}")
-        horovod_pip.install_missing(missing, log)
+        pip.install_missing(missing, log)
 
 
 @contextlib.contextmanager
@@ -202,7 +201,7 @@ def _check(arguments: argparse.Namespace) -> int:
     machine = probe(os.environ)
     if machine.torch is None:
         raise EngineError("torch cannot be imported in this environment. Install it first: pip install torch")
-    installed = horovod_proof.look()
+    installed = build_check.look()
     if installed is None:
         raise EngineError(f"Horovod is not installed in this environment. Install it with: {_MEND}")
     _tell_installed(installed, machine.torch.version)
@@ -217,7 +216,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _prove(log: Path) -> None:
     started = time.monotonic()
     try:
-        proven = horovod_proof.prove(log, os.environ)
+        proven = build_check.prove(log, os.environ)
     except EngineError as error:
         raise EngineError(f"{error}\nIf nothing else explains it, build again with: {_MEND} --rebuild") from None
     _say(f"Proof: horovodrun -np 2 --gloo, {time.monotonic() - started:.0f} s")
@@ -226,7 +225,7 @@ def _prove(log: Path) -> None:
 
 
 def _new_log(command: str) -> Path:
-    folder = horovod_build.cache_folder(os.environ) / "logs"
+    folder = build.cache_folder(os.environ) / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -236,8 +235,8 @@ def _new_log(command: str) -> Path:
 
 def _tell_plan(machine: Machine, plan: Plan) -> None:
     assert machine.torch is not None
-    _say(f"Horovod {horovod_pip.VERSION} for torch {machine.torch.version}")
-    _tell("edits", f"{horovod_edits.identity()} ({len(horovod_edits.edits())} files)")
+    _say(f"Horovod {pip.VERSION} for torch {machine.torch.version}")
+    _tell("edits", f"{patches.identity()} ({len(patches.edits())} files)")
     _tell("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
     _tell("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
     _tell("compilers", f"{plan.jobs} at once ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
@@ -246,10 +245,10 @@ def _tell_plan(machine: Machine, plan: Plan) -> None:
     _tell("NCCL", f"{_yes(plan.gpu.on)}  ({plan.gpu.why})")
 
 
-def _tell_installed(installed: horovod_proof.Installed, torch_version: str) -> None:
+def _tell_installed(installed: build_check.Installed, torch_version: str) -> None:
     _say(f"Horovod {installed.version}")
     _tell("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
-    _tell("edits", f"{installed.edits or 'none'} (this trainkit's: {horovod_edits.identity()})")
+    _tell("edits", f"{installed.edits or 'none'} (this trainkit's: {patches.identity()})")
     _tell("imports", "yes" if installed.error is None else f"no: {installed.error}")
     for part in ("gloo", "mpi", "nccl"):
         _tell({"gloo": "Gloo"}.get(part, part.upper()), _yes(part in installed.parts))

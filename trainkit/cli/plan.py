@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
-from trainkit.engine.launcher import pretend, read_launcher
 from trainkit.errors import ConfigError
+from trainkit.launch.environment import pretend, read_launcher
 
 if TYPE_CHECKING:
-    from trainkit.config import Job
+    from trainkit.config.compose import Job
 
 _OWN = ("ranks", "ranks_per_host")
 
@@ -37,6 +37,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _work(job: Job) -> None:
     """Work out and print. torch is imported here, after all checks."""
-    show: Any = importlib.import_module("trainkit.report.show")
+    show: Any = importlib.import_module("trainkit.report.plan.show")
     with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
         show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)))

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.cli import run
-from trainkit.engine.launcher import read_launcher
+from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.shipped import make_importable
+from trainkit.launch.environment import read_launcher
 
 _KEYS = {
     "update": "true: make the optimizer's update too, with this rank's gradient",
@@ -42,8 +42,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def _work(arguments: Sequence[str]) -> None:
     """Take the step, and show it. torch is imported here, after all checks."""
     request = _read(arguments)
-    replaying: Any = importlib.import_module("trainkit.replaying.replay")
-    show: Any = importlib.import_module("trainkit.replaying.show")
+    replaying: Any = importlib.import_module("trainkit.replay.replay")
+    show: Any = importlib.import_module("trainkit.replay.show")
     show.show(replaying.replay(**request))
 
 

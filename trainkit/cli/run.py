@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit.engine.launcher import Launcher, read_launcher
+from trainkit.config.resources import conf_folders, make_importable
 from trainkit.errors import JobEnded, Preempted, TrainkitError
-from trainkit.shipped import conf_folders, make_importable
+from trainkit.launch.environment import Launcher, read_launcher
 
 # How long another rank waits before it prints an error. When rank 0 has the same one, it has printed it by then and
 # the launcher ends everybody; when it has not, this rank's message is the one that the user needs.
@@ -45,7 +45,7 @@ def main(
         return 0
     try:
         # Hydra is imported here, so that --help costs nothing.
-        config = importlib.import_module("trainkit.config")
+        config = importlib.import_module("trainkit.config.compose")
         config.run(command, arguments, launcher.is_main, work or _work)
         return 0
     except Preempted as ended:
@@ -107,7 +107,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _print_help(command: str) -> None:
-    config = importlib.import_module("trainkit.config")
+    config = importlib.import_module("trainkit.config.compose")
     folders = conf_folders(Path.cwd())
     print(f"usage: python -m trainkit {command} conf=NAME [key=value ...] [--cfg job] [-m]\n")
     print(f"  conf      one of {', '.join(config.list_confs(folders))}")

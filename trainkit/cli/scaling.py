@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
-from trainkit.engine.launcher import pretend, read_launcher, without_launcher
+from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch.horovod_commands import first_error
-from trainkit.launch.ranks import Launcher, launcher_of, run_job, start_with
-from trainkit.report.scaling import Measured, check_words, fit, measured_grid, predictions_grid
-from trainkit.report.scaling_page import write_scaling_page
-from trainkit.report.steps import analyse
-from trainkit.terminal import console_of, short
+from trainkit.launch.commands import first_error
+from trainkit.launch.environment import pretend, read_launcher, without_launcher
+from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
+from trainkit.report.scaling.model import Measured, check_words, fit, measured_grid, predictions_grid
+from trainkit.report.scaling.page import write_scaling_page
+from trainkit.report.timeline.steps import analyse
 from trainkit.tracing.merge import read_recording, recordings
-from trainkit.words import plural
 
 if TYPE_CHECKING:
-    from trainkit.config import Job
+    from trainkit.config.compose import Job
 
 _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
@@ -116,7 +115,7 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
         ("torch_profiler", "false"),
     ):
         settings.append(f"++callbacks.timeline.{name}={value}")
-    settings.append("++callbacks.sum_costs._target_=trainkit.callbacks.sum_costs.SumCosts")
+    settings.append("++callbacks.sum_costs._target_=trainkit.report.scaling.allreduce_costs.SumCosts")
     if trainer.get("global_batch_size") is not None:
         settings += ["trainer.global_batch_size=null", "trainer.accumulate_grad_batches=1"]
         notes.append("trainer.global_batch_size is left out: each rank keeps its own batch, so that more ranks do more.")

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainkit.console import console_of, short
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.report.steps import analyse
-from trainkit.report.timeline_advice import advise
-from trainkit.report.timeline_page import write_timeline_page
-from trainkit.report.timeline_words import grids, in_words
-from trainkit.run_lock import LOCK
-from trainkit.terminal import console_of, short
+from trainkit.report.timeline.advice import advise
+from trainkit.report.timeline.page import write_timeline_page
+from trainkit.report.timeline.steps import analyse
+from trainkit.report.timeline.text import grids, in_words
+from trainkit.run.lock import LOCK
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
 from trainkit.tracing.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 

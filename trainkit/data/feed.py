@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.transfer import count_samples
+from trainkit.device.transfer import count_samples
 
 Move = Callable[[Any], Any]
 AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by epoch

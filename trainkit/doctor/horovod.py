@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainkit.doctor.findings import Finding
 from trainkit.doctor.software import Torch
-from trainkit.launch.horovod_machine import Machine, search_path
-from trainkit.launch.horovod_proof import Installed
+from trainkit.horovod_build.check import Installed
+from trainkit.horovod_build.probe import Machine, search_path
 
 AREA = "Horovod"
 INSTALL = "python -m trainkit horovod install"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainkit.doctor.findings import Finding
-from trainkit.engine.launcher import read_launcher, without_launcher
+from trainkit.launch.environment import read_launcher, without_launcher
 
 AREA = "network"
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap")

@@ -25,11 +25,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainkit.engine.launcher import Launcher, read_launcher
-from trainkit.engine.observed import Here, Observed
+from trainkit.engine.heartbeat import Here, Observed
 from trainkit.engine.process_set import Place
 from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import ConfigError, EngineError, TrainkitError
+from trainkit.launch.environment import Launcher, read_launcher
 
 Device = Literal["auto", "cpu", "cuda"]
 

@@ -7,9 +7,9 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.arguments import show
-from trainkit.engine.launcher import read_launcher
 from trainkit.engine.options import refusals
 from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
     from trainkit.engine.base import Engine
@@ -18,8 +18,8 @@ EngineName = Literal["auto", "single", "horovod", "ddp"]
 
 _HOMES = {
     "single": ("trainkit.engine.single", "SingleEngine"),
-    "horovod": ("trainkit.engine.horovod", "HorovodEngine"),
-    "ddp": ("trainkit.engine.ddp", "DDPEngine"),
+    "horovod": ("trainkit.engine.horovod.engine", "HorovodEngine"),
+    "ddp": ("trainkit.engine.ddp.engine", "DDPEngine"),
 }
 
 

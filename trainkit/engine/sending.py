@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainkit.data.transfer import to_device
+from trainkit.device.transfer import to_device
 
 if TYPE_CHECKING:
     from trainkit.engine.base import Engine

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
 from trainkit.checkpoint.store import Store
 from trainkit.loggers.background import Background
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _SETTLE_S = 5.0

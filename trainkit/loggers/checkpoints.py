@@ -10,7 +10,7 @@ from trainkit.checkpoint.store import LINKS, Store
 from trainkit.loggers.base import Logger
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 LogModel = bool | Literal["all"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.task import Task
+from trainkit.api.task import Task
 
 
 class Forward(nn.Module):

@@ -12,10 +12,10 @@ from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
-from trainkit.loggers.flat import flatten
+from trainkit.loggers.rows import flatten
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 _KEY_TAG = "trainkit.run"

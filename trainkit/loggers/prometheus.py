@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainkit.arguments import NonNegativeInt, checked
-from trainkit.device_stats import DeviceStats
+from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.series import SERIES, Board
 from trainkit.version import __version__
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 
@@ -29,8 +29,8 @@ class PrometheusLogger(Logger):
     `pip install 'trainkit[prometheus]'`.
 
     The series are listed in trainkit/loggers/series.py; each has the labels run (the last two folders of its path), rank and
-    host. A Grafana dashboard and alerts lie in trainkit/monitoring/. A step pays for a few plain numbers; a scrape reads them,
-    and memory and load, in a thread of its own.
+    host. A Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A step pays for a few plain numbers; a scrape
+    reads them, and memory and load, in a thread of its own.
 
     Args:
         port: where to serve; 0 takes a free one. The address is printed.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trainkit.loggers.base import Logger
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 
@@ -82,3 +84,19 @@ class Sieve:
             self._seen += 1
             return self._seen <= self._most
         return step <= self._last_step
+
+
+Plain = bool | int | float | str
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Plain]:
+    """Return {"optimizer.lr": 0.1, ...}. A list is its JSON text; null is "null"; any other object is its text."""
+    flat: dict[str, Plain] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{name}.{inner}": found for inner, found in flatten(value).items()}
+        elif isinstance(value, (bool, int, float, str)):
+            flat[str(name)] = value
+        else:
+            flat[str(name)] = json.dumps(value, default=str)
+    return flat

@@ -1,6 +1,6 @@
 """Series: what a scrape reads of a run. Training writes plain numbers here; a scrape puts them together in its own thread.
 
-Names and meanings stand in SERIES, from which the dashboard and the alerts in trainkit/monitoring/ take theirs.
+Names and meanings stand in SERIES, from which the dashboard and the alerts in trainkit/loggers/dashboards/ take theirs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainkit.device_stats import DeviceStats
+from trainkit.device.stats import DeviceStats
 
 Kind = Literal["gauge", "counter", "histogram"]
 

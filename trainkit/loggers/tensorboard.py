@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from trainkit.arguments import PositiveInt, checked
+from trainkit.device.sync_guard import allowed_read
 from trainkit.loggers.base import Logger, RunFacts
-from trainkit.loggers.flat import flatten
 from trainkit.loggers.graph import Forward, left_as_found, why_not
-from trainkit.sync_guard import allowed_read
+from trainkit.loggers.rows import flatten
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

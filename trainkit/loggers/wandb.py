@@ -13,7 +13,7 @@ from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
 
 if TYPE_CHECKING:
-    from trainkit.task import Task
+    from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
 

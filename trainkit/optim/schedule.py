@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import CheckpointError, ConfigError, TaskError
-from trainkit.optim.contract import Contract
+from trainkit.optim.batch_plan import Contract
 from trainkit.optim.forms import ScheduleConfig
 
 # Absolute rates beside `lr`, which follow the factor as it does: of parameter groups, of schedulers (lists), of schedulers.

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tests.toy import Line, Numbered, Numbers
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Numbered, Numbers
+from trainkit.api.callback import Callback
 from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
 from trainkit.cli.run import fail
-from trainkit.engine.launcher import read_launcher
 from trainkit.errors import JobEnded
+from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
-from trainkit.callback import Callback
+from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.toy import Line, fill, loader, quiet, weights
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, fill, loader, quiet, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.engine.select import make_engine
 from trainkit.optim import LAMB, LARS, decay_groups

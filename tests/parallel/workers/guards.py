@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import trainkit
-from tests.toy import Line, loader, quiet, rows, weights
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import DivergenceGuard
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError

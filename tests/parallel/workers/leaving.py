@@ -12,7 +12,7 @@ import atexit
 import sys
 from pathlib import Path
 
-from tests.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet
 
 
 def say_what_lives() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.toy import Line, loader, quiet
-from tests.written import Written
-from trainkit.callback import Callback
+from tests.helpers.logger_calls import Written
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.callbacks import (
     DeviceStatsMonitor,
     GradientMonitor,

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from tests.parallel.workers.option_models import WORDS, Norms, Words, batch, net, pictures
-from trainkit.engine import ddp_reduce
 from trainkit.engine.base import Engine
+from trainkit.engine.ddp import reduce as ddp_reduce
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError
 
 OUT = sys.argv[1]
 HOROVOD = "HOROVOD_RANK" in os.environ
 if HOROVOD:
-    from trainkit.engine import horovod_reduce
+    from trainkit.engine.horovod import reduce as horovod_reduce
 # Horovod reads its own settings and its process sets when it starts: the process's first engine has them all.
 SET = [1] if int(os.environ.get("HOROVOD_SIZE", os.environ.get("WORLD_SIZE", "1"))) == 2 else [0, 2]
 FIRST = {"process_set": SET, "fusion_threshold_mb": 8, "cache_capacity": 64, "cycle_time_ms": 0.5} if HOROVOD else {}

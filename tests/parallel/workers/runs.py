@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from tests.toy import Line, Net, loader, quiet, rows, weights
+from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.checkpoint import store
 from trainkit.engine.select import make_engine

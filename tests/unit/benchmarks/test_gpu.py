@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.benchmarks import gpu, gpu_profile
-from tests.benchmarks.gpu_training import RESNET
+from benchmarks import gpu, gpu_profile
+from benchmarks.gpu_training import RESNET
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.harness import Findings, Table, Target, median, median_ratio, shown, take_turns
+from benchmarks.harness import Findings, Table, Target, median, median_ratio, shown, take_turns
 
 
 def test_contenders_take_turns() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.engine.options import changed
-from trainkit.engine.pretended import PretendedEngine
+from trainkit.engine.simulated import PretendedEngine
 
 
 def banner(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader, quiet
-from tests.written import Written
-from trainkit.callback import Callback
+from tests.helpers.logger_calls import Written
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.callbacks import DeviceStatsMonitor, device_stats_monitor
 from trainkit.callbacks.device_stats_monitor import Sampler
 from trainkit.errors import ConfigError

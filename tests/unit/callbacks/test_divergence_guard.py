@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Net, loader, quiet
+from tests.helpers.toy import Net, loader, quiet
 from trainkit.callbacks import DivergenceGuard
 from trainkit.callbacks.divergence_guard import _difference, _tensors, hash_of
 from trainkit.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EarlyStopping
 from trainkit.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toy import Line, loader
+from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, ModelCheckpoint
 from trainkit.callbacks.fault_injection import DEEDS
 from trainkit.errors import ConfigError, TrainkitError

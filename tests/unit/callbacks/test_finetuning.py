@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Line, Recorder, fill, loader, quiet, weights
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Recorder, fill, loader, quiet, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import BackboneFinetuning, BaseFinetuning, ModelCheckpoint
 from trainkit.errors import ConfigError, TaskError
 from trainkit.optim import decay_groups

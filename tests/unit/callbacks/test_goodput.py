@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader
+from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Goodput, ModelCheckpoint
 from trainkit.callbacks.goodput import PARTS, Ledger
 from trainkit.loggers import CSVLogger

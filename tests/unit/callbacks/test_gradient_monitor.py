@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Line, Net, loader, quiet, weights
-from tests.written import Written
-from trainkit.callback import Callback
+from tests.helpers.logger_calls import Written
+from tests.helpers.toy import Line, Net, loader, quiet, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import GradientMonitor
 from trainkit.errors import ConfigError
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Line, loader, quiet
-from tests.written import Written
+from tests.helpers.logger_calls import Written
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import LearningRateMonitor
 from trainkit.errors import ConfigError
 

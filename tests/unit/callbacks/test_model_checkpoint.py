@@ -16,10 +16,10 @@ import torch
 import torchmetrics
 from torch import nn
 
-from tests.resuming import assert_same_run
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, Net, loader, quiet
-from trainkit.callback import Callback
+from tests.helpers.resuming import assert_same_run
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, Net, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import make_store

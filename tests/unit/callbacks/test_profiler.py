@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, Net, loader, quiet, weights
-from trainkit.callback import Callback
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, Net, loader, quiet, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import PyTorchProfiler, SimpleProfiler, Timeline
 from trainkit.callbacks.profiler import STEP
 from trainkit.errors import ConfigError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, loader
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Stragglers
 from trainkit.callbacks.step_clock import PARTS, StepClock, Times
 from trainkit.callbacks.stragglers import Straggler, find_stragglers

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.toy import Line, Net, loader, quiet
-from tests.written import Written
-from trainkit.callback import Callback
+from tests.helpers.logger_calls import Written
+from tests.helpers.toy import Line, Net, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.callbacks import ThroughputMonitor
-from trainkit.callbacks.peak_flops import peak_flops_of
 from trainkit.callbacks.throughput import percentiles
+from trainkit.device.peak_flops import peak_flops_of
 from trainkit.errors import ConfigError, TaskError
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_counted_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under compile the user is told what to give, and nothing is made up."""
-    monkeypatch.setattr("trainkit.session.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
+    monkeypatch.setattr("trainkit.run.setup.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (
         "FLOPs cannot be counted under trainer.compile. Give callbacks.throughput.flops_per_sample." in capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_tf32_is_seen_however_it_was_set(line: str) -> None:
     """In a process of its own, which has set nothing before: torch refuses to read one of these settings after another."""
     program = f"""
 import torch
-from trainkit.callbacks.peak_flops import peak_flops_of
+from trainkit.device.peak_flops import peak_flops_of
 before = peak_flops_of("NVIDIA H200", "32-true")
 {line}
 print(before, peak_flops_of("NVIDIA H200", "32-true"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, Recorder, loader, quiet
+from tests.helpers.toy import Line, Recorder, loader, quiet
 from trainkit.callbacks import ModelCheckpoint, Timer
 from trainkit.errors import ConfigError
 
@@ -21,7 +21,7 @@ class Clock(Recorder):
         super().__init__()
         self.now = 100.0
         fake = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr("trainkit.pulse.time", fake)
+        monkeypatch.setattr("trainkit.run.coordinator.time", fake)
         monkeypatch.setattr("trainkit.callbacks.timer.time", fake)
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:

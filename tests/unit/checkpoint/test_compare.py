@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 from trainkit.checkpoint.compare import Names, compare, differences, unsteady
-from trainkit.checkpoint.contents import random_state
 from trainkit.checkpoint.format import TRAINING, WEIGHTS
+from trainkit.checkpoint.stateful import random_state
 
 NAMES = Names(frozenset({"model.0.weight", "model.0.bias"}), [["model.0.weight", "model.0.bias"]])
 Contents = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoints import fill, small_disk, snapshot, store_of, written
+from tests.helpers.checkpoints import fill, small_disk, snapshot, store_of, written
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore, RemoteStore, Store, make_store
 from trainkit.errors import ConfigError

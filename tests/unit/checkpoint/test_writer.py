@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Line, Net, loader, quiet
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Net, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainkit.build import build
-from trainkit.config import Job, run
+from trainkit.config.compose import Job, run
+from trainkit.config.instantiate import build
+from trainkit.config.resources import shipped_root
 from trainkit.errors import ConfigError
-from trainkit.shipped import shipped_root
 
 CONF = shipped_root() / "conf"
 TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))

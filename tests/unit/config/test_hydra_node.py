@@ -52,7 +52,7 @@ def test_a_shipped_config_is_found_beside_the_users_own_folder(tmp_path: Path, m
     (tmp_path / "conf" / "data").mkdir(parents=True)
     (tmp_path / "conf" / "data" / "digits.yaml").write_text("{_target_: recipes.digits.Digits, batch_size: 7, num_classes: 10}")
     monkeypatch.chdir(tmp_path)
-    from trainkit.config import Job, run
+    from trainkit.config.compose import Job, run
 
     jobs: list[Job] = []
     run("fit", ["conf=resnet18"], True, jobs.append)

@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
+from trainkit.config.signature import read_signature
 from trainkit.errors import ConfigError
-from trainkit.signature import read_signature
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from trainkit.assembly import train_feed
 from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import read_source
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.run.feeds import train_feed
 
 
 class Stream(IterableDataset[Any]):

@@ -16,9 +16,9 @@ from trainkit.cli import doctor as command
 from trainkit.doctor import gpus, horovod, host, network, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.doctor.software import Torch
-from trainkit.launch.horovod_edits import version as edited_version
-from trainkit.launch.horovod_machine import Machine
-from trainkit.launch.horovod_proof import Installed
+from trainkit.horovod_build.check import Installed
+from trainkit.horovod_build.patches import version as edited_version
+from trainkit.horovod_build.probe import Machine
 
 GOOD = Torch(torch="2.15.0", torchvision="0.29.2")
 MACHINE = Machine(None, None, None, None, None, None, None, "", 2, 8.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.threads import ThreadEngine, World
+from tests.helpers.threads import ThreadEngine, World
 from trainkit.engine.gathering import Gathering
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from trainkit.cli.run import main
+from trainkit.config.signature import read_signature
 from trainkit.engine.options import HorovodSums, refusals
 from trainkit.engine.select import auto_engine, make_engine, target_of
 from trainkit.errors import ConfigError
-from trainkit.signature import read_signature
 
 TARGETS = {
     "single": "trainkit.engine.single.SingleEngine",
-    "horovod": "trainkit.engine.horovod.HorovodEngine",
-    "ddp": "trainkit.engine.ddp.DDPEngine",
+    "horovod": "trainkit.engine.horovod.engine.HorovodEngine",
+    "ddp": "trainkit.engine.ddp.engine.DDPEngine",
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toy import Line, Recorder, loader, quiet, weights
-from trainkit.callback import Callback
+from tests.helpers.toy import Line, Recorder, loader, quiet, weights
+from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger, base

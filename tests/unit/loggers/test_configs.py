@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import trainkit
-from trainkit.build import build
-from trainkit.config import run
+from trainkit.config.compose import run
+from trainkit.config.instantiate import build
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger
 

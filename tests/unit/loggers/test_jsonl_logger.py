@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.loggers import JSONLLogger
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.threads import ThreadEngine, World
-from tests.toy import Line, loader, quiet
-from tests.unit.loggers.scraping import Samples, Scrapes, exported
+from tests.helpers.prometheus_scrape import Samples, Scrapes, exported
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.device_stats import DeviceStats
+from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers import PrometheusLogger
 from trainkit.loggers.series import SERIES, Board

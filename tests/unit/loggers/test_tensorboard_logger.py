@@ -14,7 +14,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import backend_context, metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
 
-from tests.toy import Line, Net, loader, quiet
+from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.loggers import TensorBoardLogger

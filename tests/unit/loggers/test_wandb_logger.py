@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Line, loader, quiet
-from tests.unit.loggers import wandb_file
+from tests.helpers import wandb_file
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.loggers import WandbLogger
@@ -186,7 +186,7 @@ def test_the_name_that_a_sweep_gives_is_kept(tmp_path: Path, monkeypatch: pytest
 
 ALONE = """
 import sys
-from tests.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.loggers import CSVLogger, WandbLogger
 logger = [WandbLogger(mode="online", finish_timeout_s=0.5), CSVLogger()]
 quiet(sys.argv[1], logger=logger, log_every_n_steps=1).fit(Line(), loader(8), loader(4))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import CheckpointError
 from trainkit.optim.averaging import WeightAverage
-from trainkit.sync_guard import SyncGuard
 
 
 def set_to(model: nn.Module, value: float) -> None:

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit import Task, Trainer
-from trainkit.optim.clearing import clear_gradients
+from trainkit.optim.clipping import clear_gradients
 from trainkit.optim.fused import use_fused
 
 KINDS = [SGD, Adam, AdamW]

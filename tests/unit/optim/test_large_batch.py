@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toy import Line, Net, loader, quiet, weights
-from trainkit.build import Factory
+from tests.helpers.toy import Line, Net, loader, quiet, weights
+from trainkit.config.instantiate import Factory
+from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import ConfigError
 from trainkit.optim import LAMB, LARS, decay_groups
-from trainkit.sync_guard import SyncGuard
 
 STEPS = 5
 START = {"matrix": [0.5, -1.0, 2.0, 0.25, 1.5, -0.75], "bias": [0.1, -0.2], "zeros": [0.0, 0.0, 0.0, 0.0]}

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as sched
 from torch.optim.swa_utils import SWALR
 
 from trainkit.errors import CheckpointError, TaskError
-from trainkit.optim.contract import Contract
+from trainkit.optim.batch_plan import Contract
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
 from trainkit.optim.schedule import LearningRates
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from recipes.gpt import GPT, LanguageModel, TextBytes, Windows
-from tests.toy import quiet
+from tests.helpers.toy import quiet
 from trainkit.errors import ConfigError, DataError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recipes.recommender import Ratings, Recommender
-from tests.toy import quiet
+from tests.helpers.toy import quiet
 
 USERS, ITEMS = 200, 100
 

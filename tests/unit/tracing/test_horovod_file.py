@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.recorded import _head, _operation
+from tests.helpers.recordings import _head, _operation
 from trainkit.tracing.horovod_file import read_operations
 from trainkit.tracing.pieces import Event
 

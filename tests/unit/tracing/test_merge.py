@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.recorded import record
-from trainkit.report.steps import analyse
+from tests.helpers.recordings import record
+from trainkit.report.timeline.steps import analyse
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
 from trainkit.tracing.pieces import FOLDER, HOROVOD, OWN, TORCH
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorded import ABOUT, record
+from tests.helpers.recordings import ABOUT, record
 from trainkit.tracing.pieces import OWN, Piece, about_of, read_events, read_head, span
 
 

@@ -25,14 +25,14 @@ from types import FrameType
 
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.hosts import EVERY_S, Discovery
+from trainkit.launch.elastic.messages import Decision, Say, Send, Start
 from trainkit.launch.elastic.network import Network, choose, is_local
+from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
 from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import Process, RemoteProcess, Warden
-from trainkit.launch.elastic.roster import Roster
-from trainkit.launch.elastic.rules import Decision, Say, Send, Start
-from trainkit.launch.elastic.server import Request, Server
-from trainkit.launch.elastic.settings import Settings, settings_of, worker_environment
-from trainkit.signing import SECRET, new_secret
+from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess
+from trainkit.launch.elastic.rendezvous import Request, Server
+from trainkit.launch.elastic.signing import SECRET, new_secret
+from trainkit.launch.elastic.state_machine import Roster
 
 TICK_S = 0.2
 _DRAIN_S = 2.0
@@ -119,7 +119,7 @@ class Driver:
         self._refused: set[str] = set()
         self.roster = Roster(settings.rules, time.monotonic())
         self._server = Server(network.address, self._secret, self._on_join, self._on_beat)
-        self._warden = Warden()
+        self._reaper = Reaper()
 
     def post(self, event: Event) -> None:
         """Let the loop handle an event; from any thread, and from a signal's handler."""
@@ -150,7 +150,7 @@ class Driver:
         for process in self._processes.values():
             process.send(signal.SIGKILL)
         self._server.close()
-        self._warden.close()
+        self._reaper.close()
 
     # ---- events from other threads
 
@@ -234,7 +234,7 @@ class Driver:
             self._on_exit(start.worker, 127)
             return
         self._processes[start.worker] = process
-        process.follow(start.worker, self._output, self._warden, functools.partial(self._on_exit, start.worker))
+        process.follow(start.worker, self._output, self._reaper, functools.partial(self._on_exit, start.worker))
 
     def _given(self, start: Start) -> Mapping[str, str]:
         """Return what a worker's environment holds of the job. Its numbers are placeholders until it has a seat."""

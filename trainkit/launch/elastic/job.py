@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from trainkit.launch.elastic.crew import Slot, Worker
-from trainkit.launch.elastic.rules import Decision, Over, Rules, Say, Send
+from trainkit.console import plural
+from trainkit.launch.elastic.messages import Decision, Over, Rules, Say, Send
 from trainkit.launch.elastic.stalls import Stall
-from trainkit.words import plural
+from trainkit.launch.elastic.workers import Slot, Worker
 
 
 class Job:

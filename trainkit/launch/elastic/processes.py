@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from trainkit.launch.elastic import warden
+from trainkit.launch.elastic import reaper as reaper_program
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.remote import first_lines, ssh_command
 
@@ -23,11 +23,11 @@ _SSH_S = 5.0  # so long an ssh may take to end after its worker was sent SIGKILL
 OnExit = Callable[[int | None], None]
 
 
-class Warden:
-    """The process that ends this host's workers should the driver be killed (warden.py)."""
+class Reaper:
+    """The process that ends this host's workers should the driver be killed (reaper.py)."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-S", "-E", str(Path(warden.__file__))]
+        command = [sys.executable, "-S", "-E", str(Path(reaper_program.__file__))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self._lock = threading.Lock()
 
@@ -61,10 +61,10 @@ class Process:
         self._lock = threading.Lock()
         self._ended = False
 
-    def follow(self, worker: str, output: Output, warden: Warden, on_exit: OnExit) -> None:
+    def follow(self, worker: str, output: Output, reaper: Reaper, on_exit: OnExit) -> None:
         """Copy its output, and call `on_exit` from another thread as soon as it ends."""
         assert self.popen.stdout is not None and self.popen.stderr is not None
-        warden.tell("+", self.popen.pid)
+        reaper.tell("+", self.popen.pid)
         output.follow(worker, self.popen.stdout, self.popen.stderr)
 
         def wait() -> None:
@@ -74,7 +74,7 @@ class Process:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.popen.pid, signal.SIGKILL)  # what it has left behind; its number is still its own
                 code = self.popen.wait()
-            warden.tell("-", self.popen.pid)
+            reaper.tell("-", self.popen.pid)
             on_exit(self._ended_with(code))
 
         threading.Thread(target=wait, name=f"wait {worker}", daemon=True).start()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainkit.launch.elastic.crew import Worker
+from trainkit.launch.elastic.workers import Worker
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Runs all benchmarks one after the other and keeps what they found.
+
+    python -m benchmarks.everything [--short] [--only NAME ...] [--out FILE]
+
+Results go to benchmarks/results.json, which `python -m benchmarks.page` turns into the tables of README.md beside
+it. With --only the others' results stay. A benchmark that fails keeps what was found before, and is named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results.json"
+NAMES = (
+    "overhead",
+    "growth",
+    "startup",
+    "memory",
+    "throughput",
+    "data",
+    "validation",
+    "checkpoints",
+    "elastic",
+    "watching",
+    "communication",
+)
+PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytorch-ignite", "nvidia-dali-cuda130")
+
+
+def machine() -> dict[str, Any]:
+    """Say what the figures were measured on."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = {name: _version(name) for name in PACKAGES}
+    return {
+        "processor": models[0].partition(": ")[2] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory),
+        "python": platform.python_version(),
+        **{name: version for name, version in versions.items() if version},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def run(name: str, short: bool) -> dict[str, Any] | None:
+    """Run one benchmark; return what it found, or None where it failed."""
+    print(f"-- {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(out), *(["--short"] if short else [])]
+        done = subprocess.run(command, check=False)
+        return json.loads(out.read_text()) if done.returncode == 0 and out.exists() else None
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--short", action="store_true", help="see that each contender runs; the figures mean nothing")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    kept: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    failed = []
+    for name in options.only:
+        found = run(name, options.short)
+        if found is None:
+            failed.append(name)
+            continue
+        kept[name] = found | {"date": date.today().isoformat(), "machine": machine()}
+        options.out.write_text(json.dumps({name: kept[name] for name in NAMES if name in kept}, indent=1) + "\n")
+    if failed:
+        sys.exit(f"These benchmarks failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Writes the figures of results.json into the README.md beside it, and a few of them into the project's.
+
+    python -m benchmarks.page [--check]
+
+A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
+`targets` by all that is to be reached, `summary` by what a newcomer asks first. What stands between blocks is written by hand.
+--check changes nothing, and fails where a page is not what it would be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.everything import RESULTS
+from benchmarks.harness import shown
+
+PAGE = Path(__file__).parent / "README.md"
+PAGES = (PAGE, Path(__file__).parents[1] / "README.md")
+GPU_RESULTS = RESULTS.with_name("results-gpu.json")
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Return a benchmark's tables, what it depends on, and who did not take part."""
+    parts = []
+    for table in found["tables"]:
+        head = " | ".join(table["columns"])
+        rule = " | ".join(["---"] + ["---:"] * (len(table["columns"]) - 1))
+        rows = ["| " + " | ".join(map(shown, row)) + " |" for row in table["rows"]]
+        parts.append("\n".join([f"**{table['title']}**", "", f"| {head} |", f"| {rule} |", *rows]))
+    settings = ", ".join(f"{name} {shown(value)}" for name, value in found["settings"].items())
+    absent = [f"Without {name}: {why}." for name, why in found["missing"].items()]
+    parts.append("\n".join([f"{found['date']}{f'; {settings}' if settings else ''}.", *absent]))
+    return "\n\n".join(parts)
+
+
+def targets(results: Mapping[str, Any]) -> str:
+    """Return the table of what is to be reached."""
+    rows = ["| | measured | target | |", "| --- | ---: | ---: | --- |"]
+    for name, found in results.items():
+        for target in found["targets"]:
+            reached = "reached" if target["met"] else "**not reached**"
+            limit = f"{target['bound']} {shown(target['limit'])}"
+            rows.append(f"| {name}: {target['what']} | {shown(target['measured'])} {target['unit']} | {limit} | {reached} |")
+    return "\n".join(rows)
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """Return what each trainer adds to a step, and to a start."""
+    added = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
+    imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
+    bare = results["overhead"]["tables"][0]["rows"][0]
+    head = f"added to a step of {shown(bare[1])} us"
+    rows = [f"| | {head} | with log, progress, checkpoints | import over torch, s |", "| --- | ---: | ---: | ---: |"]
+    for name in imported:
+        if name in added:
+            cells = added[name], added.get(f"{name}, all on"), imported[name]
+            rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
+    rates = [f"- {t['what']}: {shown(t['measured'])} {t['unit']}." for t in results["throughput"]["targets"]]
+    return "\n".join([*rows, "", "Images per second:", "", *rates])
+
+
+def machines(results: Mapping[str, Any]) -> str:
+    """Say on what machine, with which versions."""
+    kinds = {json.dumps(found["machine"], sort_keys=True) for found in results.values()}
+    lines = []
+    for kind in sorted(kinds):
+        facts = json.loads(kind)
+        where = f"{facts.pop('cores')} cores of an {facts.pop('processor')}, {facts.pop('memory_gib')} GiB"
+        lines.append(f"{where}; " + ", ".join(f"{name} {version}" for name, version in facts.items()) + ".")
+    return "\n".join(lines)
+
+
+def fill(page: str, results: Mapping[str, Any]) -> str:
+    """Return the page with all blocks filled.
+
+    Raises:
+        KeyError: a block's figures are not there.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        whole = {"targets": targets, "machines": machines, "summary": summary}
+        text = whole[name](results) if name in whole else tables(results[name])
+        return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", block, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    results = json.loads(RESULTS.read_text())
+    if GPU_RESULTS.exists():
+        results["gpu"] = json.loads(GPU_RESULTS.read_text())
+    for path in PAGES:
+        before = path.read_text()
+        after = fill(before, results)
+        if "--check" not in sys.argv:
+            path.write_text(after)
+        elif after != before:
+            sys.exit(f"{path} is not what results.json says: python -m benchmarks.page")
+
+
+if __name__ == "__main__":
+    main()

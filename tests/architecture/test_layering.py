@@ -1,0 +1,298 @@
+"""The house's layering, read from the imports: lower floors never import higher, foreign frameworks have one home."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import trainkit
+
+ROOT = Path(trainkit.__file__).parent
+
+# From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
+FLOORS = [
+    ["errors", "version"],
+    ["arguments", "console", "tracing"],
+    ["launch"],
+    ["device", "horovod_build"],
+    ["data", "metrics", "optim"],
+    ["engine"],
+    ["checkpoint"],
+    ["api"],
+    ["callbacks", "loggers"],
+    ["run"],
+    ["loop"],
+    ["trainer"],
+    ["config"],
+    ["export", "replay", "report"],
+    ["doctor"],
+    ["cli"],
+    ["__main__"],
+]
+
+# Arrows that still point up; each goes with the redesign of the run.
+KNOWN = [
+    "callbacks.elastic -> run.signals",
+    "checkpoint.stateful -> api.callback",
+    "run.build -> loop",
+    "run.resume -> loop",
+    "run.saving -> loop",
+]
+
+# foreign framework -> the files that may import it.
+HOMES = {
+    "horovod": [
+        "engine/horovod/engine.py",
+        "engine/horovod/collectives.py",
+        "engine/horovod/reduce.py",
+        "engine/horovod/elastic.py",
+        "engine/horovod/timeline.py",
+        "launch/elastic/driver.py",
+        "launch/elastic/__main__.py",
+    ],
+    "torch.distributed": ["engine/ddp/engine.py", "engine/ddp/reduce.py"],
+    "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
+    "hydra": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
+    "omegaconf": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
+    "onnx": [],  # torch.onnx brings it
+    "onnxruntime": ["export/onnx.py"],
+    "wandb": ["loggers/wandb.py"],
+    "mlflow": ["loggers/mlflow.py"],
+    "prometheus_client": ["loggers/prometheus.py"],
+    "psutil": ["device/stats.py"],
+    "pynvml": ["device/stats.py"],
+    "tensorboard": [],  # torch brings it
+    "plotly": ["report/page.py", "report/*/page.py"],
+    "torch.utils.tensorboard": ["loggers/tensorboard.py"],
+}
+
+# Whoever asks for help, or made a mistake in a config, does not wait for torch.
+TORCH_FREE = [
+    "__main__",
+    "arguments",
+    "cli.*",
+    "config.allowlist",
+    "config.compose",
+    "config.resources",
+    "config.schema",
+    "config.signature",
+    "doctor.*",
+    "engine.horovod.tuning",
+    "engine.options",
+    "engine.process_set",
+    "engine.select",
+    "errors",
+    "export.request",
+    "launch.*",
+    "report.timeline.gradients",
+    "report.grid",
+    "report.timeline.overlap",
+    "report.page",
+    "report.timeline.recorded_facts",
+    "report.timeline.slow_rank",
+    "report.timeline.steps",
+    "report.timeline.advice",
+    "report.timeline.page",
+    "report.timeline.text",
+    "console",
+    "api.lightning_names",
+    "run.lock",
+    "horovod_build.*",
+    "tracing",
+    "tracing.*",
+    "version",
+]
+NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as "torch.nn" or "trainkit.errors"; `late` where it stands inside a function."""
+
+    module: str
+    late: bool
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return all modules of the package: dotted name below trainkit ("" is its face) -> file."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports(name: str) -> list[Import]:
+    """Return what a module imports, `if TYPE_CHECKING:` left out."""
+    return list(_walk(ast.parse(modules()[name].read_text()), late=False))
+
+
+def _walk(node: ast.AST, late: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, late) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        base = str(node.module)
+        for alias in node.names:  # `from trainkit.data import order` imports a module
+            whole = f"{base}.{alias.name}"
+            yield Import(whole if whole.removeprefix("trainkit.") in modules() else base, late)
+    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        for child in node.orelse:
+            yield from _walk(child, late)
+    else:
+        late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child, late)
+
+
+def inner(name: str) -> list[str]:
+    """Return the modules of trainkit that a module imports."""
+    return [i.module.removeprefix("trainkit.") for i in imports(name) if i.module.startswith("trainkit.")]
+
+
+def floor_of(name: str) -> int:
+    """Return the floor of a module's room."""
+    (floor,) = [i for i, rooms in enumerate(FLOORS) if name.split(".")[0] in rooms]
+    return floor
+
+
+def within(module: str, framework: str) -> bool:
+    """Return whether a module is the framework or a part of it."""
+    return module == framework or module.startswith(framework + ".")
+
+
+def test_all_modules_are_found() -> None:
+    """The walk sees the whole package: a guard that looks at nothing would always be content."""
+    assert len(modules()) >= 35
+    assert {"loop", "engine.horovod.engine", "data.plan", "callbacks.checkpoint"} <= set(modules())
+
+
+def test_every_module_has_a_floor() -> None:
+    """Each module stands on one floor of the table, so that a new one must be given its place."""
+    rooms = [room for floor in FLOORS for room in floor]
+    assert len(rooms) == len(set(rooms))
+    assert sorted({name.split(".")[0] for name in modules() if name} - set(rooms)) == []
+
+
+def test_imports_go_down() -> None:
+    """A module imports from its own room or from a lower floor, never from higher up or from the next room."""
+    wrong = [
+        f"{name} -> {target}"
+        for name in modules()
+        if name
+        for target in inner(name)
+        if target.split(".")[0] != name.split(".")[0] and floor_of(target) >= floor_of(name)
+    ]
+    assert sorted(wrong) == KNOWN
+
+
+def test_no_room_imports_in_a_circle() -> None:
+    """Within a room too, no module leads back to itself."""
+    graph = {name: inner(name) for name in modules()}
+
+    def reach(name: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(graph[name])
+        while todo:
+            target = todo.pop()
+            if target not in seen:
+                seen.add(target)
+                todo += graph[target]
+        return seen
+
+    assert [name for name in graph if name in reach(name)] == []
+
+
+@pytest.mark.parametrize("framework", HOMES)
+def test_a_foreign_framework_has_one_home(framework: str) -> None:
+    """Only the files of the table import a foreign framework, and each of the table's files does."""
+    users = {
+        modules()[name].relative_to(ROOT).as_posix()
+        for name in modules()
+        if any(within(i.module, framework) for i in imports(name))
+    }
+    homes = HOMES[framework]
+    assert {user for user in users if not any(fnmatch.fnmatch(user, home) for home in homes)} == set()
+    assert not homes or homes[0] in users, f"{homes[0]} no longer imports {framework}: mend the table"
+
+
+def test_nobody_imports_through_the_face() -> None:
+    """`from trainkit import Task` is for users; the package names the module where a thing lives."""
+    assert [name for name in modules() if name and any(i.module == "trainkit" for i in imports(name))] == []
+
+
+def test_the_face_imports_the_version_alone() -> None:
+    """`import trainkit` loads nothing but the version; names are loaded when they are used."""
+    assert inner("") == ["version"]
+
+
+def test_core_imports_at_the_top() -> None:
+    """Below the Trainer no function imports, save an optional dependency in its own home."""
+    late = {
+        (name, i.module)
+        for name in modules()
+        if name and floor_of(name) <= floor_of("trainer")
+        for i in imports(name)
+        if i.late
+    }
+    assert late == {
+        (
+            "callbacks.model_summary.layers",
+            "torch.utils.flop_counter",
+        ),  # of every install, but slow to import: a start need not wait
+        ("launch.elastic.driver", "horovod.runner.common.util"),
+        ("run.compile", "torch._dynamo"),  # slow as well
+        ("device.stats", "psutil"),
+        ("device.stats", "pynvml"),
+        ("loggers.mlflow", "mlflow"),
+        ("loggers.prometheus", "prometheus_client.core"),
+        ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
+        ("loggers.tensorboard", "torch.utils.tensorboard.writer"),
+        ("loggers.wandb", "wandb"),
+    }
+
+
+def test_torch_free_modules_never_reach_torch() -> None:
+    """Help, errors in a config and the launchers' commands need no torch: no chain of imports leads there."""
+    chosen = {name for name in modules() if any(fnmatch.fnmatch(name, pattern) for pattern in TORCH_FREE)} - NEEDS_TORCH
+    assert len(chosen) >= len(TORCH_FREE)
+    assert [chain for chain in map(chain_to_torch, chosen) if chain] == []
+
+
+def chain_to_torch(name: str) -> str:
+    """Return the first chain of top-level imports from a module to torch, or an empty text."""
+    todo, seen = [(name, name)], {name}
+    while todo:
+        here, chain = todo.pop()
+        for i in imports(here):
+            if i.late:
+                continue
+            if within(i.module, "torch"):
+                return f"{chain} -> {i.module}"
+            target = i.module.removeprefix("trainkit.") if within(i.module, "trainkit") else ""
+            packages = [".".join(target.split(".")[:n]) for n in range(1, target.count(".") + 2)] if target else []
+            for step in packages:  # importing a.b runs a/__init__.py first
+                if step in modules() and step not in seen:
+                    seen.add(step)
+                    todo.append((step, f"{chain} -> {step}"))
+    return ""
+
+
+def test_the_chain_to_torch_is_seen() -> None:
+    """The walk follows chains over several modules, packages included."""
+    assert chain_to_torch("engine.single") == "engine.single -> torch"
+    assert chain_to_torch("api.dispatch").startswith("api.dispatch -> api")
+    assert chain_to_torch("loggers.csv").count(" -> ") >= 2
+
+
+def test_the_loop_fits_on_a_few_pages() -> None:
+    """loop.py stays under 300 lines: training is read in one place."""
+    assert len(modules()["loop"].read_text().splitlines()) < 300

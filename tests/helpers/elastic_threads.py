@@ -1,0 +1,146 @@
+"""An elastic job in one process: workers are threads that die, leave and come, and ranks are formed anew without them.
+
+    job = Job()
+    job.start("a"); job.start("b")          # each runs `work(engine)`
+    job.wait()
+
+The real Trainer runs on each. A worker dies where its code raises Killed; the others' next collective fails, as it does when a
+process is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.helpers.threads import ThreadEngine, World
+from trainkit.engine.base import PeerError
+
+_PATIENCE_S = 60
+
+
+class Killed(BaseException):
+    """This worker is gone."""
+
+
+class _Generation(World):
+    """A World whose ranks may be lost."""
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        try:
+            return super().exchange(rank, value)
+        except threading.BrokenBarrierError as error:
+            raise PeerError("a rank is gone") from error
+
+    def break_off(self) -> None:
+        self._barrier.abort()
+
+
+class Job:
+    """The driver of an elastic job.
+
+    Args:
+        work: what each worker does with its engine.
+        first: how many workers the first generation has.
+    """
+
+    def __init__(self, work: Callable[[CrewEngine], Any], first: int) -> None:
+        self._work, self.first = work, first
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._alive: list[str] = []
+        self._waiting: dict[str, int] = {}
+        self._seats: dict[str, tuple[_Generation, int]] = {}
+        self._old_rank: dict[str, int] = {}
+        self.sizes: list[int] = []
+        self.results: dict[str, Any] = {}
+        self.errors: dict[str, BaseException] = {}
+
+    def start(self, worker: str) -> None:
+        """Start a worker."""
+        with self._changed:
+            self._alive.append(worker)
+        thread = threading.Thread(target=self._run, args=(worker,), name=worker)
+        self._threads.append(thread)
+        thread.start()
+
+    def wait(self) -> None:
+        """Wait for all workers; raise the first error that none of them expected."""
+        for thread in self._threads:
+            thread.join(_PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} does not end"
+        for error in self.errors.values():
+            if not isinstance(error, Killed):
+                raise error
+
+    def _run(self, worker: str) -> None:
+        try:
+            self.results[worker] = self._work(CrewEngine(self, worker))
+        except BaseException as error:
+            self.errors[worker] = error
+        finally:
+            with self._changed:
+                self._alive.remove(worker)
+                seat = self._seats.pop(worker, None)
+                if seat is not None and worker in self.errors:
+                    seat[0].break_off()
+                self._form()
+
+    def join(self, worker: str, commit: int) -> tuple[_Generation, int]:
+        """Wait for a place among those who live."""
+        with self._changed:
+            self._seats.pop(worker, None)
+            self._waiting[worker] = commit
+            self._form()
+            assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), "the others do not come"
+            return self._seats[worker]
+
+    @property
+    def seated(self) -> set[str]:
+        """Those that have a place now."""
+        return set(self._seats)
+
+    def wanted(self) -> bool:
+        """Whether somebody waits for the others."""
+        return bool(self._waiting)
+
+    def _form(self) -> None:
+        running = [worker for worker in self._alive if worker in self._seats]
+        if running or not self._waiting or (not self.sizes and len(self._waiting) < self.first):
+            return
+        order = sorted(self._waiting, key=lambda w: (-self._waiting[w], self._old_rank.get(w, 99), w))
+        generation = _Generation(len(order))
+        self._seats = {worker: (generation, rank) for rank, worker in enumerate(order)}
+        self._old_rank = {worker: rank for rank, worker in enumerate(order)}
+        self._waiting = {}
+        self.sizes.append(len(order))
+        self._changed.notify_all()
+
+
+class CrewEngine(ThreadEngine):
+    """One worker of a Job."""
+
+    is_elastic = True
+
+    def __init__(self, job: Job, worker: str) -> None:
+        super().__init__(World(1), 0)
+        self.job, self.worker = job, worker
+
+    def _start(self) -> None:
+        self._world, self.place = self.job.join(self.worker, self.kept_step)
+        self.rank = self.local_rank = self.place
+        self.world_size = self.local_size = self._world.size
+        self.device = torch.device("cpu")
+
+    @property
+    def first_ranks(self) -> int:
+        """See Engine."""
+        return self.job.first
+
+    @property
+    def ranks_change(self) -> bool:
+        """See Engine."""
+        return self.job.wanted()

@@ -1,0 +1,141 @@
+"""An elastic job without processes: a roster, a clock, and workers that do what a test says."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.messages import Decision, Rules, Say, Send, Start
+from trainkit.launch.elastic.state_machine import Roster
+
+
+class Simulated:
+    """Tells a roster what happens, and checks all that must hold whatever happens.
+
+    Attributes:
+        alive: the names of processes that were started and have not ended, in the order of their start.
+        starts: all that were started.
+        sent: signals by worker.
+        said: what the user was told.
+    """
+
+    def __init__(self, hosts: dict[str, int] | None = None, **rules: Any) -> None:
+        self.rules = Rules(**({"np": 2, "min_np": 1} | rules))
+        self.now = 100.0
+        self.roster = Roster(self.rules, self.now)
+        self.alive: list[str] = []
+        self.starts: list[Start] = []
+        self.sent: dict[str, list[signal.Signals]] = {}
+        self.said: list[str] = []
+        self._formed = 0
+        self.hosts(hosts if hosts is not None else {"node1": 2})
+
+    # ---- events
+
+    def hosts(self, hosts: dict[str, int]) -> None:
+        """The hosts are these now."""
+        self._obey(self.roster.hosts(self.now, hosts))
+
+    def join(self, *names: str, commit: int = -1, generation: int | None = None) -> None:
+        """Workers come to join."""
+        for name in names:
+            seat = self.seat(name)
+            own = (seat.generation if seat else 0) if generation is None else generation
+            self._obey(self.roster.joined(self.now, name, commit, own))
+
+    def beat(self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None) -> list[dict[str, Any]]:
+        """Workers beat; returns what each hears."""
+        replies = []
+        for name in names:
+            seat = self.seat(name)
+            said = {"step": step, "progress": step, "waiting": waiting, "stall_s": stall_s}
+            self._obey(self.roster.beat(self.now, name, said | {"generation": seat.generation if seat else 0}))
+            replies.append(self.roster.reply(name))
+        return replies
+
+    def exit(self, *names: str, code: int | None = -9) -> None:
+        """Processes end."""
+        for name in names:
+            self.alive.remove(name)
+            self._obey(self.roster.exited(self.now, name, code))
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Horovodrun gets a signal."""
+        self._obey(self.roster.signalled(self.now, number))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, in steps of at most a second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 1.0, end)
+            self._obey(self.roster.tick(self.now))
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass in which the driver does not run."""
+        self.now += seconds
+        self._obey(self.roster.tick(self.now))
+
+    # ---- what is known
+
+    def seat(self, name: str) -> Seat | None:
+        """Return a worker's seat."""
+        worker = self.roster.job.workers.get(name)
+        return worker.seat if worker else None
+
+    def seats(self) -> list[str]:
+        """Return the running ones by rank."""
+        running = [(w.seat.rank, w.name) for w in self.roster.job.workers.values() if w.phase == "running" and w.seat]
+        return [name for _, name in sorted(running)]
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the job, None while it goes on."""
+        return None if self.roster.job.over is None else self.roster.job.over.code
+
+    def wanted(self, name: str) -> bool:
+        """Whether a worker is asked to come and join."""
+        worker = self.roster.job.workers[name]
+        return self.roster.reply(name)["wanted"] > (worker.seat.generation if worker.seat else 0)
+
+    def _obey(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Start):
+                assert decision.worker not in {start.worker for start in self.starts}, "a name is used once"
+                assert self.roster.job.over is None and self.roster.job.stop is None, "nothing is started in a job that ends"
+                self.alive.append(decision.worker)
+                self.starts.append(decision)
+            elif isinstance(decision, Send):
+                self.sent.setdefault(decision.worker, []).append(decision.number)
+            else:
+                assert isinstance(decision, Say)
+                self.said.append(decision.text)
+        self._check()
+
+    def _check(self) -> None:
+        job = self.roster.job
+        assert set(job.workers) == set(self.alive), "who lives is who is known to live"
+        taken = Counter((w.host, w.slot) for w in job.workers.values())
+        assert max(taken.values(), default=1) == 1, "a slot holds one process"
+        if job.generation == self._formed:
+            return
+        assert job.generation == self._formed + 1
+        self._formed = job.generation
+        crew = sorted((w for w in job.workers.values() if w.phase == "running"), key=lambda w: w.seat.rank)  # type: ignore[union-attr]
+        seats = [w.seat for w in crew if w.seat is not None]
+        least = 1 if job.is_ending else self.rules.min_np if self._formed > 1 else self.rules.np
+        assert least <= len(seats) <= self.rules.most
+        assert {seat.generation for seat in seats} == {job.generation}, "nobody runs beside a generation"
+        assert [seat.rank for seat in seats] == list(range(len(seats)))
+        assert {seat.size for seat in seats} == {len(seats)}
+        candidates = crew + [w for w in job.workers.values() if w.phase == "waiting" and not (job.is_ending and w.seat is None)]
+        assert crew[0].commit == max(w.commit for w in candidates), "rank 0 has the newest state"
+        by_host = {host: [w.seat for w in crew if w.host == host] for host in {w.host for w in crew}}
+        for own in by_host.values():
+            assert [seat.local_rank for seat in own if seat] == list(range(len(own)))
+            assert {seat.local_size for seat in own if seat} == {len(own)}
+        for local_rank in {seat.local_rank for seat in seats}:
+            peers = [seat for seat in seats if seat.local_rank == local_rank]
+            assert sorted(seat.cross_rank for seat in peers) == list(range(len(peers)))
+            assert {seat.cross_size for seat in peers} == {len(peers)}

@@ -1,0 +1,126 @@
+"""The elastic driver under random events: its promises hold after each, and every job ends (helpers/simulated_job.py)."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.simulated_job import Simulated
+
+HOSTS: list[dict[str, int]] = [{"a": 2}, {"a": 2, "b": 1}, {"b": 1}, {"b": 2, "a": 1}, {}, {"c": 3}]
+EVENTS = [
+    "join",
+    "join",
+    "join",
+    "answer",
+    "beat",
+    "crash",
+    "lost",
+    "75",
+    "0",
+    "error",
+    "wait",
+    "doze",
+    "hosts",
+    "term",
+    "stale",
+]
+
+often = settings(deadline=None, max_examples=400, derandomize=True, database=None)
+sequences = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=60)
+shapes = st.tuples(st.integers(1, 3), st.integers(0, 2), st.none() | st.integers(0, 2), st.none() | st.integers(0, 3))
+
+
+def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]) -> Simulated:
+    """Let events happen to a job, those that can."""
+    min_np, more, spare, resets = shape
+    np = min_np + more
+    most = None if spare is None else np + spare
+    job = Simulated(HOSTS[1], np=np, min_np=min_np, max_np=most, reset_limit=resets, timeout_s=20.0, start_s=40.0)
+    step = 0
+    for event, number in sequence:
+        if event == "hosts":
+            job.hosts(HOSTS[number])
+        elif event == "term":
+            if number == 0:
+                job.signal()
+        elif event in ("wait", "doze"):
+            job.wait(number) if event == "wait" else job.sleep(number * 100)
+        elif job.alive:
+            name = job.alive[number % len(job.alive)]
+            if event == "join":
+                job.join(name, commit=step)
+            elif event == "stale":
+                job.join(name, commit=step - number, generation=max(0, job.roster.job.generation - number))
+            elif event == "answer":
+                job.roster.answer(name)
+            elif event == "beat":
+                step += number
+                job.beat(name, step=step, waiting="grads" if number % 2 else "", stall_s=5.0)
+            else:
+                job.exit(name, code={"crash": -9, "lost": None, "75": 75, "0": 0, "error": 4}[event])
+    return job
+
+
+@often
+@given(shapes, sequences)
+def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
+    shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
+) -> None:
+    """From wherever events have led, workers that join when asked, work a while and end bring the job to an end."""
+    job = play(shape, sequence)
+    for turn in range(200):
+        if job.roster.finished:
+            break
+        for name in list(job.alive):
+            worker = job.roster.job.workers.get(name)
+            if worker is None:
+                continue
+            answer = job.roster.answer(name) or {"answer": "wait"}
+            if job.sent.get(name):
+                job.exit(name, code=-job.sent[name][-1])
+            elif worker.phase != "starting" and answer["answer"] in ("leave", "end"):
+                job.exit(name, code=0 if answer["answer"] == "leave" else 1)
+            elif worker.phase == "starting" or (worker.phase == "running" and job.wanted(name)):
+                job.join(name, commit=turn)
+            elif worker.phase == "running" and turn > 20:
+                job.exit(name, code=0)
+            else:
+                job.beat(name, step=1000 + turn, stall_s=5.0)
+        job.wait(1)
+    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"
+
+
+@often
+@given(shapes, sequences)
+def test_workers_that_all_crash_bring_the_job_to_its_end(
+    shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
+) -> None:
+    """A job in which every process dies again and again ends too, with an error."""
+    job = play(shape, sequence)
+    for _ in range(400):
+        if job.roster.finished:
+            break
+        if job.alive:
+            job.exit(job.alive[0])
+        job.wait(1)
+    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"
+
+
+@often
+@given(shapes, sequences)
+def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
+    shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
+) -> None:
+    """Processes that are silent and die of SIGKILL alone hold up nothing for ever, once they have told their stall_s."""
+    job = play(shape, sequence)
+    for name in list(job.alive):
+        job.beat(name, stall_s=5.0)
+    for _ in range(900):
+        if job.roster.finished:
+            break
+        for name in list(job.alive):
+            if 9 in job.sent.get(name, []):
+                job.exit(name)
+        job.wait(1)
+    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"

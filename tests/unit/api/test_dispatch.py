@@ -1,0 +1,80 @@
+"""The table of hooks: who overrides what."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.helpers.toy import Line
+from trainkit.api.callback import Callback
+from trainkit.api.dispatch import Hooks
+from trainkit.api.lightning_names import TASK_METHODS
+from trainkit.api.task_hooks import TASK_HOOKS
+from trainkit.errors import TaskError
+
+
+class Watch(Callback):
+    """Overrides one hook."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_start(self, trainer: Any, task: Any) -> None:
+        """Note who calls."""
+        self.seen.append((trainer, task))
+
+
+class Later(Watch):
+    """Inherits it."""
+
+
+def test_only_overridden_hooks_are_called() -> None:
+    """A hook that nobody overrides is not in the table, and calling it does nothing."""
+    hooks = Hooks("trainer", Line(), [Watch(), Callback()])  # type: ignore[arg-type]
+    assert "on_train_start" in hooks._table
+    assert "on_train_end" not in hooks._table
+    hooks("on_train_end")
+    hooks("no_such_hook")
+
+
+def test_inherited_hooks_are_called() -> None:
+    """A callback's subclass keeps the hooks of its parent."""
+    watch, task = Later(), Line()
+    Hooks("trainer", task, [watch])("on_train_start")  # type: ignore[arg-type]
+    assert watch.seen == [("trainer", task)]
+
+
+def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:
+    """A hook that only callbacks have would never be called on a Task."""
+
+    class Own(Line):
+        def on_metrics(self) -> None:
+            """Never called."""
+
+    with pytest.raises(TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: nobody would call it.*A Callback has it"):
+        Hooks("trainer", Own(), [])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TASK_METHODS)
+def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None:
+    """A method that comes along from a LightningModule is not passed over in silence."""
+    own = type("Own", (Line,), {name: lambda self: None})
+    with pytest.raises(TaskError) as raised:
+        Hooks("trainer", own(), [])  # type: ignore[arg-type]
+    assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning's, and none here: nobody would call it. ")
+
+
+def test_manual_optimization_is_refused() -> None:
+    """It would be trained on as if it had not been asked for."""
+    task = Line()
+    task.automatic_optimization = False
+    with pytest.raises(TaskError, match=r"Line\.automatic_optimization is False"):
+        Hooks("trainer", task, [])  # type: ignore[arg-type]
+
+
+def test_the_advice_names_hooks_that_there_are() -> None:
+    """Each on_... in it is one of a Task's."""
+    named = {word for advice in TASK_METHODS.values() for word in re.findall(r"\bon_\w+", advice)}
+    assert named and named <= TASK_HOOKS

@@ -1,0 +1,211 @@
+"""Task: what a user writes, calls and gets wrong."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.errors import ConfigError, TaskError
+
+
+class Configured(Line):
+    """Has arguments."""
+
+    def __init__(self, width: int, depth: int = 2, *, name: str = "a") -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=("name",))
+
+
+def test_hyperparameters_are_kept() -> None:
+    """save_hyperparameters keeps the constructor's arguments, given or not, save those to ignore."""
+    task = Configured(3)
+    assert task.hparams == {"width": 3, "depth": 2}
+    assert task.hparams.width == 3
+    with pytest.raises(AttributeError, match=r"No hyper-parameter 'name'; there are width, depth\."):
+        _ = task.hparams.name
+
+
+def test_some_hyperparameters_are_kept() -> None:
+    """save_hyperparameters keeps those that are named."""
+
+    class Some(Line):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.save_hyperparameters("depth")
+
+    assert Some(1, 2).hparams == {"depth": 2}
+
+
+def test_a_task_can_be_copied() -> None:
+    """A Task is a module like any other: it can be copied."""
+    task = Configured(3)
+    other = copy.deepcopy(task)
+    assert other.hparams == task.hparams
+    assert torch.equal(other.model.weight, task.model.weight)
+
+
+def test_a_task_without_trainer_says_so() -> None:
+    """Before a Trainer runs it, a Task has none."""
+    with pytest.raises(TaskError, match=r"Line\.trainer: no Trainer runs this Task yet"):
+        _ = Line().global_step
+
+
+def test_a_task_knows_where_it_is(tmp_path: Path) -> None:
+    """Step, epoch, device and trainer are there while it runs."""
+    seen: list[Any] = []
+
+    class Look(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((self.global_step, self.current_epoch, self.device, self.trainer.world_size))
+            return super().training_step(batch, batch_idx)
+
+    quiet(tmp_path, max_epochs=2).fit(Look(), loader(8))
+    cpu = torch.device("cpu")
+    assert seen == [(0, 0, cpu, 1), (1, 0, cpu, 1), (2, 1, cpu, 1), (3, 1, cpu, 1)]
+
+
+def test_log_outside_a_step_is_refused(tmp_path: Path) -> None:
+    """A value logged outside a step has no samples to be weighted by."""
+
+    class Late(Line):
+        def on_train_epoch_end(self) -> None:
+            self.log("late", 1.0)
+
+    with pytest.raises(TaskError, match=r"log\('late', \.\.\.\) was called outside training_step"):
+        quiet(tmp_path).fit(Late(), loader(8))
+
+
+def test_log_dict_logs_each(tmp_path: Path) -> None:
+    """log_dict logs each value with the same options; a weight of its own counts."""
+
+    class Many(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log_dict({"a": float(batch_idx), "b": torch.tensor(2.0)}, batch_size=1)
+            self.log("sum", 1.0, reduce_fx="sum")
+
+    assert quiet(tmp_path).validate(Many(), loader(5)) == {"a": 0.5, "b": 2.0, "sum": 2.0}
+
+
+def test_an_evaluation_logs_no_steps(tmp_path: Path) -> None:
+    """A value of the step alone would go nowhere there; one of step and epoch is the epoch's."""
+
+    class Steps(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("both", float(batch_idx), on_step=True, on_epoch=True)
+            if batch_idx == 1:
+                self.log("alone", 1.0, on_step=True, on_epoch=False)
+
+    assert quiet(tmp_path, limit_val_batches=1).validate(Steps(), loader(8)) == {"both_epoch": 0.0}
+    with pytest.raises(TaskError, match="an evaluation logs no steps"):
+        quiet(tmp_path).validate(Steps(), loader(8))
+
+
+def test_print_is_for_the_first_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """print of a Task prints, on rank 0."""
+
+    class Prints(Line):
+        def on_fit_start(self) -> None:
+            self.print("hello", "you", sep="-")
+
+    quiet(tmp_path).fit(Prints(), loader(8))
+    assert capsys.readouterr().out == "hello-you\n"
+
+
+def test_data_may_come_from_the_task(tmp_path: Path) -> None:
+    """A Task may bring its own data; what is handed in wins."""
+
+    class Own(Line):
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+        def val_dataloader(self) -> Any:
+            return loader(4)
+
+        def predict_dataloader(self) -> Any:
+            return loader(3)
+
+        test_dataloader = val_dataloader
+
+    trainer = quiet(tmp_path)
+    trainer.fit(Own())
+    assert trainer.global_step == 2
+    trainer.fit(Own(), loader(12))
+    assert trainer.global_step == 3
+    assert set(trainer.validate(Own())) == set(trainer.test(Own())) == {"val/loss"}
+    assert len(trainer.predict(Own())[0]) == 3
+
+
+class NoLoss(Task):
+    """Has no training_step."""
+
+    def configure_optimizers(self) -> Any:
+        """Never called."""
+
+
+class Misspelt(NoLoss):
+    """Has one with another name."""
+
+    def trainingStep(self, batch: Any, batch_idx: int) -> Any:
+        """Never called."""
+
+
+class NoInit(Line):
+    """Does not call super().__init__()."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (NoLoss(), r"NoLoss has no training_step\(\)\. Define it and return the loss\."),
+        (Misspelt(), r"has no training_step\(\)\. .* \(it has trainingStep\(\), which is spelt differently\)"),
+        (torch.nn.Linear(1, 1), r"The task is of type Linear; it must be a trainkit\.Task"),
+        (Line, r"The task is of type type; it must be a trainkit\.Task"),
+        (NoInit(), r"NoInit\.__init__ does not call super\(\).__init__\(\)"),
+    ],
+)
+def test_what_is_no_task_is_refused(tmp_path: Path, task: Any, words: str) -> None:
+    """What cannot be trained is refused before anything starts."""
+    with pytest.raises(TaskError, match=words):
+        quiet(tmp_path / "run").fit(task, loader(8))
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_needs_a_step(tmp_path: Path) -> None:
+    """validate asks for a validation_step."""
+
+    class Blind(Task):
+        """Sees nothing."""
+
+    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log what you want to know"):
+        quiet(tmp_path).validate(Blind(), loader(8))
+
+
+class Misspelt(Line):
+    """Has a hook with a letter too many."""
+
+    def on_validation_ends(self) -> None:
+        """Never called."""
+
+
+def test_a_hook_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
+    """A method that looks like a hook and is none does not pass in silence."""
+    words = r"Misspelt\.on_validation_ends\(\) is no hook of a Task.* Did you mean 'on_validation_\w+'\?"
+    with pytest.raises(TaskError, match=words):
+        quiet(tmp_path).fit(Misspelt(), loader(8))
+
+    class Wrong(Callback):
+        def on_epoch_ended(self, trainer: Any, task: Any) -> None:
+            """Never called."""
+
+    with pytest.raises(ConfigError, match=r"Wrong\.on_epoch_ended\(\) is no hook of a Callback"):
+        quiet(tmp_path, callbacks=Wrong()).fit(Line(), loader(8))

@@ -1,0 +1,104 @@
+"""Who keeps the others waiting, told from the ranks' notes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
+from trainkit.callbacks.watchdog.watchdog import _Watch
+from trainkit.checkpoint.writer import Writer
+from trainkit.engine.single import SingleEngine
+
+
+def note(rank: int, waiting: str = "", still_s: float = 0.0, tensors: tuple[str, ...] = ()) -> Note:
+    """Return a rank's note."""
+    return Note(rank, f"node{rank}", 100 + rank, 7, waiting, tensors, still_s, 3)
+
+
+def stall(*notes: Note, silent: dict[int, float] | None = None, timeout_s: float = 10.0) -> str | None:
+    """Return what is found in these notes."""
+    quiet = dict.fromkeys(range(len(notes)), 0.0) | (silent or {})
+    return find_stall({n.rank: n for n in notes}, quiet, len(notes), timeout_s)
+
+
+SUMS = "the sums of gradients"
+
+
+def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
+    """With its host, process and step, and what the others wait for."""
+    text = stall(note(0, SUMS, 12, ("conv1.weight", "fc.bias")), note(1, "", 12))
+    assert text is not None
+    assert text.startswith("rank 1 (node1, process 101) has not got on for 12 s at step 7, and waits for nobody.")
+    assert "rank 0 (node0, process 100) waits, at step 7, for the sums of gradients: conv1.weight, fc.bias" in text
+
+
+def test_a_rank_whose_note_does_not_change_is_frozen() -> None:
+    """A stopped process, or a host that is cut off, cannot say that it stands still."""
+    text = stall(note(0, SUMS, 12), note(1), silent={1: 11.0})
+    assert text is not None and text.startswith("rank 1 (node1, process 101) has been frozen or cut off for 11 s")
+
+
+def test_ranks_that_wait_for_each_other_are_told_so() -> None:
+    """Calls that do not match are nobody's fault alone."""
+    text = stall(note(0, SUMS, 12), note(1, "the barrier", 12))
+    assert text is not None and text.startswith("All ranks wait, and not for the same")
+    assert "for the barrier" in text
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        [note(0, "", 50), note(1, "", 50)],  # a long validation step, a long download: nobody waits for anybody
+        [note(0, SUMS, 9), note(1, "", 9)],
+        [note(0, SUMS, 12), note(1, "", 3)],  # it is slow, and gets on
+        [note(0, SUMS, 12), note(1, "the barrier", 3)],
+    ],
+)
+def test_ranks_that_are_slow_are_left_alone(notes: list[Note]) -> None:
+    """Only who stands still while others wait for so long is stalled."""
+    assert stall(*notes) is None
+
+
+def test_many_tensors_are_counted() -> None:
+    """A message stays one that can be read."""
+    text = stall(note(0, SUMS, 12, tuple(f"layer{i}" for i in range(30))), note(1, "", 12))
+    assert text is not None and "layer0, layer1, layer2, layer3 and 26 more" in text
+
+
+def test_notes_travel_by_files(tmp_path: Path) -> None:
+    """What a rank writes the other reads; a rank that has never written counts as silent."""
+    own, other = Notes(tmp_path, 0, 2), Notes(tmp_path, 1, 2)
+    own.write(5, SUMS, ["w"], 1.5)
+    notes, silent = other.read()
+    assert (notes[0].step, notes[0].waiting, notes[0].tensors, notes[0].still_s) == (5, SUMS, ("w",), 1.5)
+    assert notes[0].pid == os.getpid() and notes[1].step == -1
+    assert silent[0] == 0 < silent[1]
+    first = silent[1]
+    _, silent = other.read()
+    assert silent[0] > 0 and silent[1] > first
+    own.write(5, SUMS, ["w"], 2.0)
+    assert other.read()[1][0] == 0
+
+
+def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
+    """A forked loader worker, and whoever asks whether it lives, find nothing strange in it."""
+    watch = _Watch(SingleEngine("cpu"), tmp_path, 1.0)
+    watch.start()
+    assert watch.is_alive()
+    watch.stop()
+    watch.join(5)
+    assert not watch.is_alive()
+
+
+def test_a_slow_disk_is_no_stall() -> None:
+    """Who waits for a checkpoint to be written gets on."""
+    seen = []
+    writer = Writer()
+    writer.get_on = lambda: seen.append(1)
+    writer.start(lambda: time.sleep(1.2))
+    writer.wait()
+    assert len(seen) >= 2

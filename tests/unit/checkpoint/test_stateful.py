@@ -1,0 +1,158 @@
+"""What of a run goes into a checkpoint, and comes back."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
+from trainkit.checkpoint import stateful
+from trainkit.checkpoint.format import load_training, verify
+from trainkit.errors import CheckpointError, TaskError
+
+
+class Memory(Callback):
+    """Remembers a value over a restart."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        self.extra: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+        self.value = state_dict["value"]
+
+    def on_save_checkpoint(self, trainer: Any, task: Any, checkpoint: dict[str, Any]) -> None:
+        """Keep something beside."""
+        checkpoint["extra_value"] = self.value
+
+    def on_load_checkpoint(self, trainer: Any, task: Any, checkpoint: dict[str, Any]) -> None:
+        """Take it back."""
+        self.extra = checkpoint["extra_value"]
+
+
+def saved(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> Path:
+    """Train a little and return a checkpoint."""
+    trainer = quiet(tmp_path, max_steps=2, callbacks=list(callbacks))
+    trainer.fit(task or Line(), loader())
+    trainer.save_checkpoint(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def resumed(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> None:
+    """Go on from the checkpoint."""
+    quiet(tmp_path, max_steps=3, callbacks=list(callbacks)).fit(task or Line(), loader(), ckpt_path=str(tmp_path / "saved"))
+
+
+def test_random_states_round_trip() -> None:
+    """torch, numpy and random go on with the numbers that they would have drawn."""
+    random.gauss(0, 1), np.random.randn(1)  # both keep half of a pair for the next draw
+    state = stateful.random_state()
+    drawn = torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]
+    stateful.set_random_state(state)
+    assert (torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]) == drawn
+
+
+def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
+    """Counters, optimizers, rates, loss scale, each rank's random state, callbacks and extras are kept."""
+    kept = load_training(saved(tmp_path, Memory(3)))
+    assert sorted(kept) == [
+        "callbacks",
+        "contract",
+        "extra",
+        "metrics",
+        "optimizers",
+        "random",
+        "rates",
+        "scaler",
+        "state",
+        "validations",
+        "values",
+    ]
+    assert kept["state"]["global_step"] == 2
+    assert len(kept["random"]) == 1
+    assert kept["extra"] == {"extra_value": 3}
+
+
+def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
+    """The manifest can be read without torch: step, metrics, contract, versions."""
+    manifest = verify(saved(tmp_path))
+    assert (manifest["global_step"], manifest["epoch"]) == (2, 0)
+    assert manifest["contract"]["batch_size"] == 4
+    assert set(manifest["versions"]) == {"trainkit", "torch", "python"}
+
+
+def test_callbacks_of_one_class_are_told_apart(tmp_path: Path) -> None:
+    """Two callbacks of one class get their own states back, by their place; extras come back too."""
+    saved(tmp_path, Memory("first"), Memory("second"))
+    callbacks = [Memory(), Memory()]
+    resumed(tmp_path, *callbacks)
+    assert [c.value for c in callbacks] == ["first", "second"]
+    assert callbacks[0].extra == "second"
+
+
+def test_a_new_callback_starts_afresh(tmp_path: Path) -> None:
+    """A callback that the checkpoint does not know keeps its own state."""
+    trainer = quiet(tmp_path, max_steps=2)
+    trainer.fit(Line(), loader())
+    trainer.save_checkpoint(tmp_path / "saved")
+
+    class Fresh(Memory):
+        def on_load_checkpoint(self, *_: Any) -> None:
+            assert self.value == "own"
+
+    resumed(tmp_path, Fresh("own"))
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1.5, [1, (2, "a")], {"a": {1, 2}}, torch.zeros(2), Counter("aa"), torch.float16, b"bytes", 1j]
+)
+def test_plain_values_are_kept(tmp_path: Path, value: Any) -> None:
+    """Tensors and plain values of any nesting come back."""
+    saved(tmp_path, Memory(value))
+    back = Memory()
+    resumed(tmp_path, back)
+    assert torch.equal(back.value, value) if isinstance(value, torch.Tensor) else back.value == value
+
+
+@pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a"), frozenset({1}), object(), {"a": [np.int64(3)]}])
+def test_what_no_reader_would_take_is_refused_when_it_is_saved(tmp_path: Path, value: Any) -> None:
+    """An object that a safe reader refuses is refused at the first checkpoint, not when the run must go on."""
+    with pytest.raises(TaskError, match=r"^The checkpoint's callbacks\.Memory\.0\.value.* is of type .*tensors and plain"):
+        saved(tmp_path, Memory(value))
+    assert not (tmp_path / "saved").exists()
+
+
+def test_another_number_of_optimizers_does_not_fit(tmp_path: Path) -> None:
+    """A checkpoint of another number of optimizers is refused."""
+
+    class Two(Line):
+        def configure_optimizers(self) -> Any:
+            return [super().configure_optimizers(), super().configure_optimizers()]
+
+    saved(tmp_path)
+    with pytest.raises(CheckpointError, match="has 1 optimizers, this task 2: they do not fit"):
+        resumed(tmp_path, task=Two())
+
+
+def test_another_optimizers_state_does_not_fit(tmp_path: Path) -> None:
+    """A checkpoint whose optimizer has other groups is refused."""
+
+    class Groups(Line):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([{"params": [p]} for p in self.parameters()], lr=0.1)
+
+    saved(tmp_path)
+    with pytest.raises(CheckpointError, match=r"optimizer state does not fit this task: .*parameter group"):
+        resumed(tmp_path, task=Groups())

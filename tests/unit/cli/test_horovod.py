@@ -1,0 +1,223 @@
+"""`python -m trainkit horovod`: its help, its refusals, and the way from a request to an installed Horovod."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.cli import horovod
+from trainkit.errors import EngineError
+from trainkit.horovod_build.check import Installed
+from trainkit.horovod_build.patches import identity, version
+from trainkit.horovod_build.probe import Machine, Tool, Torch
+
+MACHINE = Machine(
+    torch=Torch("2.15.0"),
+    compiler=Tool("/usr/bin/c++", "c++ 12.2.0"),
+    make=Tool("/usr/bin/make", "GNU Make 4.3"),
+    cmake=Tool("/usr/bin/cmake", "cmake version 3.25.1"),
+    mpicxx=None,
+    nvcc=None,
+    nccl=None,
+    platform="x86_64",
+    cores=2,
+    free_gib=8.0,
+)
+GOOD = Installed(version(), "2.15.0", ("gloo",), None)
+
+
+class Steps:
+    """Stands in for everything slow, and notes what was done."""
+
+    def __init__(self, cache: Path) -> None:
+        self.done: list[str] = []
+        self.machine = MACHINE
+        self.installed: Installed | None = None
+        self.proof: EngineError | None = None
+        self.cache = cache
+
+    def build(self, *_: Any, on_percent: Any, **__: Any) -> Path:
+        """Note a build; report percents as make does."""
+        self.done.append("build")
+        for percent in [*range(0, 100, 3), 100]:
+            on_percent(percent)
+        return self.cache / "built.whl"
+
+    def prove(self, *_: Any) -> list[str]:
+        """Note a proof, and fail where the test says so."""
+        self.done.append("prove")
+        if self.proof is not None:
+            raise self.proof
+        return ["rank 0 of 2, allreduce on cpu gives 11", "rank 1 of 2, allreduce on cpu gives 11"]
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Put notes in place of everything slow, and a cache of the test's own."""
+    steps = Steps(tmp_path)
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    monkeypatch.setattr(horovod, "probe", lambda environ: steps.machine)
+    monkeypatch.setattr(horovod.build_check, "look", lambda: steps.installed)
+    monkeypatch.setattr(horovod.build_check, "prove", steps.prove)
+    monkeypatch.setattr(horovod.build, "build_wheel", steps.build)
+    monkeypatch.setattr(horovod.pip, "missing_needs", lambda needs, machine: [])
+    monkeypatch.setattr(horovod.pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}"))
+    return steps
+
+
+def _fill_cache(steps: Steps, content: bytes) -> None:
+    folder = steps.cache / "wheels" / horovod.build.wheel_key(MACHINE, PLAN, {})
+    folder.mkdir(parents=True)
+    (folder / "horovod-cached.whl").write_bytes(content)
+
+
+PLAN = horovod.choose(MACHINE, horovod.Wanted())
+EMPTY_ZIP = b"PK\x05\x06" + b"\0" * 18
+
+
+@pytest.mark.parametrize("command", [[], ["install"], ["check"]])
+def test_help_says_what_it_does(command: list[str], capsys: pytest.CaptureFixture[str]):
+    """Each level explains itself and ends with exit code 0."""
+    with pytest.raises(SystemExit) as ended:
+        horovod.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "python -m trainkit horovod" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch():
+    """The command's module is imported without torch."""
+    ask = "import sys, trainkit.cli.horovod; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", ask], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[], ["build"], ["install", "--jobs", "0"], ["install", "--mpi", "--no-mpi"], ["install", "--gpu", "--cpu"]],
+)
+def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]):
+    """No command, an unknown one, no compilers at once and contradictions are refused before anything is done."""
+    with pytest.raises(SystemExit) as ended:
+        horovod.main(wrong)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_first_install_builds_installs_and_proves(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """Where nothing is there it is built, installed and proven, with a line for each ten percent."""
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["build", "install built.whl", "prove"]
+    out = capsys.readouterr().out
+    assert out.count("  compiling ") == 10
+    assert "rank 1 of 2, allreduce on cpu gives 11" in out
+
+
+def test_cached_wheel_saves_the_build(steps: Steps):
+    """A wheel of the same build is installed and proven; a compiler is not even needed."""
+    _fill_cache(steps, EMPTY_ZIP)
+    steps.machine = replace(MACHINE, compiler=None, make=None)
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["install horovod-cached.whl", "prove"]
+
+
+def test_damaged_cached_wheel_is_built_again(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """A cached wheel that fails the test of its zip file is replaced, and that is said."""
+    _fill_cache(steps, b"not a zip file")
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["build", "install built.whl", "prove"]
+    assert "is damaged; it is built again" in capsys.readouterr().out
+
+
+def test_right_build_is_only_proven(steps: Steps):
+    """Where the right Horovod is installed nothing is built or installed; the proof is still made."""
+    steps.installed = GOOD
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["prove"]
+
+
+def test_rebuild_builds_whatever_is_there(steps: Steps):
+    """--rebuild looks neither at the installed Horovod nor at the cache."""
+    steps.installed = GOOD
+    _fill_cache(steps, EMPTY_ZIP)
+    assert horovod.main(["install", "--rebuild"]) == 0
+    assert steps.done == ["build", "install built.whl", "prove"]
+
+
+@pytest.mark.parametrize("change", [{"built_for": "2.13.0"}, {"version": "0.28.1"}, {"version": "0.28.1+trainkit.e00000000"}])
+def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: Steps):
+    """After a change of torch, and where the edits are missing or those of another trainkit, install builds anew."""
+    steps.installed = replace(GOOD, **change)
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["build", "install built.whl", "prove"]
+
+
+@pytest.mark.parametrize(("option", "word"), [("--mpi", "mpicxx"), ("--gpu", "without CUDA")])
+def test_part_that_cannot_be_built_is_refused(option: str, word: str, steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """What the machine cannot give is refused with exit code 2 and a reason, and nothing is done."""
+    assert horovod.main(["install", option]) == 2
+    assert word in capsys.readouterr().err
+    assert steps.done == []
+
+
+def test_wrong_source_is_refused_first(steps: Steps, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A source with another hash ends the command with 1, also where a cached wheel would have served."""
+    _fill_cache(steps, EMPTY_ZIP)
+    (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
+    assert horovod.main(["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")]) == 1
+    assert "nothing of it was run" in capsys.readouterr().err
+    assert steps.done == []
+
+
+def test_failed_proof_ends_with_1(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """An installation that cannot be proven is a failure, and the message says how to build anew."""
+    steps.proof = EngineError("The proof failed")
+    assert horovod.main(["install"]) == 1
+    assert "install --rebuild" in capsys.readouterr().err
+
+
+def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """check names version, torch and parts, and ends with 0 after the proof."""
+    steps.installed = GOOD
+    assert horovod.main(["check"]) == 0
+    out = capsys.readouterr().out
+    for word in (
+        "Horovod 0.28.1",
+        "built for     torch 2.15.0",
+        f"edits         {identity()}",
+        "Gloo          yes",
+        "MPI           no",
+        "rank 0 of 2",
+    ):
+        assert word in out
+
+
+def test_check_without_proof_starts_no_ranks(steps: Steps):
+    """--no-proof only looks."""
+    steps.installed = GOOD
+    assert horovod.main(["check", "--no-proof"]) == 0
+    assert steps.done == []
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x"), replace(GOOD, version="0.28.1")],
+)
+def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """None, one for another torch, without the edits or that does not import end with 1 and the command that mends it."""
+    steps.installed = installed
+    assert horovod.main(["check"]) == 1
+    assert "python -m trainkit horovod install" in capsys.readouterr().err
+    assert steps.done == []
+
+
+def test_folder_that_cannot_be_made_is_named(steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """A cache that cannot be written is an error in words, with the variable that names another one."""
+    (steps.cache / "file").touch()
+    monkeypatch.setenv("TRAINKIT_CACHE", str(steps.cache / "file" / "cache"))
+    assert horovod.main(["install"]) == 1
+    assert "TRAINKIT_CACHE" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""Precision by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from trainkit.device.precision import Precision
+from trainkit.errors import ConfigError
+from trainkit.optim.fused import use_fused
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def dirty_memory() -> Iterator[None]:
+    """Let memory that nobody has filled hold NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "computed", "scaled"),
+    [
+        ("32-true", torch.float32, torch.float32, False),
+        ("64-true", torch.float64, torch.float64, False),
+        ("bf16-true", torch.bfloat16, torch.bfloat16, False),
+        ("bf16-mixed", torch.float32, torch.bfloat16, False),
+        ("16-mixed", torch.float32, torch.float16, True),
+    ],
+)
+def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed: torch.dtype, scaled: bool) -> None:
+    """Each name says in which dtype weights are held and layers compute, and whether the loss is scaled."""
+    precision, model = Precision(name, CPU), torch.nn.Linear(2, 2)  # type: ignore[arg-type]
+    precision.convert(model)
+    with precision.autocast():
+        out = model(torch.zeros(1, 2, dtype=precision.input_dtype))
+    assert (model.weight.dtype, out.dtype) == (weights, computed)
+    assert float(precision.scale(torch.ones(()))) == (65536.0 if scaled else 1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"fused": True, "dampening": 0.5}, {"fused": False}], ids=str)
+def test_an_update_that_is_held_back_leaves_no_momentum(options: dict[str, Any], dirty_memory: None) -> None:
+    """What memory held before is no momentum: after a first update that overflows, the next is the first."""
+    updated = []
+    for factors in ((1.0,), (float("inf"), 1.0)):
+        model, precision = torch.nn.Linear(2, 2), Precision("16-mixed", CPU)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD([model.weight], lr=0.1, momentum=0.9, **options)
+        use_fused([optimizer])
+        for factor in factors:
+            precision.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+            precision.unscale([optimizer])
+            assert precision.step([optimizer]) is (factor == 1.0)
+            optimizer.zero_grad()
+        updated.append(model.weight.detach())
+    torch.testing.assert_close(updated[1], torch.full((2, 2), 0.9))
+    assert torch.equal(updated[0], updated[1])
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    """Names of Lightning's that are none here are answered with those that are."""
+    with pytest.raises(ConfigError, match=r"trainer\.precision is '16'; it must be one of 32-true, 16-mixed"):
+        Precision("16", CPU)  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+"""Batches of any nesting: moved, cast, counted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from trainkit.device.transfer import Mover, count_samples, each_tensor, may_go_beside, to_device
+from trainkit.errors import TaskError
+
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", "x y")
+
+
+class Graph:
+    """A batch with a `to` of its own, and a mapping's face."""
+
+    def __init__(self) -> None:
+        self.moved_to: object = None
+
+    def to(self, device: torch.device) -> Graph:
+        """Remember where to."""
+        self.moved_to = device
+        return self
+
+
+def test_nesting_is_kept() -> None:
+    """Tuples, named tuples, lists and dicts come back as what they were; what is no tensor is left alone."""
+    batch = {"pair": Pair(torch.zeros(2), "name"), "list": [torch.zeros(2), 3], "tuple": (None, torch.zeros(2))}
+    moved = to_device(batch, CPU)
+    assert type(moved["pair"]) is Pair
+    assert moved["pair"].y == "name"
+    assert moved["list"][1] == 3
+    assert moved["tuple"][0] is None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A batch as a dataclass, with a field that is not set."""
+
+    name: str
+    x: torch.Tensor
+    rest: dict[str, torch.Tensor] = field(default_factory=dict)
+    later: torch.Tensor = field(init=False)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, UserDict])
+def test_a_mapping_stays_of_its_class(kind: Any) -> None:
+    """What reads a batch's attributes finds them; the batch that was given stays as it was."""
+    batch = kind({"x": torch.zeros(3)})
+    batch.length = 3
+    moved = to_device(batch, CPU, torch.float64)
+    assert type(moved) is kind and moved.length == 3
+    assert (batch["x"].dtype, moved["x"].dtype) == (torch.float32, torch.float64)
+
+
+def test_a_dataclass_moves_field_by_field() -> None:
+    """Also a frozen one, nested; its tensors are found, and its samples counted."""
+    batch = Record("a", torch.zeros(3, 2), {"y": torch.ones(3)})
+    moved = to_device(batch, CPU, torch.float64)
+    assert type(moved) is Record and moved.name == "a"
+    assert moved.x.dtype == moved.rest["y"].dtype == torch.float64
+    assert batch.x.dtype == batch.rest["y"].dtype == torch.float32
+    assert [tuple(tensor.shape) for tensor in each_tensor(batch)] == [(3, 2), (3,)]
+    assert count_samples(batch) == 3
+
+
+def test_only_floats_are_cast() -> None:
+    """A true precision casts inputs of floating point, and leaves labels and masks alone."""
+    x, label, mask = to_device([torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2) > 0], CPU, torch.float64)
+    assert (x.dtype, label.dtype, mask.dtype) == (torch.float64, torch.int64, torch.bool)
+
+
+def test_channels_last_is_for_images() -> None:
+    """Tensors of four dimensions take the memory format, others keep theirs."""
+    image, row = to_device([torch.zeros(2, 3, 4, 5), torch.zeros(2, 3)], CPU, channels_last=True)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert row.is_contiguous()
+
+
+def test_the_sequences_of_a_packed_sequence_are_counted() -> None:
+    """Its data's first dimension is that of all steps in time."""
+    assert count_samples((pack_sequence([torch.ones(3), torch.ones(2)]), torch.zeros(2))) == 2
+
+
+def test_an_object_moves_itself() -> None:
+    """A batch with its own `to(device)` is asked to move itself."""
+    assert to_device(Graph(), CPU).moved_to == CPU
+
+
+def test_a_packed_sequence_moves_itself() -> None:
+    """A packed sequence, which is a named tuple, moves by its own `to`, which keeps its lengths on the CPU."""
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = to_device(packed, torch.device("meta"))
+    assert isinstance(moved, PackedSequence)
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(5, 3),
+        (torch.zeros(5, 3), torch.zeros(5)),
+        {"text": ["a", "b"], "scale": torch.tensor(2.0), "x": torch.zeros(5, 2)},
+        OrderedDict(inner=[Pair(torch.zeros(5), torch.zeros(7))]),
+    ],
+)
+def test_samples_are_counted_by_the_first_tensor(batch: object) -> None:
+    """The number of samples is the length of the first tensor that has one."""
+    assert count_samples(batch) == 5
+
+
+def test_a_batch_without_tensors_cannot_be_counted() -> None:
+    """A batch without a tensor is refused, with what to do about it."""
+    with pytest.raises(TaskError, match=r"batch of type dict .* no tensor.*num_samples"):
+        count_samples({"text": ["a", "b"], "scale": torch.tensor(2.0)})
+
+
+def test_what_is_there_is_handed_on() -> None:
+    """On the CPU, where nothing is to be cast or laid out, a batch is not built anew; else it is."""
+    batch = (torch.zeros(2, 3), torch.zeros(2))
+    assert Mover(CPU)(batch) is batch
+    assert Mover(CPU, torch.float64)(batch)[0].dtype == torch.float64
+    assert Mover(torch.device("meta"))(batch)[0].device.type == "meta"
+    images = Mover(CPU, channels_last=True)((torch.zeros(2, 3, 4, 5),))[0]
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_all_tensors_of_a_batch_are_found() -> None:
+    """In containers of any nesting, and in objects that move themselves."""
+    graph = Graph()
+    graph.nodes, graph.edges = torch.zeros(1), [torch.zeros(2), "name"]  # type: ignore[attr-defined]
+    packed = pack_sequence([torch.zeros(3)])
+    found = each_tensor({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
+    sizes = sorted(tensor.numel() for tensor in found)
+    assert sizes == [1, 2, 3, 3, 4, 5]  # a packed sequence holds its batch sizes too
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that these kinds of tensors are in beta state
+def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one() -> None:
+    """Dense tensors go beside what is computed; those for which torch has no record_stream on a GPU do not."""
+    dense = torch.eye(2)
+    assert may_go_beside(dense)
+    others = [dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense, dense])]
+    for tensor, key in zip(others, ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"), strict=True):
+        assert not may_go_beside(tensor)
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_batch_is_copied_beside_what_is_computed() -> None:
+    """On a GPU the copy runs on a stream of its own, and what follows on the current one sees it whole."""
+    numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
+    moved = Mover(torch.device("cuda", 0))((numbers,))[0]
+    assert float(moved.double().sum()) == float(numbers.double().sum())

@@ -1,0 +1,45 @@
+"""The Horovod engine in an elastic job, without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainkit.errors import ConfigError
+from trainkit.launch.elastic.client import Membership
+
+pytest.importorskip("horovod")
+
+
+def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes later starts the script from its top."""
+    from trainkit.engine.horovod.engine import HorovodEngine
+
+    monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), "secret"))
+    monkeypatch.setattr(Membership, "beat", lambda self: None)
+    engine = HorovodEngine("cpu")
+    assert engine.is_elastic
+    with pytest.raises(ConfigError, match="does validate before the fit"):
+        engine.begin("validate")
+    engine.begin("fit")
+    engine.begin("test")
+    with pytest.raises(ConfigError, match="does a second fit"):
+        HorovodEngine("cpu").begin("fit")
+
+
+def test_elsewhere_a_script_does_what_it_likes() -> None:
+    """Nobody comes later."""
+    from trainkit.engine.horovod.engine import HorovodEngine
+
+    engine = HorovodEngine("cpu")
+    for stage in ("validate", "fit", "fit"):
+        engine.begin(stage)
+
+
+def test_horovods_own_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loses samples."""
+    from trainkit.engine.horovod.engine import HorovodEngine
+    from trainkit.errors import EngineError
+
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(EngineError, match="trainkit horovod install"):
+        HorovodEngine("cpu").__enter__()

@@ -1,0 +1,148 @@
+"""The books of the reducer, with an engine that only notes what is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainkit.engine.reduce.buckets import split_frozen
+from trainkit.engine.reduce.reducer import Bucket, GradientReducer
+from trainkit.engine.sending import dense_view
+from trainkit.errors import TaskError
+
+
+class Noting(GradientReducer):
+    """Sums with a second rank that had the same gradients, and notes the order of events."""
+
+    def __init__(self, model: nn.Module, in_order: bool) -> None:
+        trained, frozen = split_frozen(model.named_parameters())
+        self.events: list[str] = []
+        super().__init__([[named] for named in reversed(trained)], frozen, in_order)
+
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
+        self.events.append(f"start {bucket.entries[0][0]}{' with flags' * (flags is not None)}")
+        return bucket.index, flags
+
+    def _end(self, bucket: Bucket) -> Tensor | None:
+        self.events.append(f"end {bucket.entries[0][0]}")
+        for _, parameter in bucket.entries:
+            parameter.grad *= 2
+        flags = bucket.handle[1]
+        return None if flags is None else flags * 2
+
+    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
+        self.events.append(f"start rows {name}")
+        return rows, values
+
+    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat([handle[0]] * 2), torch.cat([handle[1]] * 2)
+
+    def _start_flags(self, flags: Tensor) -> Any:
+        return flags
+
+    def _end_flags(self, handle: Any) -> None:
+        handle *= 2
+
+
+def model() -> nn.Sequential:
+    """Two layers without biases: parameters "0.weight" and "1.weight"."""
+    return nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_sums_start_while_backward_runs(in_order: bool) -> None:
+    """The last layer's sum starts first, before finish; the first layer's, which carries the flags, in it."""
+    net = model()
+    reducer = Noting(net, in_order)
+    net(torch.ones(2, 3)).sum().backward()
+    assert reducer.events == ["start 1.weight"]
+    alone = net[0].weight.grad.clone()
+    reducer.finish()
+    assert reducer.events[1:] == ["start 0.weight with flags", "end 1.weight", "end 0.weight"]
+    assert torch.equal(net[0].weight.grad, alone * 2)
+
+
+def test_nothing_starts_under_no_sync() -> None:
+    """Accumulated backwards keep their gradients until the last one; after it, the next step starts anew."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    for _ in range(2):
+        with reducer.no_sync():
+            net(torch.ones(2, 3)).sum().backward()
+        assert not [event for event in reducer.events if event.startswith("start")]
+        net(torch.ones(2, 3)).sum().backward()
+        assert reducer.events == ["start 1.weight"]
+        reducer.finish()
+        reducer.events.clear()
+
+
+def test_a_second_gradient_in_one_synchronised_step_is_an_error() -> None:
+    """Two backwards outside no_sync would send a gradient that is not complete."""
+    net = model()
+    Noting(net, in_order=False)
+    net(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(TaskError, match=r"'1\.weight' was computed twice"):
+        net(torch.ones(2, 3)).sum().backward()
+
+
+def test_a_rank_without_samples_takes_part_with_zeros() -> None:
+    """finish without any backward starts every sum, in order; what nobody used has no gradient afterwards."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    reducer.finish()
+    assert reducer.events[:2] == ["start 1.weight", "start 0.weight with flags"]
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_removed_hooks_do_nothing() -> None:
+    """After remove, backward is the user's alone."""
+    net = model()
+    reducer = Noting(net, in_order=True)
+    reducer.remove()
+    net(torch.ones(2, 3)).sum().backward()
+    assert reducer.events == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "has_view"),
+    [
+        (torch.randn(4, 3), True),
+        (torch.randn(4, 3).t(), True),
+        (torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), True),
+        (torch.randn(2, 1, 1, 1).to(memory_format=torch.channels_last), True),
+        (torch.tensor(3.0), True),
+        (torch.randn(4, 6)[:, ::2], False),
+        (torch.randn(3, 1).expand(3, 4), False),
+    ],
+)
+def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
+    """Tensors that fill their memory can be sent without a copy; those with gaps or overlaps cannot."""
+    view = dense_view(tensor)
+    assert (view is not None) == has_view
+    if view is not None:
+        assert view.data_ptr() == tensor.data_ptr()
+        assert sorted(view.tolist()) == sorted(tensor.reshape(-1).tolist())
+
+
+def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
+    """Rows of both ranks are added; a rank without a gradient sends no rows; what nobody used has none."""
+    table, idle = nn.Embedding(5, 2, sparse=True), nn.Embedding(5, 2, sparse=True)
+    net = nn.ModuleList([table, idle])
+
+    class Sparse(Noting):
+        def __init__(self) -> None:
+            self.events = []
+            named = list(net.named_parameters())
+            GradientReducer.__init__(self, [[n] for n in named], [], in_order=True, sparse=set(net.parameters()))
+
+    reducer = Sparse()
+    table(torch.tensor([1, 3, 1])).sum().backward()
+    reducer.finish()
+    assert reducer.events == ["start rows 0.weight", "start rows 1.weight"]
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    assert table.weight.grad.to_dense()[:, 0].tolist() == [0, 4, 0, 2, 0]
+    assert idle.weight.grad is None

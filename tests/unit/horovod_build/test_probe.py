@@ -1,0 +1,158 @@
+"""What is chosen to build Horovod with, from what a machine has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import ConfigError, EngineError
+from trainkit.horovod_build import probe as horovod_machine
+from trainkit.horovod_build.probe import Machine, Nccl, Tool, Torch, Wanted, choose, probe, require_compilers
+
+PLAIN = Machine(
+    torch=Torch("2.15.0+cpu"),
+    compiler=Tool("/usr/bin/c++", "c++ 12.2.0"),
+    make=Tool("/usr/bin/make", "GNU Make 4.3"),
+    cmake=Tool("/usr/bin/cmake", "cmake version 3.25.1"),
+    mpicxx=None,
+    nvcc=None,
+    nccl=None,
+    platform="x86_64-avx-glibc2.36",
+    cores=2,
+    free_gib=8.0,
+)
+WITH_GPU = replace(
+    PLAIN,
+    torch=Torch("2.15.0+cu132", "13.2", gpus=2),
+    nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"),
+    nccl=Nccl("/opt/nccl/include", "/opt/nccl/lib/libnccl.so.2"),
+)
+WITH_MPI = replace(PLAIN, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"))
+
+
+def test_plain_machine_builds_gloo_alone_and_says_why():
+    """Without MPI and GPU neither is built, and each has its reason."""
+    plan = choose(PLAIN, Wanted())
+    assert (plan.mpi.on, plan.gpu.on) == (False, False)
+    assert "mpicxx was not found" in plan.mpi.why
+    assert "torch sees no GPU" in plan.gpu.why
+
+
+def test_found_mpi_is_built_unless_left_out():
+    """mpicxx on the PATH turns MPI on; --no-mpi turns it off again."""
+    assert choose(WITH_MPI, Wanted()).mpi.on
+    assert choose(WITH_MPI, Wanted(mpi=True)).mpi.on
+    assert not choose(WITH_MPI, Wanted(mpi=False)).mpi.on
+
+
+def test_mpi_asked_for_and_absent_is_refused_with_the_way_to_get_it():
+    """--mpi without mpicxx ends before anything is built and names the package to install."""
+    with pytest.raises(ConfigError, match=r"--mpi was asked for.*mpicxx.*apt-get install libopenmpi-dev"):
+        choose(PLAIN, Wanted(mpi=True))
+
+
+def test_seen_gpu_is_built_for_unless_left_out():
+    """A GPU that torch sees, nvcc and NCCL turn NCCL on; --cpu turns it off again."""
+    assert choose(WITH_GPU, Wanted()).gpu.on
+    assert choose(WITH_GPU, Wanted(gpu=False)).gpu.why == "left out by --cpu"
+
+
+def test_gpu_can_be_built_for_where_none_is_seen():
+    """--gpu builds on a login node without a GPU; by itself that machine builds for the CPU."""
+    login_node = replace(WITH_GPU, torch=Torch("2.15.0+cu132", "13.2", gpus=0))
+    assert choose(login_node, Wanted(gpu=True)).gpu.on
+    assert not choose(login_node, Wanted()).gpu.on
+
+
+@pytest.mark.parametrize(
+    ("lack", "reason"),
+    [
+        ({"torch": Torch("2.15.0+cpu", None, gpus=1)}, "built without CUDA"),
+        ({"nvcc": None}, "nvcc, the compiler of CUDA, was not found"),
+        ({"nvcc": Tool("/opt/cuda/bin/nvcc", "12.4")}, r"nvcc is of CUDA 12\.4 and torch of CUDA 13\.2"),
+        ({"nccl": None}, "pip install nvidia-nccl-cu13"),
+    ],
+)
+def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str):
+    """What NCCL lacks is told as the reason for a CPU build, and refuses --gpu."""
+    machine = replace(WITH_GPU, **lack)
+    assert not choose(machine, Wanted()).gpu.on
+    with pytest.raises(ConfigError, match=f"--gpu was asked for.*{reason}"):
+        choose(machine, Wanted(gpu=True))
+
+
+def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
+    """On a machine with a GPU the plan says what keeps it from using NCCL."""
+    assert "GPU tensors go over the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
+
+
+def test_missing_torch_is_refused():
+    """Without torch there is nothing to build for."""
+    with pytest.raises(EngineError, match="pip install torch"):
+        choose(replace(PLAIN, torch=None), Wanted())
+
+
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "asked", "jobs"), [(2, 8.0, None, 2), (64, 7.9, None, 7), (4, 0.3, None, 1), (4, 0.3, 3, 3)]
+)
+def test_compilers_at_once_fit_cores_and_memory(cores: int, free_gib: float, asked: int | None, jobs: int):
+    """One compiler for each core and for each GiB, one at least; --jobs has the last word."""
+    assert choose(replace(PLAIN, cores=cores, free_gib=free_gib), Wanted(jobs=asked)).jobs == jobs
+
+
+def test_missing_compiler_is_refused_with_the_command():
+    """Without a C++ compiler or make nothing is started, and the message says how to install them."""
+    with pytest.raises(EngineError, match=r"no C\+\+ compiler was found.*apt-get install g\+\+ make"):
+        require_compilers(replace(PLAIN, compiler=None), {})
+    with pytest.raises(EngineError, match=r"CXX is 'g\+\+-99', which is not found"):
+        require_compilers(replace(PLAIN, compiler=None), {"CXX": "g++-99"})
+    with pytest.raises(EngineError, match=r"make was not found.*apt-get install g\+\+ make"):
+        require_compilers(replace(PLAIN, make=None), {})
+
+
+def _program(path: Path, prints: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{prints}'\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask no torch (2 s), and look for NCCL nowhere in this environment."""
+    monkeypatch.setattr(horovod_machine, "_ask_torch", lambda: None)
+    monkeypatch.setattr(horovod_machine.sys, "path", [])
+
+
+@pytest.mark.usefixtures("bare_probe")
+def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
+    """An nvcc without headers beside it, as a script on the PATH is, is passed over for a toolkit that has them."""
+    script = _program(tmp_path / "script" / "bin" / "nvcc", "release 11.0")
+    toolkit = tmp_path / "cuda"
+    nvcc = _program(toolkit / "bin" / "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
+    (toolkit / "include").mkdir()
+    (toolkit / "include" / "cuda_runtime.h").touch()
+    found = probe({"CUDA_HOME": str(script.parents[1]), "CUDA_PATH": str(toolkit)}).nvcc
+    assert found == Tool(str(nvcc), "13.0")
+
+
+@pytest.mark.usefixtures("bare_probe")
+def test_nccl_of_the_package_index_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The PyPI package has libnccl.so.2 alone, without the name the linker looks for; it counts."""
+    home = tmp_path / "nvidia" / "nccl"
+    for folder, name in (("include", "nccl.h"), ("lib", "libnccl.so.2")):
+        (home / folder).mkdir(parents=True)
+        (home / folder / name).touch()
+    monkeypatch.setattr(horovod_machine.sys, "path", [str(tmp_path)])
+    assert probe({}).nccl == Nccl(str(home / "include"), str(home / "lib" / "libnccl.so.2"))
+
+
+@pytest.mark.usefixtures("bare_probe")
+def test_named_compiler_is_the_one_that_is_found(tmp_path: Path):
+    """CXX decides, also behind a launcher; one that does not exist is not replaced by another in silence."""
+    _program(tmp_path / "mycxx", "mycxx 1.0")
+    assert probe({"PATH": str(tmp_path), "CXX": "ccache mycxx"}).compiler == Tool(str(tmp_path / "mycxx"), "mycxx 1.0")
+    assert probe({"CXX": "g++-99"}).compiler is None

@@ -1,0 +1,208 @@
+"""A worker's side of an elastic job: seats, beats, and a driver that is gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from trainkit.errors import Dismissed, JobEnded
+from trainkit.launch.elastic import client as membership
+from trainkit.launch.elastic.client import Membership, Seat
+from trainkit.launch.elastic.rendezvous import Request, Server
+
+SECRET = "ab" * 32
+SEAT = Seat(generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2)
+
+
+class Driver:
+    """A driver that answers as a test says, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.joins: list[dict[str, Any]] = []
+        self.beats: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any]] = []
+        self.reply = {"wanted": 0, "dump": False, "why": ""}
+        self.server = Server("127.0.0.1", SECRET, self._join, self._beat)
+
+    def _join(self, request: Request) -> None:
+        self.joins.append(request.content)
+        request.answer(self.answers.pop(0))
+
+    def _beat(self, request: Request) -> None:
+        self.beats.append(request.content)
+        request.answer(self.reply)
+
+    def member(self, secret: str = SECRET) -> Membership:
+        """Return a worker of this driver."""
+        return Membership("node1/0#1", ("127.0.0.1", self.server.port), secret)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """A driver whose workers beat often."""
+    monkeypatch.setattr(membership, "BEAT_S", 0.01)
+    monkeypatch.setattr(membership, "UNREACHABLE_S", 0.3)
+    monkeypatch.setattr(membership, "_PAUSE_S", 0.01)
+    one = Driver()
+    yield one
+    one.server.close()
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    pause = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_a_seat_sets_horovods_variables() -> None:
+    """All that hvd.init() reads, and the generation as the scope of its keys."""
+    assert SEAT.environment() == {
+        "HOROVOD_RANK": "1",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_RENDEZVOUS_SCOPE": "g3.",
+    }
+
+
+def test_outside_an_elastic_job_there_is_no_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and one for the whole process inside one."""
+    monkeypatch.setattr(Membership, "_current", None)
+    monkeypatch.delenv("TRAINKIT_WORKER", raising=False)
+    assert Membership.current() is None
+    for name, value in {
+        "TRAINKIT_WORKER": "node1/0#1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "1234",
+        "HOROVOD_RENDEZVOUS_SECRET": SECRET,
+    }.items():
+        monkeypatch.setenv(name, value)
+    one = Membership.current()
+    assert one is not None and one.worker == "node1/0#1" and Membership.current() is one
+
+
+def test_an_incomplete_environment_is_named() -> None:
+    """The variable that is missing, and what to do."""
+    with pytest.raises(JobEnded, match="HOROVOD_GLOO_RENDEZVOUS_ADDR.*horovodrun --min-np"):
+        Membership.of({"TRAINKIT_WORKER": "node1/0#1"})
+
+
+def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
+    """ "wait" means ask again; the request tells the newest commit and the last generation."""
+    driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    assert m.join(7) == SEAT and m.generation == 3
+    assert driver.joins == [{"worker": "node1/0#1", "commit": 7, "generation": 0}] * 3
+    driver.answers = [{"answer": "seat"} | vars(SEAT) | {"generation": 4}]
+    m.join(9)
+    assert driver.joins[-1] == {"worker": "node1/0#1", "commit": 9, "generation": 3}
+
+
+def test_a_worker_that_is_not_needed_ends_with_0(driver: Driver) -> None:
+    """Dismissed is a SystemExit, and says why."""
+    driver.answers = [{"answer": "leave", "why": "slot 0 of node1 was taken away"}]
+    with pytest.raises(Dismissed) as caught:
+        driver.member().join(0)
+    assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was taken away"
+
+
+def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:
+    """JobEnded is an error."""
+    driver.answers = [{"answer": "end", "why": "rank 1 ended with exit code 3"}]
+    with pytest.raises(JobEnded, match="rank 1 ended with exit code 3"):
+        driver.member().join(0)
+
+
+def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
+    """Step, progress, what it waits for, and after how long that is a stall."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    m.join(0)
+    m.step, m.progress, m.waiting, m.stall_s = 20, 41, "grads", 60.0
+    said = {"worker": "node1/0#1", "generation": 3, "step": 20, "progress": 41, "waiting": "grads", "stall_s": 60.0}
+    wait(lambda: driver.beats[-1:] == [said])
+
+
+def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
+    """The driver's wish is heard with the next beat, and is fulfilled by joining; an old wish counts for nothing."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT), {"answer": "seat"} | vars(SEAT) | {"generation": 4}]
+    m = driver.member()
+    m.join(0)
+    assert not m.wanted
+    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came"}
+    wait(lambda: m.wanted)
+    assert m.why == "worker node2/0#1 came"
+    m.join(1)
+    assert not m.wanted
+
+
+def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
+    """From the beating thread: the main thread may hang."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    threads: list[str] = []
+    m.on_dump = lambda: threads.append(threading.current_thread().name)
+    driver.reply = {"wanted": 0, "dump": True, "why": ""}
+    m.join(0)
+    wait(lambda: "membership" in threads)
+
+
+def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
+    """It is wanted to come to join, as the driver is silent, and join says what happened."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    m.join(0)
+    driver.server.close()
+    m._address = ("127.0.0.1", 1)  # nobody listens there, as at a dead driver's port
+    wait(lambda: m.wanted)
+    with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*horovodrun was killed"):
+        m.join(1)
+
+
+def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time without beats is no time of failed beats: SIGSTOP, or a main thread that keeps all others from running."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    monkeypatch.setattr(membership, "BEAT_S", 60.0)
+    m = driver.member()
+    m.join(0)
+    threading.Event().wait(0.5)
+    assert not m.wanted
+
+
+def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> None:
+    """Connections that fail are tried anew."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    address, m._address = m._address, ("127.0.0.1", 1)
+    threading.Timer(0.1, setattr, (m, "_address", address)).start()
+    assert m.join(0) == SEAT
+
+
+def test_beats_go_on_after_the_driver_hung_up(driver: Driver) -> None:
+    """A connection that broke is made anew, and one failure long ago is no silence."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    m = driver.member()
+    m.join(0)
+    wait(lambda: len(driver.beats) > 2)
+    for connection in list(driver.server._http._open):
+        connection.shutdown(socket.SHUT_RDWR)
+    before = len(driver.beats)
+    wait(lambda: len(driver.beats) > before + 5)
+    threading.Event().wait(0.4)
+    assert not m.wanted
+
+
+def test_a_wrong_secret_is_told(driver: Driver) -> None:
+    """403 is no reason to ask for a minute."""
+    with pytest.raises(JobEnded, match="403 Forbidden"):
+        driver.member(secret="cd" * 32).join(0)

@@ -1,0 +1,174 @@
+"""What horovodrun's command line means for an elastic job, and which hosts and addresses it has."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import ConfigError
+from trainkit.launch.elastic import network
+from trainkit.launch.elastic.hosts import Discovery, parse
+from trainkit.launch.elastic.network import Network, address_of, choose, is_local
+from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
+
+
+def settings(environ: dict[str, str] | None = None, **given: Any) -> Settings:
+    """Return the settings of a command line."""
+    defaults: dict[str, Any] = {
+        "num_proc": 2,
+        "min_num_proc": None,
+        "max_num_proc": None,
+        "elastic_timeout": None,
+        "reset_limit": None,
+        "cooldown_range": None,
+        "slots": None,
+        "host_discovery_script": None,
+        "hosts": None,
+        "nics": None,
+        "ssh_port": None,
+        "ssh_identity_file": None,
+        "output_filename": None,
+        "prefix_output_with_timestamp": False,
+        "verbose": False,
+        "command": ["python", "train.py"],
+        "run_func": None,
+    }
+    return settings_of(argparse.Namespace(**defaults | given), environ or {})
+
+
+def test_the_defaults_are_horovodruns() -> None:
+    """min-np is np, no limits, ten minutes, this host alone."""
+    one = settings()
+    assert (one.rules.np, one.rules.min_np, one.rules.max_np, one.rules.reset_limit) == (2, 2, None, None)
+    assert (one.rules.timeout_s, one.rules.pause_s) == (600.0, (1.0, 60.0))
+    assert one.hosts == {"localhost": 2} and one.command == ("python", "train.py")
+
+
+def test_all_options_are_heard() -> None:
+    """Each lands where it belongs."""
+    one = settings(
+        num_proc=3,
+        min_num_proc=2,
+        max_num_proc=4,
+        elastic_timeout=5,
+        reset_limit=0,
+        cooldown_range=[3, 9],
+        hosts="a:2,b:4",
+        nics={"eth1", "eth0"},
+        ssh_port=2222,
+        ssh_identity_file="key",
+        output_filename="out",
+        prefix_output_with_timestamp=True,
+        verbose=True,
+        command=["--", "python", "train.py"],
+    )
+    rules = one.rules
+    assert (rules.np, rules.min_np, rules.max_np, rules.timeout_s, rules.reset_limit) == (3, 2, 4, 5.0, 0)
+    assert rules.pause_s == (3.0, 9.0) and one.hosts == {"a": 2, "b": 4} and one.interfaces == ("eth0", "eth1")
+    assert (one.ssh_port, one.ssh_identity_file, one.output) == (2222, "key", Path("out"))
+    assert one.with_time and one.verbose and one.command == ("python", "train.py")
+
+
+def test_the_timeout_can_come_from_the_environment() -> None:
+    """HOROVOD_ELASTIC_TIMEOUT, where the option is not given."""
+    environ = {"HOROVOD_ELASTIC_TIMEOUT": "77"}
+    assert settings(environ).rules.timeout_s == 77
+    assert settings(environ, elastic_timeout=5).rules.timeout_s == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_proc": None}, "-np is None"),
+        ({"min_num_proc": 3}, "--min-np is 3; it must be from 1 to -np, which is 2"),
+        ({"min_num_proc": 0}, "--min-np is 0"),
+        ({"max_num_proc": 1}, "--max-np is 1; it must be at least -np"),
+        ({"reset_limit": -1}, "--reset-limit is -1"),
+        ({"slots": 0}, "--slots-per-host is 0"),
+        ({"cooldown_range": [5, 2]}, "--blacklist-cooldown-range is 5 2"),
+        ({"cooldown_range": [0, 2]}, "--blacklist-cooldown-range is 0 2"),
+        ({"elastic_timeout": 0}, "--elastic-timeout is '0'"),
+        ({"hosts": "a:x"}, "--hosts says 'a:x'"),
+        ({"command": []}, "no command"),
+        ({"run_func": print}, "no elastic mode"),
+    ],
+)
+def test_what_is_not_legal_is_refused(given: dict[str, Any], message: str) -> None:
+    """By the option's name and value."""
+    with pytest.raises(ConfigError, match=message):
+        settings(**given)
+
+
+def test_a_timeout_in_the_environment_that_is_no_number_is_refused() -> None:
+    """By the variable's name."""
+    with pytest.raises(ConfigError, match="HOROVOD_ELASTIC_TIMEOUT is 'soon'"):
+        settings({"HOROVOD_ELASTIC_TIMEOUT": "soon"})
+
+
+def test_workers_do_not_inherit_another_jobs_seat() -> None:
+    """A driver inside a worker of another job; and stock elastic mode stays off."""
+    environ = {"HOROVOD_ELASTIC": "1", "TRAINKIT_WORKER": "x", "HOROVOD_RENDEZVOUS_SCOPE": "g3.", "HOROVOD_CYCLE_TIME": "2"}
+    assert worker_environment(settings(environ), {"A": "b"}) == {"HOROVOD_CYCLE_TIME": "2", "A": "b"}
+
+
+def test_hosts_keep_their_order() -> None:
+    """Lines or commas, numbers or the default; a host of no slots is none."""
+    assert list(parse("b:2\n a \n\nc:0\na-1.x:1\n", 3, "script").items()) == [("b", 2), ("a", 3), ("a-1.x", 1)]
+    assert parse("a", None, "script") == {"a": 1}
+
+
+@pytest.mark.parametrize("line", ["a:", ":2", "a:b", "a:-1", "a b:1", "-oProxyCommand=x:1", "a:1:2"])
+def test_a_line_that_is_no_host_is_refused(line: str) -> None:
+    """It is quoted; an option of ssh's is no host."""
+    with pytest.raises(ConfigError, match="script says"):
+        parse(line, None, "script")
+
+
+def test_a_discovery_script_that_fails_says_why() -> None:
+    """Exit code and what it wrote to stderr."""
+    with pytest.raises(ConfigError, match="ended with exit code 3.*It said: no such cluster"):
+        Discovery("echo no such cluster >&2; exit 3", None).ask()
+    assert Discovery("echo a:2", None).ask() == {"a": 2}
+
+
+def test_a_discovery_script_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as failed."""
+    monkeypatch.setattr("trainkit.launch.elastic.hosts.TIMEOUT_S", 0.1)
+    with pytest.raises(ConfigError, match="took more than 0.1 s"):
+        Discovery("sleep 60", None).ask()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", socket.gethostname()])
+def test_this_hosts_names_are_local(host: str) -> None:
+    """All of them."""
+    assert is_local(host)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_other_hosts_are_not(host: str) -> None:
+    """TEST-NET-1, and a name that means nothing."""
+    assert not is_local(host)
+
+
+def test_jobs_on_this_host_meet_at_the_loopback() -> None:
+    """Nobody else can come in."""
+    assert choose(["localhost", "127.0.0.2"], None) == Network("127.0.0.1", ("lo",), is_closed=True)
+
+
+def test_an_interface_that_was_chosen_is_taken() -> None:
+    """By its address; one that is not there is named with those that are."""
+    assert choose(["localhost"], ["lo"]) == Network("127.0.0.1", ("lo",))
+    with pytest.raises(ConfigError, match="'nic9'.*interfaces: .*lo"):
+        address_of("nic9")
+
+
+def test_other_hosts_are_met_at_the_interface_that_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own choice of way; here it leads through the loopback, as there may be no other."""
+    monkeypatch.setattr(network, "is_local", lambda host: False)
+    assert choose(["127.0.0.9"], None) == Network("127.0.0.1", ("lo",))
+    with pytest.raises(ConfigError, match="no way to host 'nowhere.invalid'"):
+        choose(["nowhere.invalid"], None)

@@ -1,0 +1,171 @@
+"""Workers as processes: exit codes, groups, lines with ranks, and what is told to another host."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainkit.launch.elastic.output import Output
+from trainkit.launch.elastic.processes import Process, Reaper, code_of
+from trainkit.launch.elastic.remote import SCRIPT, first_lines, ssh_command
+
+
+class Ended:
+    """Notes an exit code, from whatever thread."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self._event = threading.Event()
+
+    def __call__(self, code: int | None) -> None:
+        self.code = code
+        self._event.set()
+
+    def wait(self) -> int | None:
+        """Return the code once there is one."""
+        assert self._event.wait(10)
+        return self.code
+
+
+def run(command: str, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
+    """Run a shell command as a worker; return its code."""
+    reaper, ended, output = Reaper(), Ended(), output or Output(None, False)
+    process = Process(["sh", "-c", command], {"PATH": os.environ["PATH"]})
+    process.follow("a/0#1", output, reaper, ended)
+    if number is not None:
+        process.send(number)
+    code = ended.wait()
+    output.drain(5)
+    process.send(signal.SIGKILL)  # it has ended: nobody else may be hit
+    reaper.close()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9), ("exit 137", -9), ("exit 255", 255), ("exit 75", 75)],
+)
+def test_exit_codes_and_signals(command: str, code: int) -> None:
+    """A shell's 128 + 9 is a signal too."""
+    assert run(command) == code
+
+
+def test_codes_above_128_that_are_no_signals_are_the_users() -> None:
+    """There is no signal 72."""
+    assert (code_of(200), code_of(128), code_of(130), code_of(-9)) == (200, 128, -2, -9)
+
+
+def test_a_signal_ends_the_whole_group(tmp_path: Path) -> None:
+    """What a worker started goes with it, also when it ends by itself."""
+    assert run(f"sleep 60 & echo $! > {tmp_path}/pid; sleep 60", number=signal.SIGKILL) == -9
+    assert run(f"sleep 60 >/dev/null 2>&1 & echo $! > {tmp_path}/pid") == 0
+    pid = (tmp_path / "pid").read_text().strip()
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_lines_carry_the_rank_of_their_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's name until it has a rank; progress bars and a last line without an end are lines too."""
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    output = Output(tmp_path, False)
+    run(r"printf 'one\n10%%\r20%%\rtwo \303\251'; printf 'bad\n' >&2", output)
+    assert out.getvalue() == "[a/0#1]<stdout>:one\n[a/0#1]<stdout>:10%\r[a/0#1]<stdout>:20%\r[a/0#1]<stdout>:two é\n"
+    assert err.getvalue() == "[a/0#1]<stderr>:bad\n"
+    assert (tmp_path / "worker.a-0-1" / "stderr").read_text() == "[a/0#1]<stderr>:bad\n"
+    output.label("a/0#1", "3")
+    run("echo later", output)
+    assert out.getvalue().endswith("[3]<stdout>:later\n")
+
+
+def test_a_screen_that_is_gone_stops_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """horovodrun | head: lines are lost, the worker goes on."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert run("for i in 1 2 3; do echo line; done; exit 4") == 4
+
+
+def test_an_ssh_command_tells_nothing() -> None:
+    """Options as horovodrun has them; environment and command are not there."""
+    command = ssh_command("node2", 2222, "key", "go-1")
+    assert command[:-1] == [
+        *("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "ConnectTimeout=10"),
+        *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-p", "2222", "-i", "key", "node2"),
+    ]
+    assert command[-1] == f"exec sh -c {shlex.quote(SCRIPT)} trainkit go-1"
+
+
+def test_what_belongs_to_this_host_is_not_sent() -> None:
+    """Nor names that no shell can export, or that a shell refuses to set."""
+    environ = {
+        "A": "x y",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "SSH_AUTH_SOCK": "s",
+        "BASH_FUNC_f%%": "()",
+        "a.b": "1",
+        "UID": "0",
+        "_": "x",
+    }
+    assert first_lines(environ, "/my dir", ["python", "it's"], "go-1") == (
+        "export A='x y'\ncd '/my dir' 2>/dev/null\nset -- python 'it'\"'\"'s'\ngo-1\n"
+    )
+
+
+SHELLS = [shell for shell in ("/bin/dash", "/bin/bash") if Path(shell).exists()]
+
+
+def remote(shell: str, text: str, wait_s: float = 10) -> tuple[int, str]:
+    """Run the script as sshd would, with this on its stdin."""
+    command = ["setsid", "--wait", shell, "-c", SCRIPT, "trainkit", "go-1"]
+    done = subprocess.run(
+        command, input=text, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=wait_s, check=False
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_remote_script_runs_the_command_with_its_environment(shell: str, tmp_path: Path) -> None:
+    """Values with quotes and newlines arrive whole; its stdin is empty. SIGTERM at the end of ours comes too late for it."""
+    command = ["sh", "-c", 'cat; printf "%s|%s|%s" "$A" "$PWD" "$1"; trap "" TERM; exit 7', "x", "two words"]
+    code, out = remote(shell, first_lines({"A": "it's\na\\b $HOME"}, str(tmp_path), command, "go-1") + "0\n")
+    assert out in (f"it's\na\\b $HOME|{tmp_path}|two words", "") and code in (7, 143)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(("sent", "code"), [("KILL\n", 137), ("TERM\n", 143), ("INT\n", 130), ("", 143)])
+def test_the_remote_script_hands_on_signals_and_ends_with_its_stdin(shell: str, sent: str, code: int) -> None:
+    """The worker's group gets them; the code is a shell's."""
+    lines = first_lines(
+        {}, "/", [sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_DFL); time.sleep(60)"], "go-1"
+    )
+    process = subprocess.Popen(
+        ["setsid", "--wait", shell, "-c", SCRIPT, "trainkit", "go-1"],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(lines)
+    process.stdin.flush()
+    threading.Event().wait(0.3)
+    process.stdin.write(sent)
+    process.stdin.close()
+    assert process.wait(10) == code
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_remote_script_starts_nothing_without_the_whole_text(shell: str, tmp_path: Path) -> None:
+    """A driver that died while it wrote."""
+    text = first_lines({}, str(tmp_path), ["touch", "started"], "go-1").removesuffix("go-1\n")
+    assert remote(shell, text) == (255, "")
+    assert list(tmp_path.iterdir()) == []

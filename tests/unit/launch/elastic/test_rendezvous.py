@@ -1,0 +1,128 @@
+"""The rendezvous server: a store of values and the workers' requests, for those who sign."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from trainkit.launch.elastic import rendezvous as module
+from trainkit.launch.elastic.rendezvous import Request, Server
+from trainkit.launch.elastic.signing import HEADER, sign
+
+SECRET = "ab" * 32
+BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting": "", "stall_s": None}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that answers beats with what they said, and lets joins wait."""
+    one = Server("127.0.0.1", SECRET, lambda request: None, lambda request: request.answer(request.content))
+    yield one
+    one.close()
+
+
+def ask(
+    server: Server, method: str, target: str, body: bytes = b"", signature: str | None = "", **headers: str
+) -> tuple[int, bytes]:
+    """Send a request, rightly signed unless a signature is given; None: without one."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    signed = {} if signature is None else {HEADER: signature or sign(SECRET, method, target, body)}
+    connection.request(method, target, body, signed | headers)
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    return response.status, text
+
+
+def test_values_are_bytes_and_stay_bytes(server: Server) -> None:
+    """What was put is got; what was not is 404."""
+    value = bytes(range(256))
+    assert ask(server, "PUT", "/g1.global/0", value) == (200, b"")
+    assert ask(server, "GET", "/g1.global/0") == (200, value)
+    assert ask(server, "GET", "/g2.global/0") == (404, b"")
+
+
+def test_a_generations_values_outlive_the_ranks_that_delete_theirs(server: Server) -> None:
+    """A rank that has found all others deletes its own key while others still look for it."""
+    for scope in ("g1.global", "plain"):
+        ask(server, "PUT", f"/{scope}/0", b"x")
+        assert ask(server, "DELETE", f"/{scope}/0") == (200, b"")
+    assert ask(server, "GET", "/g1.global/0") == (200, b"x")
+    assert ask(server, "GET", "/plain/0") == (404, b"")
+
+
+def test_older_generations_are_forgotten(server: Server) -> None:
+    """A long job does not fill the memory."""
+    for scope in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a"):
+        server.put(scope, "0", b"x")
+    server.forget(before=11)
+    assert [server.get(s, "0") for s in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a")] == [None] * 2 + [
+        b"x"
+    ] * 4
+
+
+def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) -> None:
+    """410 for what nobody will put there any more, in place of looking for 30 s; what is there can still be read."""
+    server.put("g2.global", "0", b"x")
+    server.give_up(2)
+    assert ask(server, "GET", "/g2.global/1")[0] == ask(server, "GET", "/g1.local_a/0")[0] == 410
+    assert ask(server, "GET", "/g2.global/0") == (200, b"x")
+    assert ask(server, "GET", "/g3.global/1")[0] == ask(server, "GET", "/plain/1")[0] == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+@pytest.mark.parametrize("signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", b"x")])
+def test_an_unsigned_request_is_refused(server: Server, method: str, signature: str | None) -> None:
+    """403, and nothing was done."""
+    server.put("a", "b", b"before")
+    body = b"x" if method in ("PUT", "POST") else b""
+    assert ask(server, method, "/a/b", body, signature)[0] == 403
+    assert server.get("a", "b") == b"before"
+
+
+@pytest.mark.parametrize("target", ["/a", "/a/b/c", "/a/", "a/b"])
+def test_a_path_is_a_scope_and_a_key(server: Server, target: str) -> None:
+    """400 for anything else."""
+    assert ask(server, "PUT", target, b"x")[0] == 400
+
+
+def test_a_beat_is_answered_at_once(server: Server) -> None:
+    """With its content checked: names and numbers."""
+    status, text = ask(server, "POST", "/elastic/beat", json.dumps(BEAT | {"more": 1}).encode())
+    assert (status, json.loads(text)) == (200, BEAT)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"worker": "a/0#1"}', json.dumps(BEAT | {"step": "x"}).encode(), b"\xff"]
+)
+def test_a_malformed_request_is_refused(server: Server, body: bytes) -> None:
+    """400, whether it is no JSON or lacks a value."""
+    assert ask(server, "POST", "/elastic/beat", body)[0] == 400
+
+
+def test_there_are_no_other_requests(server: Server) -> None:
+    """404."""
+    assert ask(server, "POST", "/elastic/shutdown", b"{}")[0] == 404
+
+
+def test_who_is_not_answered_in_time_asks_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "wait"."""
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    body = json.dumps({"worker": "a/0#1", "generation": 0, "commit": -1}).encode()
+    assert ask(server, "POST", "/elastic/join", body) == (200, b'{"answer": "wait"}')
+
+
+def test_a_body_that_is_too_large_is_not_read(server: Server) -> None:
+    """413, by its length alone."""
+    assert ask(server, "PUT", "/a/b", b"", **{"Content-Length": str(module.LARGEST + 1)})[0] == 413
+
+
+def test_a_request_has_its_answer_from_another_thread() -> None:
+    """And none when there is none in time."""
+    request = Request({})
+    assert request.wait(0.01) is None
+    request.answer({"answer": "wait"})
+    assert request.wait(0.01) == {"answer": "wait"}

@@ -1,0 +1,724 @@
+"""The elastic job's state machine: who gets a seat, who is replaced, and how a job ends."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.helpers.simulated_job import Simulated
+
+A, B = "node1/0#1", "node1/1#1"
+
+
+def started(**more: Any) -> Simulated:
+    """Return a job of two ranks that run, A rank 0 and B rank 1."""
+    job = Simulated(**more)
+    job.join(A, B)
+    assert job.seats() == [A, B]
+    job.said.clear()
+    return job
+
+
+def test_the_first_generation_waits_for_np_ranks() -> None:
+    """With -np 2 --min-np 1 one rank alone does not begin."""
+    job = Simulated()
+    job.join(A)
+    job.wait(30)
+    assert job.seats() == [] and job.roster.answer(A) is None
+    job.join(B)
+    assert job.roster.answer(A) == {
+        "answer": "seat",
+        "generation": 1,
+        "rank": 0,
+        "size": 2,
+        "local_rank": 0,
+        "local_size": 2,
+        "cross_rank": 0,
+        "cross_size": 1,
+    }
+    assert job.said == ["2 ranks on node1, generation 1"]
+
+
+def test_the_first_workers_are_counted_for_their_placeholders() -> None:
+    """The first -np processes are told which of -np they are, later ones that they are none of these."""
+    job = Simulated({"node1": 3}, max_np=3)
+    assert [start.first for start in job.starts] == [0, 1, None]
+
+
+def test_a_killed_rank_does_not_hold_up_the_other() -> None:
+    """The survivor gets a seat at once; the dead one's slot a new process, which joins as soon as it can."""
+    job = started()
+    job.exit(B)
+    assert job.wanted(A)
+    assert job.alive == [A, "node1/1#2"]
+    job.join(A, commit=7)
+    assert job.seats() == [A]
+    job.join("node1/1#2")
+    assert job.wanted(A)
+    job.join(A, commit=9)
+    assert job.seats() == [A, "node1/1#2"]
+    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank goes on"
+    assert job.said[2] == "1 rank on node1, generation 2: rank 1 (node1, slot 1) was killed by SIGKILL; formed 0.00 s later"
+    assert job.said[-1] == "2 ranks on node1, generation 3: worker node1/1#2 came; formed 0.00 s later"
+
+
+def test_rank_0_is_the_one_with_the_newest_commit() -> None:
+    """When rank 0 is killed, the survivor that kept the newest step leads, and a newcomer without state never does."""
+    job = Simulated({"node1": 2, "node2": 1}, np=3)
+    job.join(A, B, "node2/0#1")
+    job.exit(A)
+    job.join("node1/0#2")
+    job.join(B, commit=4)
+    job.join("node2/0#1", commit=5)
+    assert job.seats() == ["node2/0#1", B, "node1/0#2"]
+
+
+def test_ranks_of_a_host_are_consecutive() -> None:
+    """Workers that come in any order are grouped by host, and cross ranks count hosts."""
+    job = Simulated({"node1": 2, "node2": 2}, np=4)
+    job.join(A, "node2/0#1", B, "node2/1#1")
+    assert job.seats() == [A, B, "node2/0#1", "node2/1#1"]
+    seat = job.seat("node2/1#1")
+    assert seat is not None and (seat.local_rank, seat.cross_rank, seat.cross_size) == (1, 1, 2)
+
+
+def test_max_np_limits_processes() -> None:
+    """No more processes are started than may have a seat; a free slot elsewhere takes over from one that crashed."""
+    job = Simulated({"node1": 2, "node2": 2}, max_np=2)
+    assert job.alive == [A, B]
+    job.join(A, B)
+    job.exit(B)
+    assert job.alive == [A, "node2/0#1"]
+
+
+def test_who_is_one_too_many_goes_on_waiting() -> None:
+    """A host that went and came back has been replaced meanwhile: the third of two ranks is a spare."""
+    job = Simulated({"node1": 2, "node2": 1}, max_np=2)
+    job.join(A, B)
+    job.hosts({"node1": 1, "node2": 1})
+    assert job.alive == [A, B, "node2/0#1"]
+    job.hosts({"node1": 2, "node2": 1})
+    job.join("node2/0#1")
+    assert not job.wanted(A), "there is no room for it"
+    job.join(A, B, commit=4)
+    assert job.seats() == [A, B]
+    job.exit(B)
+    job.join(A, commit=5)
+    assert job.seats() == [A, "node2/0#1"]
+
+
+def test_a_worker_that_dies_between_join_and_seat_is_not_seated() -> None:
+    """Who has joined and died is none of those that wait."""
+    job = Simulated()
+    job.join(A)
+    job.exit(A)
+    job.join(B)
+    assert job.seats() == []
+    job.join("node1/0#2")
+    assert job.seats() == [B, "node1/0#2"]
+
+
+def test_a_seat_that_was_lost_on_its_way_is_given_again() -> None:
+    """A worker that asks with its old generation never got the new seat: it gets the same one."""
+    job = started()
+    job.join(A, generation=0)
+    assert job.seats() == [A, B] and not job.wanted(B)
+    answer = job.roster.answer(A)
+    assert answer is not None and (answer["answer"], answer["rank"]) == ("seat", 0)
+
+
+def test_all_killed_after_a_seat_are_all_replaced() -> None:
+    """The job goes on from its checkpoint with new processes."""
+    job = started()
+    job.exit(A, B)
+    assert job.alive == ["node1/0#2", "node1/1#2"]
+    job.join(*job.alive)
+    assert len(job.seats()) == 2
+
+
+def test_newcomers_without_a_survivor_wait_for_one_another_but_not_for_long() -> None:
+    """Nobody keeps any state that could go on: the second may be there in a moment, or hang."""
+    job = started()
+    job.exit(A, B)
+    job.join("node1/0#2")
+    job.wait(9)
+    assert job.seats() == []
+    job.wait(2)
+    assert job.seats() == ["node1/0#2"]
+
+
+def test_all_killed_before_a_seat_end_the_job() -> None:
+    """What crashes before it has joined would crash again."""
+    job = Simulated()
+    job.exit(A)
+    assert job.code is None
+    job.exit(B)
+    assert job.code == 1
+
+
+def test_a_slot_that_crashes_again_waits_longer_each_time() -> None:
+    """At once, then after 1, 2 and 4 seconds; the fifth crash without a step gives the slot up."""
+    job = started()
+    pauses = []
+    job.exit(B)
+    for _ in range(3):
+        job.exit(job.alive[-1])
+        before = job.now
+        while len(job.alive) < 2:
+            job.wait(0.5)
+        pauses.append(job.now - before)
+    job.exit(job.alive[-1])
+    job.wait(100)
+    assert pauses == [1, 2, 4]
+    assert job.alive == [A]
+    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes, and no step in between"
+
+
+def test_the_cooldown_range_sets_the_pauses() -> None:
+    """--blacklist-cooldown-range 3 5: three seconds, then five."""
+    job = started(pause_s=(3.0, 5.0))
+    job.exit(B)
+    for _ in range(3):
+        job.exit(job.alive[-1])
+        job.wait(5.5)
+    assert [text.partition(" in ")[2] for text in job.said if "filled again" in text] == [
+        "3 s: crash 2 in a row",
+        "5 s: crash 3 in a row",
+        "5 s: crash 4 in a row",
+    ]
+
+
+def test_a_slot_is_not_given_up_while_its_workers_get_on() -> None:
+    """Between crashes that lie a step of its own apart a slot is never given up, and filled at once."""
+    job = started()
+    for step in range(1, 20):
+        late = job.alive[-1]
+        job.beat(A, late, step=step)
+        job.exit(late)
+        job.join(A, commit=step)
+        assert len(job.alive) == 2
+        job.join(job.alive[-1])
+        job.join(A, commit=step)
+
+
+def test_a_worker_that_stepped_is_replaced_at_once_again() -> None:
+    """A crash after steps of its own is a first crash."""
+    job = started()
+    for step in range(2, 9, 2):
+        job.beat(*job.seats(), step=step)
+        job.beat(*job.seats(), step=step + 1)
+        job.exit(job.alive[-1])
+        assert len(job.alive) == 2, "replaced without a pause"
+        job.join(*reversed(job.alive), commit=step)
+        assert len(job.seats()) == 2
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 127])
+def test_an_error_of_the_users_ends_the_job_with_its_code(code: int) -> None:
+    """Nobody is blamed and nothing restarted: the others are told that it is over."""
+    job = started()
+    job.exit(B, code=code)
+    assert job.code == code and job.alive == [A] and job.wanted(A)
+    job.join(A)
+    answer = job.roster.answer(A)
+    assert answer is not None and answer["answer"] == "end" and "exit code" in answer["why"]
+    job.exit(A, code=1)
+    assert job.roster.finished and job.code == code
+
+
+def test_who_does_not_end_with_the_job_is_ended() -> None:
+    """Ten seconds, then SIGTERM, then SIGKILL."""
+    job = started()
+    job.exit(B, code=3)
+    job.wait(9)
+    assert job.sent == {}
+    job.wait(2)
+    assert job.sent == {A: [signal.SIGTERM]}
+    job.wait(10)
+    assert job.sent == {A: [signal.SIGTERM, signal.SIGKILL]}
+
+
+def test_a_preempted_worker_is_not_replaced() -> None:
+    """Exit code 75 is its own will: the slot stays free until the longest pause is over."""
+    job = started()
+    job.exit(B, code=75)
+    assert job.wanted(A)
+    job.join(A, commit=3)
+    assert job.seats() == [A]
+    job.wait(59)
+    assert job.alive == [A]
+    job.wait(2)
+    assert job.alive == [A, "node1/1#2"]
+
+
+def test_a_preempted_slot_is_filled_when_its_host_comes_back() -> None:
+    """The host goes and returns: it is as good as new."""
+    job = Simulated({"node1": 1, "node2": 1})
+    job.join(A, "node2/0#1")
+    job.exit("node2/0#1", code=75)
+    job.hosts({"node1": 1})
+    assert job.alive == [A]
+    job.hosts({"node1": 1, "node2": 1})
+    assert job.alive == [A, "node2/0#2"]
+
+
+def test_a_job_whose_workers_all_left_ends_with_75() -> None:
+    """All were preempted: try again."""
+    job = started()
+    job.exit(A, B, code=75)
+    assert job.code == 75
+
+
+def test_a_crash_beside_a_preemption_is_still_replaced() -> None:
+    """One left, the other was killed: the job goes on with the killed one's successor."""
+    job = started()
+    job.exit(B, code=75)
+    job.exit(A)
+    assert job.code is None and job.alive == ["node1/0#2"]
+
+
+def test_a_preemption_while_another_slot_pauses_is_not_the_end() -> None:
+    """Nobody lives, but a replacement is due in a second."""
+    job = started()
+    job.exit(A)
+    job.exit("node1/0#2")
+    job.exit(B, code=75)
+    assert job.alive == [] and job.code is None
+    job.wait(1)
+    assert job.alive == ["node1/0#3"]
+
+
+def test_a_job_is_done_when_rank_0_is() -> None:
+    """Exit code 0 of all, one after the other."""
+    job = started()
+    job.exit(B, code=0)
+    assert not job.wanted(A), "nobody is asked to join a job that ends"
+    job.exit(A, code=0)
+    assert job.code == 0 and job.starts[-1].worker == B
+
+
+def test_who_waits_for_nobody_after_the_first_is_done_is_left_alone() -> None:
+    """It may write the last checkpoint for minutes; thirty seconds in a collective end it: the other will not come."""
+    job = started()
+    job.exit(B, code=0)
+    for _ in range(100):
+        job.wait(1)
+        job.beat(A, step=9)
+    assert job.sent == {}
+    job.beat(A, step=9, waiting="the barrier")
+    job.wait(31)
+    assert job.sent == {A: [signal.SIGTERM]}
+
+
+def test_a_straggler_that_is_ended_is_not_too_few_workers() -> None:
+    """While the last one is being killed, --elastic-timeout does not count."""
+    job = started(timeout_s=2.0)
+    job.exit(A, code=0)
+    job.beat(B, waiting="the sums of gradients")
+    job.wait(42)
+    assert job.sent[B] == [signal.SIGTERM, signal.SIGKILL]
+    job.exit(B)
+    assert job.code == 0
+
+
+def test_a_killed_rank_0_of_a_job_that_is_nearly_done_fails_it() -> None:
+    """Who saves was killed while the other was done: not a success."""
+    job = started()
+    job.exit(B, code=0)
+    job.exit(A)
+    assert job.code == 137
+
+
+def test_a_newcomer_to_a_job_that_is_nearly_done_is_sent_home() -> None:
+    """Nothing is left for it to do."""
+    job = started()
+    job.exit(B)
+    job.exit(A, code=0)
+    assert job.sent == {"node1/1#2": [signal.SIGKILL]}
+    job.exit("node1/1#2")
+    assert job.code == 0
+
+
+def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
+    """They are told to leave when they come to join; the others go on without them."""
+    job = Simulated({"node1": 1, "node2": 1})
+    job.join(A, "node2/0#1")
+    job.hosts({"node1": 1})
+    assert job.wanted(A) and job.wanted("node2/0#1")
+    job.join("node2/0#1", commit=5)
+    answer = job.roster.answer("node2/0#1")
+    assert answer == {"answer": "leave", "why": "slot 0 of node2 was taken away"}
+    job.join(A, commit=5)
+    assert job.seats() == [A]
+    job.exit("node2/0#1", code=0)
+    assert job.code is None and job.alive == [A]
+
+
+def test_a_worker_that_does_not_leave_is_ended() -> None:
+    """Thirty seconds after its host went, SIGTERM, and then SIGKILL."""
+    job = Simulated({"node1": 1, "node2": 1})
+    job.join(A, "node2/0#1")
+    job.hosts({"node1": 1})
+    job.wait(29)
+    assert job.sent == {}
+    job.wait(2)
+    assert job.sent == {"node2/0#1": [signal.SIGTERM]}
+    job.wait(10)
+    assert job.sent == {"node2/0#1": [signal.SIGTERM, signal.SIGKILL]}
+
+
+@pytest.mark.parametrize("code", [1, 75, -9, None])
+def test_how_a_worker_ends_whose_host_is_gone_does_not_matter(code: int | None) -> None:
+    """A host that is shut down takes its processes down in many ways; none of them is the user's error."""
+    job = Simulated({"node1": 1, "node2": 1})
+    job.join(A, "node2/0#1")
+    job.hosts({"node1": 1})
+    job.exit("node2/0#1", code=code)
+    job.join(A, commit=1)
+    assert job.code is None and job.seats() == [A] and job.alive == [A]
+
+
+def test_a_host_that_comes_back_in_time_keeps_its_worker() -> None:
+    """Removed and added again before anybody came to join: nothing happens."""
+    job = Simulated({"node1": 1, "node2": 1})
+    job.join(A, "node2/0#1")
+    job.hosts({"node1": 1})
+    job.hosts({"node1": 1, "node2": 1})
+    assert not job.wanted(A) and not job.wanted("node2/0#1")
+    job.wait(60)
+    assert job.sent == {}
+
+
+def test_the_highest_slots_go_first() -> None:
+    """A host of which one slot is taken away keeps its first one."""
+    job = started()
+    job.hosts({"node1": 1})
+    assert job.wanted(B)
+    job.join(B, A)
+    assert job.seats() == [A]
+
+
+def test_a_new_host_is_taken_in() -> None:
+    """Its process starts at once, and the others are asked to come when it has joined."""
+    job = started()
+    job.hosts({"node1": 2, "node2": 1})
+    assert job.alive == [A, B, "node2/0#1"] and not job.wanted(A)
+    job.join("node2/0#1")
+    assert job.wanted(A) and job.wanted(B)
+    job.join(A, B, commit=2)
+    assert job.seats() == [A, B, "node2/0#1"]
+
+
+def test_too_few_workers_for_too_long_end_the_job() -> None:
+    """min-np of np: a rank that cannot be replaced is waited for, for as long as --elastic-timeout says."""
+    job = Simulated({"node1": 1, "node2": 1}, min_np=2, timeout_s=5.0)
+    job.join(A, "node2/0#1")
+    job.hosts({"node1": 1})
+    job.exit("node2/0#1")
+    job.join(A)
+    job.wait(4)
+    assert job.code is None
+    job.wait(2)
+    assert job.code == 1
+    over = job.roster.job.over
+    assert over is not None and "1 worker for 5 s (--elastic-timeout), and 2 are needed (--min-np)" in over.why
+
+
+def test_the_timeout_begins_anew_with_each_generation() -> None:
+    """Two losses of four seconds each are none of five."""
+    job = Simulated({"node1": 1, "node2": 1}, min_np=2, timeout_s=5.0)
+    job.join(A, "node2/0#1")
+    for count in (1, 2):
+        job.hosts({"node1": 1})
+        job.exit(f"node2/0#{count}")
+        job.join(A)
+        job.wait(4)
+        job.hosts({"node1": 1, "node2": 1})
+        job.join(f"node2/0#{count + 1}")
+        assert len(job.seats()) == 2
+
+
+def test_a_rank_that_cannot_go_on_alone_is_said_to_wait() -> None:
+    """With --min-np 2 of 2 the other waits for a replacement; too few slots at the start are told, too."""
+    job = started(min_np=2)
+    job.exit(B)
+    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank waits for 1 more (--min-np)"
+    few = Simulated({"node1": 1})
+    assert few.said == ["1 slot there, 2 are needed to begin: waiting for more hosts"]
+
+
+def test_a_replacement_in_time_stops_the_clock() -> None:
+    """A process that starts is waited for."""
+    job = started(min_np=2, timeout_s=5.0)
+    job.exit(B)
+    job.join(A, commit=1)
+    job.wait(60)
+    assert job.code is None
+    job.join("node1/1#2")
+    assert job.seats() == [A, "node1/1#2"]
+
+
+def test_a_process_that_never_joins_is_ended() -> None:
+    """After ten minutes it counts as crashed."""
+    job = started()
+    job.exit(B)
+    job.wait(599)
+    assert job.sent == {}
+    job.wait(2)
+    assert job.sent == {"node1/1#2": [signal.SIGKILL]}
+
+
+def test_the_reset_limit_ends_the_job() -> None:
+    """--reset-limit 1: one change is borne, the second ends the job; newcomers alone change nothing then."""
+    job = started(reset_limit=1)
+    job.exit(B)
+    job.join(A, commit=1)
+    assert job.seats() == [A]
+    job.join("node1/1#2")
+    assert not job.wanted(A) and job.code is None
+    job.exit(A)
+    assert job.code == 1
+
+
+def test_a_signal_reaches_all_and_nobody_is_replaced() -> None:
+    """SIGTERM to horovodrun: each gets it; all leave with 75, and so does the job."""
+    job = started()
+    job.signal()
+    assert job.sent == {A: [signal.SIGTERM], B: [signal.SIGTERM]}
+    job.exit(A, B, code=75)
+    assert job.code == 75
+
+
+@pytest.mark.parametrize(("codes", "code"), [((75, 0), 75), ((0, 0), 0), ((75, 3), 3), ((-9, 75), 137), ((-15, -15), 143)])
+def test_after_a_signal_the_exit_code_is_the_workers(codes: tuple[int, int], code: int) -> None:
+    """75 if all left so, else what went wrong first."""
+    job = started()
+    job.signal()
+    job.exit(A, code=codes[0])
+    job.exit(B, code=codes[1])
+    assert job.code == code
+
+
+def test_who_does_not_heed_a_signal_is_killed() -> None:
+    """After 30 seconds of grace."""
+    job = started()
+    job.signal()
+    job.wait(29)
+    assert job.sent[A] == [signal.SIGTERM]
+    job.wait(2)
+    assert job.sent[A] == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_signal_before_any_seat_ends_with_the_signals_code() -> None:
+    """Nobody had anything to save."""
+    job = Simulated()
+    job.signal(signal.SIGINT)
+    job.exit(A, B, code=-2)
+    assert job.code == 130
+
+
+def test_nobody_is_called_away_after_a_signal() -> None:
+    """Each ends by itself at its next step: to join again would cost the grace."""
+    job = started()
+    job.signal()
+    job.exit(B, code=75)
+    assert not job.wanted(A)
+
+
+def test_survivors_of_a_signal_still_get_a_seat() -> None:
+    """A rank that is gone before the other has saved: the other needs a generation to end in."""
+    job = started()
+    job.signal()
+    job.exit(B, code=75)
+    job.join(A, commit=3)
+    assert job.seats() == [A]
+
+
+def test_a_frozen_worker_is_killed_and_replaced() -> None:
+    """Silent for longer than stall_s while its process lives."""
+    job = started()
+    job.beat(A, B, stall_s=5)
+    for step in range(6):
+        job.wait(1)
+        job.beat(A, step=step, stall_s=5)
+    assert job.sent == {B: [signal.SIGKILL]}
+    job.exit(B)
+    assert "did not say that it lives for 5 s" in job.said[0]
+    assert job.alive == [A, "node1/1#2"]
+
+
+def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
+    """It has its seat and has not said yet how long is too long: what the other said holds for it."""
+    job = started()
+    for step in range(7):
+        job.beat(A, step=step, stall_s=5)
+        job.wait(1)
+    assert job.sent == {B: [signal.SIGKILL]}
+    job.exit(B)
+    assert "did not say that it lives for 5 s" in job.said[0]
+    assert job.alive == [A, "node1/1#2"]
+
+
+def test_a_driver_that_was_stopped_itself_blames_nobody() -> None:
+    """Ctrl-Z for ten minutes, or a machine that slept."""
+    job = started()
+    job.beat(A, B, stall_s=5)
+    job.sleep(600)
+    assert job.sent == {}
+    job.wait(6)
+    assert set(job.sent) == {A, B}
+
+
+def hang(job: Simulated, seconds: int, **waiting: str) -> list[str]:
+    """Let all beat for so long without progress; return who was asked for stacks."""
+    asked = []
+    for _ in range(seconds):
+        job.wait(1)
+        for name, what in (("A", A), ("B", B)):
+            if what in job.alive and job.beat(what, waiting=waiting[name], stall_s=5)[0]["dump"]:
+                asked.append(what)
+    return asked
+
+
+def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
+    """B waits for nothing and stands still while A waits for it."""
+    job = started()
+    assert hang(job, 7, A="grads", B="") == [A, B]
+    assert job.sent == {}
+    hang(job, 2, A="grads", B="")
+    assert job.sent == {B: [signal.SIGKILL]}
+    assert "rank 1 (node1, slot 1) has not got on for 6 s and waits for nothing, while rank 0" in job.said[0]
+
+
+def test_a_slow_rank_nobody_waits_for_is_left_alone() -> None:
+    """Without anybody in a collective nobody is held up."""
+    job = started()
+    assert hang(job, 60, A="", B="") == [] and job.sent == {}
+
+
+def test_a_rank_alone_waits_for_nobody() -> None:
+    """A slow step of a job of one is nobody's fault."""
+    job = Simulated({"node1": 1}, np=1)
+    job.join(A)
+    for _ in range(60):
+        job.wait(1)
+        job.beat(A, waiting="grads", stall_s=5)
+    assert job.code is None and job.sent == {}
+
+
+def test_ranks_that_wait_for_one_another_end_the_job() -> None:
+    """Both in collectives that never meet: stacks, then an error that says who waits for what."""
+    job = started()
+    assert hang(job, 9, A="grads", B="val/loss") == [A, B]
+    assert job.code == 1
+    over = job.roster.job.over
+    assert over is not None and "waited for grads" in over.why and "waited for val/loss" in over.why
+
+
+def test_a_stall_that_dissolves_in_time_has_no_victim() -> None:
+    """Two seconds after the request for stacks it went on."""
+    job = started()
+    hang(job, 7, A="grads", B="")
+    job.beat(B, step=1, stall_s=5)
+    hang(job, 4, A="grads", B="")
+    assert job.sent == {}
+
+
+def test_a_rank_that_never_comes_to_join_is_killed() -> None:
+    """A has waited for a new generation for longer than stall_s; B hangs in a collective of the old one."""
+    job = started()
+    job.beat(A, B, stall_s=5)
+    job.join(A)
+    hang(job, 9, A="", B="grads")
+    assert job.sent == {B: [signal.SIGKILL]}
+
+
+def test_a_lost_ssh_connection_is_a_crash() -> None:
+    """The link's end is no exit code of the user's."""
+    job = started()
+    job.exit(B, code=None)
+    assert "was lost: the ssh connection" in job.said[0] and job.alive == [A, "node1/1#2"]
+
+
+def test_an_unknown_worker_is_told_to_end() -> None:
+    """A process that the driver has seen end, or never started."""
+    job = started()
+    job.join("node9/0#1")
+    answer = job.roster.answer("node9/0#1")
+    assert answer is not None and answer["answer"] == "end"
+
+
+def test_a_newcomer_that_fails_of_itself_is_no_end_of_the_job() -> None:
+    """A host without the data, or with another Python: its slot is given up in the end, and the others train."""
+    job = started()
+    job.beat(A, B, step=5)
+    job.exit(B)
+    job.join(A, commit=5)
+    late = job.alive[-1]
+    assert late != A
+    job.join(late)
+    job.join(A, commit=6)
+    job.exit(late, code=1)
+    assert job.code is None and A in job.alive
+
+
+def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
+    """Not "done"."""
+    job = Simulated()
+    job.exit(A, code=0)
+    assert job.code == 1 and job.roster.job.over is not None
+    assert "never asked for a seat" in job.roster.job.over.why
+
+
+def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
+    """It has not said yet how long is too long: what the others said holds for it."""
+    job = started()
+    job.beat(A, B, step=5, stall_s=8.0)
+    job.exit(B)
+    job.join(A, commit=5)
+    late = job.alive[-1]
+    job.join(late)
+    job.join(A, commit=6)
+    for _ in range(14):
+        job.wait(1)
+        job.beat(A, step=6, waiting="the barrier", stall_s=8.0)
+        job.beat(late)
+    assert signal.SIGKILL in job.sent.get(late, [])
+
+
+@pytest.mark.parametrize("code", [-9, 1])
+def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
+    """What the others train in the meantime is not theirs: the pause grows, and the fifth is the last."""
+    job = started()
+    job.beat(A, B, step=5)
+    job.exit(B)
+    for i in range(20):
+        job.join(A, commit=10 + i)
+        late = [name for name in job.alive if name != A]
+        if not late:
+            job.wait(61)
+            late = [name for name in job.alive if name != A]
+        if not late:
+            break
+        job.join(*late)
+        job.join(A, commit=10 + i)
+        job.beat(A, step=12 + i)
+        job.beat(*late, step=10 + i)  # its state is put back, and it takes no step of its own
+        job.exit(*late, code=code)
+    assert job.code is None and job.alive == [A]
+    assert any("is given up: 5 crashes" in text for text in job.said)
+
+
+def test_a_newcomer_that_prepares_for_long_is_left_alone_while_it_beats() -> None:
+    """A download of an hour is no hang; a process that says nothing for ten minutes is."""
+    job = started()
+    job.exit(B)
+    late = job.alive[-1]
+    for _ in range(100):
+        job.wait(10)
+        job.beat(late)
+    assert late not in job.sent
+    job.wait(601)
+    assert job.sent[late] == [signal.SIGKILL]

@@ -1,0 +1,168 @@
+"""torchmetrics objects in `log`: the value of all ranks is that of one that saw all samples."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics as tm
+from torch import Tensor
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.errors import TaskError
+from trainkit.metrics.log import MetricLog
+
+
+def samples(count: int = 50) -> tuple[Tensor, Tensor]:
+    """Return scores of 3 classes and targets, always the same."""
+    generator = torch.Generator().manual_seed(4)
+    return torch.rand(count, 3, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+# metric, and what of the samples it takes
+METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Tensor, ...]]]] = {
+    "accuracy": (lambda: MulticlassAccuracy(3), lambda s, t: (s, t)),
+    "macro f1": (lambda: MulticlassF1Score(3), lambda s, t: (s, t)),
+    "auroc, which keeps all samples": (lambda: BinaryAUROC(thresholds=None), lambda s, t: (s[:, 0], (t > 0).long())),
+    "pearson, with a reduction of its own": (tm.PearsonCorrCoef, lambda s, t: (s[:, 0], s[:, 1])),
+    "mean": (tm.MeanMetric, lambda s, t: (s[:, 0], t + 1.0)),
+    "max": (tm.MaxMetric, lambda s, t: (s,)),
+    "squared error": (tm.MeanSquaredError, lambda s, t: (s[:, 0], s[:, 1])),
+}
+
+
+def on_ranks(shares: list[list[slice]], make: Callable[[], Any], take: Any) -> list[dict[str, float]]:
+    """Log a metric on as many ranks (threads) as there are shares; return what each reads."""
+    barrier, box = threading.Barrier(len(shares)), [None] * len(shares)
+    results: list[dict[str, float]] = [{} for _ in shares]
+
+    def run(rank: int) -> None:
+        def gather(value: Any) -> list[Any]:
+            barrier.wait(10)
+            box[rank] = value
+            barrier.wait(10)
+            return list(box)
+
+        table, metric = MetricLog(), make()
+        for batch in shares[rank]:
+            metric(*take(*(t[batch] for t in samples())))
+            table.add("value", metric, weight=1, on_step=False, on_epoch=True)
+        results[rank] = table.epoch_values(gather)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(shares))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+@pytest.mark.parametrize(("make", "take"), METRICS.values(), ids=METRICS)
+def test_the_value_is_that_of_one_rank_with_all_samples(make: Callable[[], Any], take: Any) -> None:
+    """Uneven shares, a rank with a single batch and one without any change nothing."""
+    whole = make()
+    whole.update(*take(*samples()))
+    shares = [[slice(0, 20), slice(20, 31)], [slice(31, 50)], []]
+    expected = pytest.approx(float(whole.compute()), rel=1e-5)
+    assert on_ranks(shares, make, take) == [{"value": expected}] * 3
+
+
+class Classes(Line):
+    """Logs an accuracy object and its plain values, in training and validation."""
+
+    def __init__(self, metric: Any | None = None) -> None:
+        super().__init__()
+        self.accuracy = tm.classification.BinaryAccuracy() if metric is None else metric
+        self.steps: list[float] = []
+
+    def _log(self, batch: Any, stage: str, **options: Any) -> None:
+        x, y = batch
+        hits = ((self(x) > 0) == (y > 0)).float()
+        self.accuracy((self(x) > 0).long(), (y > 0).long())
+        self.log(f"{stage}/object", self.accuracy, prog_bar=True, **options)
+        self.log(f"{stage}/plain", hits.mean(), on_step=False, on_epoch=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log by epoch and by step."""
+        self._log(batch, "train", on_step=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log by epoch."""
+        self._log(batch, "val")
+
+
+def test_objects_equal_plain_values_in_a_run(tmp_path: Path) -> None:
+    """Each epoch's value is its own: the object is reset; sanity batches do not count."""
+    run = quiet(tmp_path, max_epochs=3, log_every_n_steps=1)
+    task = Classes()
+    run.fit(task, loader(23), loader(9))
+    values = run.callback_metrics
+    assert values["val/object"] == pytest.approx(values["val/plain"])
+    assert values["train/object_epoch"] == pytest.approx(values["train/plain"])
+    assert not any("accuracy" in key for key in task.state_dict())
+    assert run.validate(task, loader(9))["val/object"] == pytest.approx(values["val/plain"])
+
+
+def test_a_collection_is_logged_by_its_names(tmp_path: Path) -> None:
+    """log_dict takes a MetricCollection."""
+
+    class Many(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many = tm.MetricCollection([tm.MeanSquaredError(), tm.MeanAbsoluteError()], prefix="val/")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.many.update(self(batch[0]), batch[1])
+            self.log_dict(self.many)
+            self.log("val/plain", (self(batch[0]) - batch[1]).square().mean())
+
+    values = quiet(tmp_path).validate(Many(), loader(11))
+    assert set(values) == {"val/MeanSquaredError", "val/MeanAbsoluteError", "val/plain"}
+    assert values["val/MeanSquaredError"] == pytest.approx(values["val/plain"])
+
+
+def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
+    """A matrix, and a step value of a metric that was only updated, are told with the cure."""
+    with pytest.raises(TaskError, match=r"BinaryConfusionMatrix\.compute\(\) gave a tensor of shape \[2, 2\].*macro"):
+        quiet(tmp_path).validate(Classes(tm.classification.BinaryConfusionMatrix()), loader(8))
+
+    class Updates(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = tm.MeanMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.metric.update(1.0)
+            self.log("mean", self.metric, on_step=True)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(TaskError, match="no value of this batch. Call it"):
+        quiet(tmp_path).fit(Updates(), loader(8))
+
+
+def test_one_name_is_one_object(tmp_path: Path) -> None:
+    """Two objects under one name are refused."""
+    table = MetricLog()
+    table.add("a", tm.MeanMetric(), weight=1, on_step=False, on_epoch=True)
+    with pytest.raises(TaskError, match=r"log\('a', \.\.\.\) got another metric object"):
+        table.add("a", tm.MeanMetric(), weight=1, on_step=False, on_epoch=True)
+
+
+def test_splitting_a_step_refuses_objects_in_training(tmp_path: Path) -> None:
+    """An object has counted the samples of the step that is taken anew, and cannot forget them."""
+
+    class Tight(Classes):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            if len(batch[0]) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return loss
+
+    with pytest.raises(TaskError, match=r"Tight\.training_step logs train/object_epoch as metric objects"):
+        quiet(tmp_path, halve_batch_on_oom=True).fit(Tight(), loader(8))

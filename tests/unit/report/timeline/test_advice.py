@@ -1,0 +1,138 @@
+"""Advice follows from the numbers of a recording, each with the gain that it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.recordings import ABOUT, PARTS, record
+from trainkit.report.timeline.advice import Advice, advise
+from trainkit.report.timeline.overlap import Link, Profile, Summing
+from trainkit.report.timeline.steps import Analysis, analyse
+from trainkit.report.timeline.text import advice_grid, in_words, parts_grid
+from trainkit.tracing.merge import read_recording
+
+
+def seen(folder: Path, **options: Any) -> Analysis:
+    """Record and analyse."""
+    return analyse(read_recording(record(folder, **options)))
+
+
+def of(analysis: Analysis, start: str) -> Advice:
+    """Return the advice whose setting begins so."""
+    return next(advice for advice in advise(analysis) if advice.setting.startswith(start))
+
+
+def test_a_run_without_faults_gets_no_advice(tmp_path: Path) -> None:
+    """Nothing that would gain a hundredth."""
+    good = PARTS | {"data": 0.1, "hooks": 0.1, "communication": 0.1}
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: good)
+    assert advise(analysis) == []
+    assert advice_grid([]).rows == [("nothing", "", "no setting known here gains 1 %")]
+
+
+@pytest.mark.parametrize(
+    ("workers", "setting", "gain"), [(0, "data.num_workers=2 or more", 59 / 39 - 1), (4, "data.num_workers=8", 59 / 39 - 1)]
+)
+def test_waiting_for_data_asks_for_workers(tmp_path: Path, workers: int, setting: str, gain: float) -> None:
+    """The most that can be gained is all that is waited; twice the workers halve a step at best."""
+    waits = PARTS | {"data": 20.0}
+    analysis = seen(tmp_path, parts_of=lambda rank, step: waits, about=replace(ABOUT, workers=workers))
+    advice = of(analysis, "data.")
+    assert advice.setting == setting and advice.is_bound and advice.gain == pytest.approx(gain)
+    assert "20 ms" in advice.why
+
+
+def test_twice_the_workers_halve_a_step_at_most(tmp_path: Path) -> None:
+    """A step that is nearly all waiting stays bound by the loader."""
+    waits = PARTS | {"data": 1000.0}
+    analysis = seen(tmp_path, parts_of=lambda rank, step: waits, about=replace(ABOUT, workers=4))
+    assert of(analysis, "data.").gain == pytest.approx(1.0)
+
+
+def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
+    """What all wait for it is what can be gained."""
+    slow = PARTS | {"backward": 60.0}
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank else PARTS)
+    first = advise(analysis)[0]
+    assert first.setting == "make rank 1 on node1 as fast as the others"
+    assert first.gain == pytest.approx(80 / 40 - 1) and first.is_bound  # the other one waits 40 of 80 ms
+
+
+def with_sums(analysis: Analysis, ready: tuple[tuple[float, float], ...], link: Link, summing: Summing) -> Analysis:
+    """Return the analysis of steps with these gradients."""
+    return replace(analysis, profiles=[Profile(ready, 0.020, 0.016)], link=link, summing=summing)
+
+
+def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
+    """Gradients wait for Horovod's next look, which the model can take away."""
+    waits = PARTS | {"communication": 10.0}
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
+    slow = with_sums(analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27))
+    advice = of(slow, "engine.cycle_time_ms")
+    assert advice.setting == "engine.cycle_time_ms=0.1"
+    assert advice.gain == pytest.approx(46 / (46 - 6.1) - 1, rel=0.05)  # 2.4 to 9.9 ms, as looks happen to come
+
+
+def test_many_small_sums_are_fused(tmp_path: Path) -> None:
+    """Each has a latency: a threshold of nothing makes forty of one."""
+    waits = PARTS | {"communication": 10.0}
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
+    ready = tuple((0.019, 1e4) for _ in range(40))
+    many = with_sums(analysis, ready, Link(2.5e-4, 1e10), Summing(cycle_s=0.001, fusion_bytes=0.0))
+    assert of(many, "engine.fusion_threshold_mb").gain > 0.15
+
+
+def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> None:
+    """Compression and accumulation, as the model has them; not where gradients are narrow already."""
+    waits = PARTS | {"communication": 100.0}
+    about = replace(ABOUT, cycle_ms=0.0)
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits, about=about)
+    slow = with_sums(analysis, ((0.0, 12e6),), Link(0.0, 1e8), Summing())
+    assert of(slow, "engine.compression=fp16").gain == pytest.approx(136 / 76 - 1)
+    assert of(slow, "trainer.accumulate_grad_batches=2").gain == pytest.approx(136 / (33 + 103 / 2) - 1)
+    narrow = replace(slow, abouts=[replace(about, wire="fp16") for about in slow.abouts])
+    assert not any("compression" in advice.setting for advice in advise(narrow))
+
+
+def test_no_gain_is_promised_beyond_what_was_measured(tmp_path: Path) -> None:
+    """Whatever the model says: exposed communication is all that a sum can give back."""
+    analysis = seen(tmp_path, ranks=2)
+    mad = with_sums(analysis, ((0.020, 1e9),), Link(1.0, 1e6), Summing(cycle_s=100.0))
+    assert all(advice.gain <= 40 / 36 - 1 + 1e-9 for advice in advise(mad) if advice.setting.startswith("engine."))
+
+
+def test_the_words_name_what_matters(tmp_path: Path) -> None:
+    """Steps, speed, the largest part, the slowest rank; a rank whose file is missing."""
+    slow = PARTS | {"backward": 60.0}
+    analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank else PARTS)
+    text = " ".join(in_words(analysis))
+    assert "Steps 0 to 5 on 2 ranks" in text and "Most of it is backward" in text
+    assert "Rank 1 on node1 is the slowest since step 0: in 6 of 6 steps the last, by 40 ms" in text
+    (tmp_path / "rank-1.json").unlink()
+    assert "Of 2 ranks only the files of 0 are here" in " ".join(in_words(analyse(read_recording(tmp_path))))
+
+
+@pytest.mark.parametrize(
+    ("engine", "gradients", "says"),
+    [
+        ("ddp", {}, "only Horovod tells when each is summed"),
+        ("horovod", {}, "there is no record of Horovod's operations"),
+        ("horovod", {"a": 4000, "b": 400}, "too alike in size to tell what the network costs"),
+    ],
+)
+def test_what_cannot_be_said_is_said_why(tmp_path: Path, engine: str, gradients: dict[str, int], says: str) -> None:
+    """And nothing is foretold of sums whose cost nobody knows."""
+    analysis = seen(tmp_path, ranks=2, about=replace(ABOUT, engine=engine), gradients=gradients)
+    assert says in " ".join(in_words(analysis))
+    assert not any("compression" in advice.setting for advice in advise(analysis))
+
+
+def test_of_many_ranks_four_and_the_slowest_are_in_the_table(tmp_path: Path) -> None:
+    """It stays readable."""
+    slow = PARTS | {"data": 30.0}
+    analysis = seen(tmp_path, ranks=12, steps=6, parts_of=lambda rank, step: slow if rank == 9 else PARTS)
+    assert parts_grid(analysis).columns == ("part", "mean", "share", "rank 0", "rank 1", "rank 2", "rank 3", "rank 9")

@@ -1,0 +1,488 @@
+"""Elastic training, with workers that are threads: what is trained, and on what, does not depend on who dies when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tests.helpers.elastic_threads import CrewEngine, Job, Killed
+from tests.helpers.toy import Line, Numbered, Numbers
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
+from trainkit.callbacks import Elastic, ModelCheckpoint
+from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.store import LocalStore
+from trainkit.errors import ConfigError, EngineError
+from trainkit.loggers import CSVLogger
+from trainkit.trainer import Trainer
+
+SAMPLES, EPOCHS = 50, 3
+
+
+class Journal(Callback):
+    """Notes which samples each step trained on; what is trained anew replaces what was lost."""
+
+    lock = threading.Lock()
+
+    def __init__(self, engine: CrewEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]) -> None:
+        self._engine, self._events, self.book = engine, events, book
+
+    def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
+        """Note a microbatch under (epoch, step), with the generation that it belongs to."""
+        key, generation = (trainer.current_epoch, trainer.global_step), len(self._engine.job.sizes)
+        with self.lock:
+            self.book.setdefault(key, []).append((generation, batch[2].tolist()))
+
+    def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+        """Let happen what is to happen to this worker in this step, once."""
+        if event := self._events.pop((self._engine.worker, trainer.global_step), None):
+            event()
+
+
+def kill() -> None:
+    """Be gone."""
+    raise Killed
+
+
+def run(
+    tmp_path: Path,
+    workers: str,
+    events: dict[tuple[str, int], Callable[[Job], None]] | None = None,
+    commit: int = 2,
+    batch_size: int = 4,
+    stream: bool = False,
+    make_task: Callable[[], Numbers] | None = None,
+    make_callbacks: Callable[[], list[Callback]] = list,
+    **settings: Any,
+) -> tuple[Job, dict[Any, Any], dict[str, Tensor], Trainer]:
+    """Fit with these workers; return the job, the journal, the last weights of each, and a surviving Trainer."""
+    book: dict[Any, Any] = {}
+    trainers: dict[str, Trainer] = {}
+    weights: dict[str, Tensor] = {}
+
+    def work(engine: CrewEngine) -> None:
+        task, own = (make_task or Numbers)(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
+        trainer = Trainer(
+            engine=engine,
+            max_epochs=EPOCHS,
+            run_dir=str(tmp_path / "run"),
+            callbacks=[Journal(engine, own, book), Elastic(commit_every_n_steps=commit), *make_callbacks()],
+            logger=[CSVLogger()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **{"enable_checkpointing": False} | settings,
+        )
+        trainers[engine.worker] = trainer
+        data = DataLoader(Numbered(SAMPLES), batch_size=batch_size, shuffle=True)
+        batches = [torch.utils.data.default_collate([Numbered(SAMPLES)[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
+        trainer.fit(task, batches if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4))
+        weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
+
+    job = Job(work, len(workers))
+    for worker in workers:
+        job.start(worker)
+    job.wait()
+    return job, book, weights, next(t for w, t in trainers.items() if w in weights)
+
+
+def check_exactly_once(book: dict[Any, Any]) -> None:
+    """Each epoch's steps, as they were trained last, hold each sample once."""
+    for epoch in range(EPOCHS):
+        seen: list[int] = []
+        for (of, _), parts in book.items():
+            last = max(generation for generation, _ in parts)
+            seen += [i for generation, ids in parts if of == epoch and generation == last for i in ids]
+        assert sorted(seen) == list(range(SAMPLES)), f"epoch {epoch}"
+
+
+def read_rows(tmp_path: Path) -> list[str]:
+    """Return metrics.csv without the rate's rounding."""
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    return [",".join(f"{float(cell):.5f}" if "." in cell else cell for cell in line.split(",")) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[str]]:
+    """The weights and metrics of three ranks to which nothing happens."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    _, book, weights, _ = run(place, "abc")
+    check_exactly_once(book)
+    return weights["a"], read_rows(place)
+
+
+@pytest.mark.parametrize("victims", ["b", "a", "ab"])
+@pytest.mark.parametrize("step", [0, 1, 3, 7, 10])
+def test_ranks_that_die_change_nothing_of_what_is_trained(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]], victims: str, step: int
+) -> None:
+    """Whoever dies at whatever step: the others train each sample once, to the same weights and epoch values."""
+    job, book, weights, _ = run(tmp_path, "abc", {(victim, step): lambda job: kill() for victim in victims})
+    assert job.sizes[0] == 3 and job.sizes[-1] == 3 - len(victims)
+    check_exactly_once(book)
+    assert set(weights) == set("abc") - set(victims)
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+    assert read_rows(tmp_path) == undisturbed[1]
+
+
+def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
+    """A worker that comes while the others train gets all of their state, and no step is lost or trained twice."""
+
+    def call_for_d(job: Job) -> None:
+        job.start("d")
+        while not job.wanted():
+            time.sleep(0.01)
+
+    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): call_for_d})
+    assert job.sizes == [3, 4]
+    check_exactly_once(book)
+    assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), "a step was trained twice"
+    assert set(weights) == set("abcd")
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
+    """Rank 0 dies, a new one comes later, another dies: one history in the files."""
+
+    def call_for_d(job: Job) -> None:
+        job.start("d")
+        while not job.wanted():
+            time.sleep(0.01)
+
+    events = {("a", 2): lambda job: kill(), ("b", 6): call_for_d, ("c", 9): lambda job: kill()}
+    job, book, weights, _ = run(tmp_path, "abc", events)
+    assert job.sizes == [3, 2, 3, 2]
+    check_exactly_once(book)
+    assert set(weights) == set("bd")
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+    assert read_rows(tmp_path) == undisturbed[1]
+
+
+def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
+    """Rate, samples of a step and schedule stay those of three ranks when one trains alone."""
+    job, _, _, trainer = run(tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()})
+    assert job.sizes[-1] == 1
+    assert (trainer.contract.world_size, trainer.contract.global_batch_size, trainer.contract.lr_factor) == (3, 12, 3.0)
+    assert trainer.global_step == EPOCHS * 5
+
+
+def test_rank_0_goes_on_with_the_checkpoints_of_the_one_that_died(tmp_path: Path) -> None:
+    """Checkpoints pass to the new rank 0; the last one is of the last step, and nothing else is left."""
+    keep = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint(save_top_k=1)]}
+    run(tmp_path, "abc", {("a", 7): lambda job: kill()}, **keep)
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["best", "epoch=2-step=15", "last"]
+
+
+def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    """Ranks that fail at the same step each time, though none is gone, end with an error that says so."""
+
+    class Sender(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+            if trainer.global_step == 3:
+                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+
+    with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
+        run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
+
+
+def call_for(worker: str) -> Callable[[Job], None]:
+    """Return what starts a worker and waits until it asks for a place."""
+
+    def call(job: Job) -> None:
+        job.start(worker)
+        while not job.wanted():
+            time.sleep(0.01)
+
+    return call
+
+
+def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
+    """What is validated, and compared by monitors, is the same set however many ranks there are."""
+    values = []
+    for events in ({}, {("b", 3): lambda job: kill()}):
+        folder = tmp_path / str(len(events))
+        run(folder, "abc", events, limit_val_batches=2, limit_train_batches=3)
+        values.append(read_rows(folder))
+    assert values[0] == values[1]
+
+
+def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
+    """A rank that has come and has no sample in a step takes part with nothing."""
+    job, book, _, trainer = run(tmp_path, "a", {("a", 2): call_for("b"), ("a", 4): call_for("c")}, batch_size=2)
+    assert job.sizes == [1, 2, 3] and trainer.contract.global_batch_size == 2
+    check_exactly_once(book)
+
+
+def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the third rank comes: --max-np is known."""
+    monkeypatch.setattr(CrewEngine, "most_ranks", 3)
+    with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
+        run(tmp_path, "ab", sync_batchnorm=True)
+    monkeypatch.setattr(CrewEngine, "most_ranks", 0)
+    with pytest.raises(ConfigError, match="without --max-np"):
+        run(tmp_path, "ab", sync_batchnorm=True)
+
+
+class Best(Callback):
+    """Has something on rank 0 alone."""
+
+    def __init__(self) -> None:
+        self.best: Tensor | None = None
+        self.loaded: list[Any] = []
+
+    def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+        """Remember a value where files are written."""
+        if trainer.is_global_zero:
+            self.best = torch.tensor([float(trainer.global_step)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep it."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+        self.loaded.append(state_dict["best"])
+
+
+def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> None:
+    """Plain values, and tensors too."""
+    _, _, _, trainer = run(tmp_path, "abc", {("a", 5): lambda job: kill()}, make_callbacks=lambda: [Best()])
+    (best,) = [c for c in trainer.callbacks if isinstance(c, Best)]
+    assert [b.item() for b in best.loaded] == [4.0]
+
+
+def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot be dealt anew; a step takes as many batches as before, as far as whole numbers allow."""
+    _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=True)
+    assert "a stream, of which each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
+        capsys.readouterr().out
+    )
+    (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
+    sizes = {sum(len(ids) for of, ids in parts if of == last) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
+    assert sizes == {8}, "a step stays 8 samples"
+
+
+def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
+    """Its fit would end with the first rank that goes."""
+
+    def work(engine: CrewEngine) -> None:
+        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
+
+    job = Job(work, 1)
+    job.start("a")
+    with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
+        job.wait()
+
+
+class Ends(Numbers):
+    """Notes how a fit ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[str] = []
+
+    def setup(self, stage: str) -> None:
+        """Note it."""
+        self.ends.append("setup")
+
+    def teardown(self, stage: str) -> None:
+        """Note it."""
+        self.ends.append("teardown")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_path: Path, fails: bool) -> None:
+    """Also where the fit ends between two sessions; on_exception tells of the error."""
+    tasks: list[Ends] = []
+    told: list[str] = []
+
+    class Told(Callback):
+        def on_exception(self, trainer: Trainer, task: Line, exception: BaseException) -> None:
+            told.append(type(exception).__name__)
+
+        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+            if trainer.global_step == 3 and (fails or len(trainer.engine.job.sizes) < 3):  # type: ignore[attr-defined]
+                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+
+    def make() -> Ends:
+        tasks.append(Ends())
+        return tasks[-1]
+
+    if fails:
+        with pytest.raises(EngineError, match="formed anew 5 times"):
+            run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+    else:
+        run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+    assert tasks[0].ends == ["setup", "teardown"]
+    assert told == ["EngineError"] * fails
+
+
+class Prepared(DataModule):
+    """Notes when data are prepared, and whether others waited for it."""
+
+    def __init__(self, engine: CrewEngine, book: list[tuple[str, str, bool]]) -> None:
+        self.engine, self.book = engine, book
+
+    def prepare_data(self) -> None:
+        """Note it."""
+        self.book.append((self.engine.worker, "prepare", self.engine.worker in self.engine.job.seated))
+
+    def setup(self, stage: str) -> None:
+        """Note it."""
+        self.book.append((self.engine.worker, "setup", self.engine.worker in self.engine.job.seated))
+
+    def train_dataloader(self) -> Any:
+        """Return numbered rows."""
+        return DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True)
+
+
+def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:
+    """A download on a new host must not stop all ranks; those that go on prepare nothing again."""
+    seen: list[tuple[str, str, bool]] = []
+
+    class Grow(Callback):
+        def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+            engine = trainer.engine
+            assert isinstance(engine, CrewEngine)
+            if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
+                call_for("c")(engine.job)
+
+    def work(engine: CrewEngine) -> None:
+        engine.comes_late = engine.worker == "c"
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        options: dict[str, Any] = dict.fromkeys(quiet, False)
+        trainer = Trainer(engine=engine, max_epochs=2, run_dir=str(tmp_path), callbacks=[Grow(), Elastic()], **options)
+        trainer.fit(Numbers(), datamodule=Prepared(engine, seen))
+
+    job = Job(work, 2)
+    job.start("a")
+    job.start("b")
+    job.wait()
+    assert job.sizes == [2, 3]
+    assert [entry for entry in seen if entry[0] == "c"] == [("c", "prepare", False), ("c", "setup", False)]
+    others = sorted(entry[:2] for entry in seen if entry[0] != "c")
+    assert others in ([("a", "prepare"), ("a", "setup"), ("b", "setup")], [("a", "setup"), ("b", "prepare"), ("b", "setup")])
+
+
+def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
+    formed = threading.Event()
+    write = LocalStore.write
+
+    def slow_write(store: LocalStore, name: str, snapshot: Snapshot) -> None:
+        assert formed.wait(30), "the recovery waited for the disk"
+        write(store, name, snapshot)
+
+    class Formed(Callback):
+        def on_train_start(self, trainer: Trainer, task: Line) -> None:
+            if len(trainer.engine.job.sizes) > 1:  # type: ignore[attr-defined]
+                formed.set()
+
+    monkeypatch.setattr(LocalStore, "write", slow_write)
+    save = {"enable_checkpointing": True, "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2)]}
+    job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
+    assert job.sizes == [2, 1] and set(weights) == {"a"}
+    check_exactly_once(book)
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "epoch=2-step=21", "last"]
+
+
+@pytest.mark.parametrize("during", ["start", "commit"])
+def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]], during: str
+) -> None:
+    """The job was started with three ranks: batch and rate are those of three."""
+    gone: list[str] = []
+
+    class Early(Callback):
+        def on_fit_start(self, trainer: Trainer, task: Line) -> None:
+            self._die(trainer, "start")
+
+        def on_save_checkpoint(self, trainer: Trainer, task: Line, checkpoint: dict[str, Any]) -> None:
+            self._die(trainer, "commit")
+
+        def _die(self, trainer: Trainer, here: str) -> None:
+            if during == here and trainer.engine.worker == "b" and not gone:  # type: ignore[attr-defined]
+                gone.append("b")
+                raise Killed
+
+    job, book, weights, trainer = run(tmp_path, "abc", make_callbacks=lambda: [Early()])
+    assert job.sizes == [3, 2]
+    assert (trainer.contract.world_size, trainer.contract.lr_factor) == (3, 3.0)
+    check_exactly_once(book)
+    for held in weights.values():
+        torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_new_job_does_not_go_on_from_what_an_earlier_one_left(tmp_path: Path) -> None:
+    """Unless it is asked to: the folder's files are set aside, as without the callback."""
+    save = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint()]}
+    run(tmp_path, "a", **save)
+    _, book, _, _ = run(tmp_path, "a", **save)
+    check_exactly_once(book)
+    assert list((tmp_path / "run").glob("before-*/checkpoints"))
+
+
+class Opened(Callback):
+    """Counts the sessions of a worker that were begun and torn down."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    def on_train_start(self, trainer: Trainer, task: Line) -> None:
+        """Count."""
+        self.begun += 1
+
+    def teardown(self, trainer: Trainer, task: Line, stage: str) -> None:
+        """Count."""
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    ("victims", "settings"), [("", {}), ("", {"max_steps": 4, "limit_val_batches": 0}), ("b", {}), ("a", {})]
+)
+def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victims: str, settings: dict[str, Any]
+) -> None:
+    """Where a rank is lost, and at the end of training: each session is torn down, and the last leaves nothing unread."""
+    monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)  # each round is a beat, and is read in the next
+    under_way: dict[str, int] = {}
+
+    def start_sum(engine: CrewEngine, number: int) -> Callable[[], int]:
+        under_way[engine.worker] = under_way.get(engine.worker, 0) + 1
+
+        def wait() -> int:
+            total = engine.sum_number(number)
+            under_way[engine.worker] -= 1
+            return total
+
+        return wait
+
+    monkeypatch.setattr(CrewEngine, "start_sum", start_sum, raising=False)
+    kept: list[Opened] = []
+
+    def make_callbacks() -> list[Callback]:
+        kept.append(Opened())
+        return [kept[-1]]
+
+    deaths = {(victim, 3): lambda job: kill() for victim in victims}
+    _, _, weights, trainer = run(tmp_path, "abc", deaths, make_callbacks=make_callbacks, **settings)
+    survivors = [opened for opened in kept if opened.begun == 1 + bool(victims)]
+    assert len(survivors) == len(weights) == 3 - len(victims)
+    assert all(opened.ended == opened.begun for opened in survivors)
+    lost = 1 if victims else 0  # the beat that a lost rank broke off
+    assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
+    assert trainer.session.pulse._wait is None

@@ -1,0 +1,173 @@
+"""Validation, test and prediction: each sample once, exactly, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import trainkit
+from tests.helpers.toy import Line, Net, loader, quiet, rows
+from trainkit.errors import ConfigError, DataError
+
+
+class Echo(Line):
+    """Predicts its inputs' first column."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the numbers that came in."""
+        return batch[0][:, 0]
+
+
+class Rows(IterableDataset[Any]):
+    """Rows without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        data = rows(10)
+        yield from (data[i] for i in range(10))
+
+
+@pytest.mark.parametrize("entry", ["validate", "test"])
+def test_a_value_is_the_mean_over_all_samples(tmp_path: Path, entry: str) -> None:
+    """The logged value is the exact mean over all samples, short last batch included."""
+    task = Line()
+    values = getattr(quiet(tmp_path, precision="64-true"), entry)(task, loader(23))
+    x_NI, y_NO = (t.double() for t in rows(23).tensors)
+    assert values == {"val/loss": pytest.approx(functional.mse_loss(task(x_NI), y_NO).item(), rel=1e-14)}
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}, {"batch_size": 7}, {"num_workers": 1}])
+def test_evaluation_sees_each_sample_once(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Whatever the loader's options, each sample is evaluated once: nothing is dropped."""
+    seen: list[float] = []
+
+    class Look(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen.extend(batch[0][:, 0].tolist())
+
+    quiet(tmp_path).validate(Look(), loader(23, **options))
+    assert sorted(seen) == sorted(rows(23).tensors[0][:, 0].tolist())
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": 7}, {"num_workers": 2}])
+def test_predictions_come_in_the_data_sets_order(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Predictions of all batches come in the order of the data set, whatever the loader's options."""
+    predictions = quiet(tmp_path).predict(Echo(), loader(23, **options))
+    assert torch.cat(predictions).tolist() == rows(23).tensors[0][:, 0].tolist()
+
+
+def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
+    """Each batch is on the disk before the next is made; read back they are in order, and nothing is kept in memory."""
+    there: list[int] = []
+    folder = tmp_path / "run" / "predictions"
+
+    class Look(Echo):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            there.append(len(list(folder.glob("*.pt"))))
+            return super().predict_step(batch, batch_idx)
+
+    trainer = quiet(tmp_path / "run")
+    for count in (23, 9):  # the second run leaves nothing of the first
+        there.clear()
+        assert trainer.predict(Look(), loader(count), return_predictions=False, write_to=True) is None
+        assert there == list(range(-(-count // 4)))
+        assert torch.cat(list(trainkit.read_predictions(folder))).tolist() == rows(count).tensors[0][:, 0].tolist()
+    kept = trainer.predict(Echo(), loader(9), write_to=tmp_path / "other")
+    assert torch.equal(torch.cat(kept), torch.cat(list(trainkit.read_predictions(tmp_path / "other"))))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"nothing holds no predictions\. `python -m trainkit predict"):
+        list(trainkit.read_predictions(tmp_path / "nothing"))
+
+
+def test_predictions_are_of_the_forward_pass_by_default(tmp_path: Path) -> None:
+    """Without a predict_step the model's answer to the inputs is predicted, from batches and from bare tensors."""
+    task = Line()
+    x_NI = rows(6).tensors[0]
+    for data in (rows(6), [x_NI[:4], x_NI[4:]]):
+        given = DataLoader(data, 4) if isinstance(data, TensorDataset) else data
+        assert torch.equal(torch.cat(quiet(tmp_path).predict(task, given)), task(x_NI))
+
+
+def test_a_stream_is_evaluated_to_its_end(tmp_path: Path) -> None:
+    """A stream without length is evaluated and predicted on until it ends."""
+    trainer = quiet(tmp_path)
+    assert torch.cat(trainer.predict(Echo(), DataLoader(Rows(), 4))).tolist() == rows(10).tensors[0][:, 0].tolist()
+    assert trainer.validate(Line(), DataLoader(Rows(), 4)) == pytest.approx(trainer.validate(Line(), loader(10)), rel=1e-6)
+
+
+def test_several_loaders_have_values_of_their_own(tmp_path: Path) -> None:
+    """A list of loaders gives each its own values, named by its place."""
+    trainer = quiet(tmp_path)
+    values = trainer.validate(Line(), [loader(8), loader(23)])
+    for place, data in enumerate((loader(8), loader(23))):
+        assert values[f"val/loss/dataloader_idx_{place}"] == trainer.validate(Line(), data)["val/loss"]
+
+
+def test_several_loaders_are_told_apart_in_hooks(tmp_path: Path) -> None:
+    """Batch hooks get the loader's place."""
+    from trainkit.api.callback import Callback
+
+    places: list[tuple[int, int]] = []
+
+    class Look(Callback):
+        def on_test_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+            places.append((batch_idx, dataloader_idx))
+
+    quiet(tmp_path, callbacks=Look()).test(Line(), [loader(8), loader(4)])
+    assert places == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_predicting_on_several_loaders_is_refused(tmp_path: Path) -> None:
+    """predict takes one loader: a second would be left out in silence."""
+    with pytest.raises(ConfigError, match=r"predict takes one loader, and got 2"):
+        quiet(tmp_path).predict(Echo(), [loader(8), loader(4)])
+
+
+def test_evaluation_changes_nothing(tmp_path: Path) -> None:
+    """Weights and buffers are as before, and dropout is off."""
+    task = Net()
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    trainer = quiet(tmp_path)
+    assert trainer.validate(task, loader(23)) == trainer.validate(task, loader(23))
+    assert all(torch.equal(value, before[name]) for name, value in task.state_dict().items())
+
+
+def test_what_validation_made_can_be_trained_with(tmp_path: Path) -> None:
+    """A tensor that a model keeps from its first use, in validation, is good for training too."""
+
+    class Caches(Line):
+        table: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.ones(1) * 0.5
+            return super().forward(x) * self.table
+
+    quiet(tmp_path, num_sanity_val_steps=1).fit(Caches(), loader(8), loader(4))
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(2, 8), (0.5, 11), (1.0, 23), (99, 23)])
+def test_limits_are_counts_or_shares(tmp_path: Path, limit: float, seen: int) -> None:
+    """limit_*_batches limits what is evaluated, in batches or as a share of the data."""
+    limits = {f"limit_{kind}_batches": limit for kind in ("val", "test", "predict")}
+    trainer, counted = quiet(tmp_path, **limits), []
+
+    class Count(Echo):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            counted.append(len(batch[0]))
+
+    assert sum(len(p) for p in trainer.predict(Count(), loader(23))) == seen
+    trainer.validate(Count(), loader(23))
+    trainer.test(Count(), loader(23))
+    assert sum(counted) == 2 * seen
+
+
+@pytest.mark.parametrize(("entry", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+def test_no_data_is_told(tmp_path: Path, entry: str, kind: str) -> None:
+    """Without data an entry point says what to pass or to define."""
+    with pytest.raises(ConfigError, match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader"):
+        getattr(quiet(tmp_path), entry)(Line())

@@ -1,0 +1,72 @@
+"""A loss that is not finite ends the run before the update, with the samples' names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.errors import DivergenceError
+
+
+def poisoned(value: float, *indices: int) -> TensorDataset:
+    """Return rows of which some have a target that makes the loss not finite."""
+    x_NI, y_NO = rows(20).tensors
+    y_NO = y_NO.clone()
+    y_NO[list(indices)] = value
+    return TensorDataset(x_NI, y_NO)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_run_ends_before_the_update(tmp_path: Path, value: float) -> None:
+    """Step, rank and the samples of the microbatch are named; the weights are those of the step before."""
+    task, before = Line(), Line()
+    data = poisoned(value, 13)
+    with pytest.raises(DivergenceError) as error:
+        quiet(tmp_path, stop_on_nonfinite=True, accumulate_grad_batches=2).fit(task, loader(data))
+    assert f"not finite at step 1 (epoch 0): {value} on rank 0, samples 12, 13, 14, 15 of the data set" in str(error.value)
+    quiet(tmp_path, accumulate_grad_batches=2, max_steps=1).fit(before, loader(data))
+    assert torch.equal(weights(task), weights(before))
+
+
+def test_shuffled_samples_are_named_by_their_indices(tmp_path: Path) -> None:
+    """The indices are the data set's, not the places in the epoch's order."""
+    seen: list[list[float]] = []
+
+    class Keep(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(batch[0][:, 0].tolist())
+            return super().training_step(batch, batch_idx)
+
+    data = poisoned(float("nan"), 5)
+    with pytest.raises(DivergenceError) as error:
+        quiet(tmp_path, stop_on_nonfinite=True).fit(Keep(), loader(data, shuffle=True))
+    named = [int(i) for i in str(error.value).split("samples ")[1].split(" of the")[0].split(", ")]
+    assert 5 in named
+    assert data.tensors[0][named, 0].tolist() == seen[-1]
+
+
+def test_a_stream_has_no_indices(tmp_path: Path) -> None:
+    """For a stream, step and rank are named."""
+    batches = [[torch.ones(2, 3), torch.full((2, 1), float("nan"))]]
+    with pytest.raises(DivergenceError, match=r"nan on rank 0\. The weights"):
+        quiet(tmp_path, stop_on_nonfinite=True).fit(Line(), batches)
+
+
+def test_it_is_asked_for(tmp_path: Path) -> None:
+    """Left alone, nothing looks at the loss."""
+    task = Line()
+    quiet(tmp_path).fit(task, loader(poisoned(float("nan"), 3)))
+    assert weights(task).isnan().any()
+
+
+def test_a_finite_run_is_the_same_run(tmp_path: Path) -> None:
+    """Looking changes nothing."""
+    looked, plain = Line(), Line()
+    quiet(tmp_path, stop_on_nonfinite=True).fit(looked, loader())
+    quiet(tmp_path).fit(plain, loader())
+    assert torch.equal(weights(looked), weights(plain))

@@ -1,0 +1,191 @@
+"""fit(init_weights=...): a run that starts from weights from anywhere; and validate from a file of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from tests.helpers.foreign_files import lightning, saved
+from tests.helpers.resuming import newest
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, Net, loader, quiet, weights
+from trainkit.api.callback import Callback
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.errors import CheckpointError, TrainkitError
+from trainkit.trainer import Trainer
+
+
+class Start(Callback):
+    """Notes the weights, and the step, that training begins with."""
+
+    def on_train_start(self, trainer: Trainer, task: Any) -> None:
+        """Copy them."""
+        self.weights, self.step = weights(task), trainer.global_step
+
+
+class Wider(Net):
+    """Another head, and a layer more."""
+
+    def make_model(self) -> nn.Module:
+        """Return the model: 3 numbers in, 2 out."""
+        model = super().make_model()
+        assert isinstance(model, nn.Sequential)
+        model[4] = nn.Linear(8, 2)
+        model.append(nn.Linear(2, 1))
+        return model
+
+
+def trained() -> Net:
+    """Return a task with other weights and statistics than a new one has."""
+    task = Net()
+    with torch.no_grad():
+        for i, tensor in enumerate(task.state_dict().values()):
+            tensor.copy_(torch.full_like(tensor, i + 1))
+    return task
+
+
+def begin(run_dir: Path, task: Any, source: Any, **options: Any) -> Start:
+    """Train two steps from weights; return what training began with."""
+    start = Start()
+    settings = {name: options.pop(name) for name in ("engine", "max_steps") if name in options}
+    quiet(run_dir, callbacks=start, **({"max_steps": 2} | settings)).fit(task, loader(8), init_weights=str(source), **options)
+    return start
+
+
+def as_checkpoint(tmp_path: Path, task: Net) -> Path:
+    """Write a trainkit checkpoint."""
+    task.sgd = {"lr": 0.0}
+    quiet(tmp_path / "first", max_steps=1, callbacks=ModelCheckpoint(save_weights_only=True)).fit(task, loader(8))
+    return newest(tmp_path / "first")
+
+
+def as_safetensors(tmp_path: Path, task: Net) -> Path:
+    """Write a .safetensors file."""
+    safetensors.torch.save_file(dict(task.state_dict()), tmp_path / "w.safetensors")
+    return tmp_path / "w.safetensors"
+
+
+SOURCES = {
+    "checkpoint": as_checkpoint,
+    "safetensors": as_safetensors,
+    "state dict": lambda tmp_path, task: saved(tmp_path, task.state_dict(), "w.pt"),
+    "lightning": lambda tmp_path, task: saved(tmp_path, lightning(task), "epoch=3.ckpt"),
+}
+
+
+FILES = ["safetensors", "state dict", "lightning"]
+
+
+@pytest.mark.parametrize("write", SOURCES.values(), ids=SOURCES)
+def test_a_run_starts_from_weights_from_anywhere(tmp_path: Path, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint, safetensors, a state dict and a Lightning checkpoint give the weights of a new run, at step 0."""
+    task = trained()
+    source = write(tmp_path, task)
+    capsys.readouterr()
+    start = begin(tmp_path / "run", Net(), source)
+    assert torch.equal(start.weights, weights(task))
+    assert start.step == 0
+    assert capsys.readouterr().out == f"Weights from {source}.\n"
+
+
+def test_statistics_come_with_the_weights(tmp_path: Path) -> None:
+    """Buffers are loaded too."""
+    task = Net()
+    begin(tmp_path / "run", task, as_safetensors(tmp_path, trained()))
+    assert int(task.model[1].num_batches_tracked) == int(trained().model[1].num_batches_tracked) + 2
+
+
+def test_what_does_not_fit_is_refused_and_told(tmp_path: Path) -> None:
+    """Where not all fits, the run does not begin, each misfit is named, and the way out too."""
+    with pytest.raises(CheckpointError) as caught:
+        begin(tmp_path / "run", Wider(), as_safetensors(tmp_path, trained()))
+    told = str(caught.value)
+    assert "does not fit Wider" in told
+    assert "other shape: model.4.weight is [1, 8] in the file and [2, 8] in the model" in told
+    assert "missing in the file: model.5.bias [1]" in told
+    assert "With strict=false what fits is loaded." in told
+
+
+def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """strict=False loads what fits by name and shape, lists the rest, and leaves it as it was."""
+    task, new = Wider(), Wider()
+    source = as_safetensors(tmp_path, trained())
+    start = begin(tmp_path / "run", task, source, strict=False)
+    fitting = sum(p.numel() for p in new.model[:4].parameters())
+    assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
+    assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
+    told = capsys.readouterr().out
+    assert f"Weights from {source}, without what does not fit:\n  missing in the file: model.5.bias [1]\n" in told
+    assert told.count("\n  ") == 4
+
+
+def test_nothing_that_fits_is_refused_whatever_the_wish(tmp_path: Path) -> None:
+    """Weights of another model altogether are refused, with strict=False too."""
+    with pytest.raises(CheckpointError, match=r"Nothing in \S+ fits Net, by name and shape"):
+        begin(tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False)
+
+
+def test_a_checkpoint_to_go_on_from_wins(tmp_path: Path) -> None:
+    """With "auto", the first start takes the weights and each later one goes on from the run's own checkpoint."""
+    source = as_safetensors(tmp_path, trained())
+    task = Net()
+    start, keeper = Start(), ModelCheckpoint()
+    trainer = quiet(tmp_path / "run", max_steps=2, callbacks=[start, keeper])
+    trainer.fit(task, loader(8), ckpt_path="auto", init_weights=str(source))
+    assert torch.equal(start.weights, weights(trained()))
+    trainer = quiet(tmp_path / "run", max_steps=4, callbacks=[start, keeper])
+    trainer.fit(Net(), loader(16), ckpt_path="auto", init_weights=str(source))
+    assert (start.step, trainer.global_step) == (2, 4)
+    assert torch.equal(start.weights, weights(task))
+
+
+def test_a_run_that_goes_on_does_not_even_read_the_weights(tmp_path: Path) -> None:
+    """A file that is gone by the time of a restart does not matter."""
+    source = as_safetensors(tmp_path, trained())
+    quiet(tmp_path / "run", max_steps=2, enable_checkpointing=True).fit(Net(), loader(8), init_weights=str(source))
+    source.unlink()
+    trainer = quiet(tmp_path / "run", max_steps=3)
+    trainer.fit(Net(), loader(16), ckpt_path="auto", init_weights=str(source))
+    assert trainer.global_step == 3
+
+
+def test_all_ranks_start_from_what_rank_0_has_read(tmp_path: Path) -> None:
+    """One rank reads; a mistake is raised on all."""
+    source = as_safetensors(tmp_path, trained())
+
+    def work(engine: ThreadEngine) -> torch.Tensor:
+        start = begin(tmp_path / "run", Net(), source, engine=engine)
+        return start.weights
+
+    for found in World(2).run(work):
+        assert torch.equal(found, weights(trained()))
+
+    def fails(engine: ThreadEngine) -> str:
+        with pytest.raises(TrainkitError) as caught:
+            begin(tmp_path / "run", Net(), tmp_path / "gone.pt", engine=engine)
+        return str(caught.value)
+
+    first, second = World(2).run(fails)
+    assert first == second
+    assert "gone.pt is not there; it must be" in first
+
+
+@pytest.mark.parametrize("write", [SOURCES[kind] for kind in FILES], ids=FILES)
+def test_a_file_of_weights_is_validated(tmp_path: Path, write: Any) -> None:
+    """validate(ckpt_path=FILE) evaluates these weights, statistics included."""
+    task, other = trained(), Net()
+    source = str(write(tmp_path, task))
+    values = quiet(tmp_path / "file").validate(other, loader(11), ckpt_path=source)
+    assert values == quiet(tmp_path / "task").validate(task, loader(11))
+    assert torch.equal(weights(other), weights(task))
+
+
+def test_a_file_that_does_not_fit_is_not_validated(tmp_path: Path) -> None:
+    """All of a file must fit the task that is validated."""
+    with pytest.raises(CheckpointError, match="does not fit Line|Nothing in"):
+        quiet(tmp_path).validate(Line(), loader(11), ckpt_path=str(as_safetensors(tmp_path, trained())))

@@ -1,0 +1,215 @@
+"""One fit at a time in a folder, whatever has become of the one before."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import ConfigError
+from trainkit.run.lock import LOCK, RunLock
+
+# A process that takes the folder, says so, and holds it until its input ends; `fork` leaves it a child, as loaders do.
+HOLDER = """
+import os, sys
+from pathlib import Path
+from trainkit.run.lock import RunLock
+
+with RunLock() as lock:
+    lock.take(Path(sys.argv[1]))
+    if "fork" in sys.argv and os.fork() == 0:
+        os.write(1, f"{os.getpid()}\\n".encode())
+        os.read(0, 1)
+        os._exit(0)
+    os.write(1, b"held\\n")
+    os.read(0, 1)
+"""
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """A function that starts a process which holds the folder; all end with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def holder(*flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), *flags]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        if not flags:
+            assert process.stdout.readline() == "held\n"
+        return process
+
+    yield holder
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def take(folder: Path) -> None:
+    """Take a folder and let it go."""
+    with RunLock() as lock:
+        lock.take(folder)
+
+
+def test_a_second_run_is_refused_and_told_who_is_first(start: Start, tmp_path: Path) -> None:
+    """While a run is alive the next one is refused; host, process, command, time and both ways out are named."""
+    process = start()
+    since = json.loads((tmp_path / LOCK).read_text())["started"]
+    with pytest.raises(ConfigError) as caught:
+        take(tmp_path)
+    told = str(caught.value)
+    assert f"process {process.pid} on {socket.gethostname()}" in told
+    assert f"{tmp_path}`, since {since})" in told  # the command line ends with the folder
+    assert "run_dir=..." in told
+    assert "end that process" in told
+    with pytest.raises(ConfigError, match="another run is going on"):  # being refused has not loosened the lock
+        take(tmp_path)
+
+
+def test_an_ended_run_leaves_an_empty_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that ends well lets go, the file stays and says nothing, and the next run starts without a word."""
+    process = start()
+    process.communicate("x")
+    assert (tmp_path / LOCK).read_bytes() == b""
+    take(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_killed_run_is_followed_at_once(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After SIGKILL the next run takes over, and says in one line whose folder it was."""
+    process = start()
+    process.kill()
+    process.wait()
+    take(tmp_path)
+    told = capsys.readouterr().out
+    assert f"process {process.pid} on {socket.gethostname()}" in told
+    assert told.count("\n") == 1
+
+
+def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: Start, tmp_path: Path) -> None:
+    """A forked child of the dead run, still alive with the file open, does not keep the next run out."""
+    process = start("fork")
+    assert process.stdout is not None
+    lines = [process.stdout.readline().strip() for _ in range(2)]
+    (child,) = (int(line) for line in lines if line != "held")
+    process.kill()
+    process.wait()
+    os.kill(child, 0)  # it lives, or this would raise
+    assert any(
+        os.path.samestat((tmp_path / LOCK).stat(), fd.stat()) for fd in Path(f"/proc/{child}/fd").iterdir() if fd.exists()
+    )
+    try:
+        take(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("content", [b'{"host": "a", "pi', b"\xff\xfe\x00garbage", b"[1, 2]", b'{"pid": "x"}'])
+def test_a_damaged_description_of_a_dead_run_does_no_harm(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nobody has the lock, what stands in the file keeps nobody out; that a run was there is said."""
+    (tmp_path / LOCK).write_bytes(content)
+    take(tmp_path)
+    assert "does not say who it is" in capsys.readouterr().out
+
+
+def test_a_damaged_description_of_a_live_run_lets_nobody_in(start: Start, tmp_path: Path) -> None:
+    """The lock decides, not the text: a live run is refused to the next, which is told how to find it."""
+    start()
+    (tmp_path / LOCK).write_bytes(b"\x00\x01 torn")
+    with pytest.raises(ConfigError, match=r"does not say who it is.*fuser .*\.lock"):
+        take(tmp_path)
+
+
+def test_one_process_takes_a_folder_once(start: Start, tmp_path: Path) -> None:
+    """A second fit of the same process is refused, and the first one's lock stands: other processes are still refused."""
+    with RunLock() as first:
+        first.take(tmp_path)
+        with pytest.raises(ConfigError, match="a fit of this same process"):
+            take(tmp_path)
+        other = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert f"process {os.getpid()} on" in other.stderr
+    take(tmp_path)
+
+
+def test_an_error_lets_the_folder_go(tmp_path: Path) -> None:
+    """A run that ends with an error releases the lock as well."""
+    with pytest.raises(ZeroDivisionError), RunLock() as lock:
+        lock.take(tmp_path)
+        1 / 0
+    assert (tmp_path / LOCK).read_bytes() == b""
+
+
+def test_a_forked_child_does_not_release_its_parents_lock(tmp_path: Path) -> None:
+    """What a fork inherits it cannot give away: the description and the lock stay."""
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        child = os.fork()
+        if child == 0:
+            lock.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        # Asked of another process: reading the file in this one would drop the lock.
+        other = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert f"another run is going on: process {os.getpid()} on" in other.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused() -> None:
+    """In a read-only folder the error names it and the way out, in place of a traceback."""
+    with pytest.raises(ConfigError, match=r"run_dir is '/proc/self'.*cannot be written.*run_dir=\.\.\."):
+        take(Path("/proc/self"))
+
+
+def no_locks(*_: Any) -> None:
+    """Answer as a filesystem without locks does."""
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_locks_a_live_process_of_this_host_is_believed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a filesystem without locks a described process keeps others out while it lives, and no longer."""
+    process = start()
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"):
+        take(tmp_path)
+    process.kill()
+    process.wait()
+    take(tmp_path)
+    assert "takes over" in capsys.readouterr().out
+
+
+def test_without_locks_another_process_of_that_number_is_not_the_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that was given to another process since (here: to init) keeps nobody out."""
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    about = {"host": socket.gethostname(), "pid": 1, "command": "fit", "started": "then", "birth": "another boot 1"}
+    (tmp_path / LOCK).write_text(json.dumps(about))
+    take(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"host": "elsewhere", "pid": 1}', "torn"])
+def test_without_locks_what_cannot_be_looked_up_is_refused(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host's process cannot be looked up: it is refused, with the way to override."""
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    (tmp_path / LOCK).write_text(content)
+    with pytest.raises(ConfigError, match=rf"where you know that it does not, delete {tmp_path / LOCK}"):
+        take(tmp_path)
+    (tmp_path / LOCK).unlink()
+    take(tmp_path)

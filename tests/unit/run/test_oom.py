@@ -1,0 +1,84 @@
+"""Out of memory: microbatches are split, the step's samples and the result stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.helpers.toy import Line, loader, quiet, weights
+from trainkit.run.oom import split
+
+
+class Small(Line):
+    """Holds `room` samples; more are out of memory, before or after the forward was logged."""
+
+    def __init__(self, room: int, **sgd: Any) -> None:
+        super().__init__(**sgd)
+        self.room, self.sizes = room, []
+        self.indices: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log, and fail where the batch is too large."""
+        self.sizes.append(len(batch[0]))
+        self.indices.append(batch_idx)
+        self.log("seen", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        loss = super().training_step(batch, batch_idx)
+        if len(batch[0]) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return loss
+
+
+@pytest.mark.parametrize(("room", "pieces"), [(3, 2), (2, 2), (1, 4)])
+def test_the_step_is_taken_anew_in_pieces(tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, logged values and counts are those of a run that had room; the split is told, and kept."""
+    settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "precision": "64-true", "gradient_clip_val": 1.0}
+    roomy, tight = Small(99, momentum=0.9), Small(room, momentum=0.9)
+    runs = [quiet(tmp_path, halve_batch_on_oom=True, **settings) for _ in range(2)]
+    plain = quiet(tmp_path, **settings)
+    plain_task = Small(99, momentum=0.9)
+    plain.fit(plain_task, loader(23))
+    for run, task in zip(runs, (roomy, tight), strict=True):
+        run.fit(task, loader(23))
+        torch.testing.assert_close(weights(task), weights(plain_task), rtol=0, atol=1e-12)
+        assert run.callback_metrics["seen"] == 23.0
+        assert run.state.samples_seen == plain.state.samples_seen == 46
+    told = capsys.readouterr().out
+    assert told.count("Out of memory on rank 0") == {2: 1, 4: 2}[pieces]
+    assert f"into {pieces} pieces" in told
+    assert f"data.batch_size={4 // pieces} would avoid it" in told
+    assert max(tight.sizes[-6:]) <= room
+    assert roomy.sizes == plain_task.sizes
+    assert set(tight.indices) == set(plain_task.indices)
+
+
+def test_one_sample_must_fit(tmp_path: Path) -> None:
+    """Where a single sample is too much, the run ends with the error, whatever the pieces."""
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
+        quiet(tmp_path, halve_batch_on_oom=True).fit(Small(0), loader(8))
+
+
+def test_not_asked_for(tmp_path: Path) -> None:
+    """Without the setting the error is the user's."""
+    with pytest.raises(torch.OutOfMemoryError):
+        quiet(tmp_path).fit(Small(1), loader(8))
+
+
+class Pair(NamedTuple):
+    """A batch with names."""
+
+    x: torch.Tensor
+    text: list[str]
+
+
+def test_batches_of_any_nesting_are_split() -> None:
+    """Tensors and lists of the samples are cut; what has no samples goes to each part."""
+    batch = {"pair": Pair(torch.arange(5), list("abcde")), "scale": torch.tensor(2.0), "k": 3, "both": [torch.arange(5)] * 2}
+    first, second = split(batch, 5, 2)
+    assert first["pair"].x.tolist() == [0, 1, 2]
+    assert (first["pair"].text, second["pair"].text) == (["a", "b", "c"], ["d", "e"])
+    assert second["both"][1].tolist() == [3, 4]
+    assert (first["scale"], second["k"]) == (torch.tensor(2.0), 3)
+    assert [p["k"] for p in split(batch, 5, 8)] == [3] * 5

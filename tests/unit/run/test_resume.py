@@ -1,0 +1,180 @@
+"""A run that is stopped and gone on with ends, bit for bit, where the run that never stopped ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, WeightedRandomSampler
+
+from tests.helpers.toy import Line, Net, Recorder, loader, quiet, rows, weights
+from trainkit.callbacks import EarlyStopping, ModelCheckpoint
+from trainkit.errors import CheckpointError
+
+
+class Scheduled(Net):
+    """Momentum, decay, dropout, batch norm and a schedule: everything that a restart could lose."""
+
+    def __init__(self) -> None:
+        super().__init__(lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD under one cycle of the rate."""
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=18)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Noisy(Dataset[Any]):
+    """Rows under random augmentation."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> Any:
+        x_I, y_O = rows(23)[index]
+        return x_I + 0.1 * torch.randn(3) + float(np.random.rand()), y_O
+
+
+def train(folder: Path, steps: int, ckpt_path: str | None = None, data: Any = None, **settings: Any) -> tuple[Any, Any]:
+    """Train up to a step, with a validation after each epoch; return task and trainer."""
+    task = Scheduled()
+    recorder = Recorder()
+    known: dict[str, Any] = {"lr_warmup_steps": 8, "gradient_clip_val": 1.0, "accumulate_grad_batches": 2}
+    trainer = quiet(folder, max_steps=steps, enable_checkpointing=True, callbacks=recorder, **(known | settings))
+    data = loader(Noisy(), 3, shuffle=True) if data is None else data
+    trainer.fit(task, data, loader(5), ckpt_path=ckpt_path)
+    return task, recorder
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 6, 7, 12, 15])
+def test_stopping_and_going_on_changes_no_bit(tmp_path: Path, stop_at: int) -> None:
+    """Stopped at any step, inside or at the end of an epoch, and gone on with in new objects, the run ends the same."""
+    whole, all_steps = train(tmp_path / "whole", 16)
+    _, first = train(tmp_path / "parts", stop_at)
+    torch.rand(9)  # whatever happened in between
+    task, second = train(tmp_path / "parts", 16, ckpt_path="last")
+    assert first.lrs + second.lrs == all_steps.lrs
+    for name, value in task.state_dict().items():
+        assert torch.equal(value, whole.state_dict()[name]), name
+
+
+def test_a_checkpoint_inside_an_epoch_is_enough(tmp_path: Path) -> None:
+    """A checkpoint of every n steps, taken by a run that went on, leads to the same end."""
+    keeper = ModelCheckpoint(every_n_train_steps=4, every_n_epochs=None, save_top_k=-1)
+    whole = Scheduled()
+    quiet(tmp_path / "whole", max_epochs=2, callbacks=keeper).fit(whole, loader(23, shuffle=True), loader(5))
+    for step in (4, 8):
+        (folder,) = (tmp_path / "whole" / "checkpoints").glob(f"*step={step}")
+        task = Scheduled()
+        trainer = quiet(tmp_path / f"from {step}", max_epochs=2)
+        trainer.fit(task, loader(23, shuffle=True), loader(5), ckpt_path=str(folder))
+        assert torch.equal(weights(task), weights(whole))
+        assert trainer.global_step == 12
+
+
+def test_a_sampler_of_the_users_own_goes_on_too(tmp_path: Path) -> None:
+    """The order that a custom sampler drew is found again inside an epoch."""
+
+    def data() -> Any:
+        return loader(23, 2, sampler=WeightedRandomSampler([1.0, 2.0] * 10, num_samples=20))
+
+    whole, _ = train(tmp_path / "whole", 9, data=data())
+    train(tmp_path / "parts", 3, data=data())
+    task, _ = train(tmp_path / "parts", 9, ckpt_path="last", data=data())
+    assert torch.equal(weights(task), weights(whole))
+
+
+def test_adam_goes_on(tmp_path: Path) -> None:
+    """An optimizer with moments and step counters goes on with them."""
+
+    class Adam(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    tasks = [Adam(), Adam(), Adam()]
+    quiet(tmp_path / "whole", max_steps=9).fit(tasks[0], loader(23))
+    quiet(tmp_path / "parts", max_steps=4, enable_checkpointing=True).fit(tasks[1], loader(23))
+    quiet(tmp_path / "parts", max_steps=9).fit(tasks[2], loader(23), ckpt_path="last")
+    assert torch.equal(weights(tasks[2]), weights(tasks[0]))
+
+
+@pytest.mark.parametrize("stop_at", [5, 6, 12])
+def test_a_schedule_of_epochs_goes_on(tmp_path: Path, stop_at: int) -> None:
+    """A schedule that moves at epochs' ends moves once an epoch, also where the run was stopped at one."""
+
+    class Epochs(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    lrs: list[float] = []
+    for steps, ckpt_path in ((stop_at, None), (18, "last")):
+        recorder = Recorder()
+        trainer = quiet(tmp_path, max_steps=steps, enable_checkpointing=True, callbacks=recorder)
+        trainer.fit(Epochs(), loader(23), ckpt_path=ckpt_path)
+        lrs += recorder.lrs
+    assert lrs == pytest.approx([0.1] * 6 + [0.05] * 6 + [0.025] * 6)
+
+
+def test_going_on_from_an_ended_run_trains_nothing(tmp_path: Path) -> None:
+    """A run that had reached its limit ends at once, and keeps its checkpoints and what is best."""
+    monitor: dict[str, Any] = {"monitor": "val/loss", "save_top_k": 2}
+    first = ModelCheckpoint(**monitor)
+    quiet(tmp_path, max_epochs=3, callbacks=first).fit(Line(), loader(23), loader(5))
+    best = (tmp_path / "checkpoints" / "best").resolve()
+    kept = sorted(path.name for path in best.parent.iterdir())
+    second = ModelCheckpoint(**monitor)
+    trainer = quiet(tmp_path, max_epochs=3, callbacks=second)
+    trainer.fit(Line(), loader(23), loader(5), ckpt_path="last")
+    assert trainer.global_step == 18
+    assert (tmp_path / "checkpoints" / "best").resolve() == best
+    assert sorted(path.name for path in best.parent.iterdir()) == kept
+    assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
+
+
+def test_more_epochs_can_be_added(tmp_path: Path) -> None:
+    """A finished run goes on with a higher limit, from the next epoch."""
+    quiet(tmp_path, max_epochs=1, enable_checkpointing=True).fit(Net(), loader(23))
+    trainer = quiet(tmp_path, max_epochs=2)
+    trainer.fit(Net(), loader(23), ckpt_path="last")
+    assert (trainer.global_step, trainer.current_epoch) == (12, 2)
+
+
+def test_callbacks_go_on(tmp_path: Path) -> None:
+    """EarlyStopping counts its patience, and ModelCheckpoint its best, over a restart."""
+    settings: dict[str, Any] = {"monitor": "val/loss", "mode": "max", "patience": 4}
+    whole = EarlyStopping(**settings)
+    quiet(tmp_path / "whole", max_epochs=9, callbacks=whole).fit(Net(), loader(23), loader(5))
+    for epochs in (2, 9):
+        stopping = EarlyStopping(**settings)
+        trainer = quiet(tmp_path / "parts", max_epochs=epochs, enable_checkpointing=True, callbacks=stopping)
+        trainer.fit(Net(), loader(23), loader(5), ckpt_path="last" if epochs == 9 else None)
+    assert (stopping.wait_count, stopping.best_score) == (whole.wait_count, whole.best_score)
+
+
+def test_weights_in_double_are_loaded_in_double(tmp_path: Path) -> None:
+    """A float64 checkpoint is read as float64, also into a task that was made in float32."""
+    task = Net()
+    quiet(tmp_path, precision="64-true", enable_checkpointing=True).fit(task, loader(23), loader(5))
+    other = Net()
+    quiet(tmp_path, precision="64-true").validate(other, loader(5), ckpt_path="last")
+    assert torch.equal(weights(other), weights(task))
+
+
+@pytest.mark.parametrize("entry", ["fit", "validate"])
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) -> None:
+    """A checkpoint that does not fit the task is refused, and names what does not fit."""
+    quiet(tmp_path, max_steps=1, enable_checkpointing=True).fit(Net(), loader(23))
+
+    class Wider(Net):
+        def make_model(self) -> Any:
+            model = super().make_model()
+            model[0] = torch.nn.Linear(3, 9)
+            return model
+
+    with pytest.raises(CheckpointError, match=r"(?s)do not fit this model:\n.*model\.0\.(weight|bias)"):
+        getattr(quiet(tmp_path), entry)(Wider(), loader(5), ckpt_path="last")

@@ -1,0 +1,266 @@
+"""Task: the model and how it learns; what LightningModule is to Lightning's users, with the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.api.lightning_names import LOG_ARGUMENTS
+from trainkit.api.task_hooks import TaskHooks
+from trainkit.arguments import unknown
+from trainkit.errors import TaskError
+from trainkit.metrics.log import MetricLog, Reduction
+from trainkit.metrics.objects import is_metric
+
+if TYPE_CHECKING:
+    from trainkit.trainer import Trainer
+
+
+class LogTarget(NamedTuple):
+    """Where `log` writes now, set by the loop: the table, this batch's samples, and the defaults of the stage."""
+
+    table: MetricLog
+    num_samples: int
+    on_step: bool
+    on_epoch: bool
+
+
+class HyperParameters(dict[str, Any]):
+    """What `save_hyperparameters` kept; its entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
+
+
+class Task(TaskHooks, nn.Module):
+    """Subclass it, write `training_step` and `configure_optimizers`, and hand it to `Trainer.fit`.
+
+    All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce
+    anything over ranks here: the Trainer does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainer: Trainer | None = None
+        self._log_target: LogTarget | None = None
+        self.hparams = HyperParameters()
+
+    # -- to write -------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | Mapping[str, Any]:
+        """Return the mean loss over the batch's samples, or a dict with "loss".
+
+        Args:
+            batch: one microbatch of this rank, on its device.
+            batch_idx: its number in this epoch on this rank, from 0.
+
+        Returns:
+            A scalar with grad. A dict may hold "num_samples" too (a number or a scalar tensor): the batch's weight
+            among the step's batches, where it is not the number of samples (tokens, say).
+        """
+        raise TaskError(_missing(self, "training_step", "return the loss"))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks.
+
+        With several loaders, take a third argument `dataloader_idx`; names then get the suffix "/dataloader_idx_N".
+        """
+        raise TaskError(_missing(self, "validation_step", "log what you want to know"))
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Like `validation_step`, for `test`. By default it is `validation_step`."""
+        return self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return predictions, the batch's samples along the first dimension. By default `self(inputs)`."""
+        return self(batch[0] if isinstance(batch, (list, tuple)) else batch)
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, or any of Lightning's forms: a list, (optimizers, schedulers), or
+        {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency", "monitor"}}.
+        """
+        raise TaskError(_missing(self, "configure_optimizers", "return torch.optim.SGD(self.parameters(), lr=0.1), say"))
+
+    def _log_to(self, target: LogTarget | None) -> None:
+        self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch
+
+    # -- data, where no DataModule brings it ------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Download or unpack; called on the first rank of each host only. Set no attributes here."""
+
+    def train_dataloader(self) -> Any:
+        """Return what `fit` trains on."""
+        return None
+
+    def val_dataloader(self) -> Any:
+        """Return what `fit` and `validate` evaluate on."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """Return what `test` evaluates on."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """Return what `predict` runs on."""
+        return None
+
+    # -- to call ----------------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Reduction = "mean",
+        batch_size: int | None = None,
+        **other: Any,
+    ) -> None:
+        """Log a value; never waits for the device.
+
+        Args:
+            name: as "train/loss" or "val/acc".
+            value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object that
+                was called or updated with the batch: it is combined over all ranks at the epoch's end, and reset.
+            prog_bar: show it in the progress bar.
+            on_step: log this rank's value of the step, each `log_every_n_steps`; for training: an evaluation logs no steps.
+                Default: in training.
+            on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
+            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
+            batch_size: the weight of this value, where it is not the number of samples of the batch.
+            other: nothing; what Lightning's `log` takes beside these is answered with what to do.
+
+        Raises:
+            TaskError: called outside a step, or with other arguments, or the value is not one number.
+        """
+        if other:
+            first, known = next(iter(other)), [*inspect.signature(Task.log).parameters][1:-1]
+            raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
+        target = self._log_target
+        if target is None:
+            raise TaskError(
+                f"log('{name}', ...) was called outside training_step, validation_step and test_step, where a value has no "
+                "samples to be averaged over. Log it there: an epoch's value is the mean over all samples, and a torchmetrics "
+                "object is logged as it is."
+            )
+        if is_metric(value):  # it is an epoch's value by its nature
+            on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
+        if on_step and on_epoch is False and target.on_epoch:
+            raise TaskError(
+                f"log('{name}', ..., on_step=True, on_epoch=False): an evaluation logs no steps, so that this goes nowhere. "
+                "Leave both out to log the mean of all samples."
+            )
+        target.table.add(
+            name,
+            value,
+            weight=target.num_samples if batch_size is None else batch_size,
+            on_step=target.on_step if on_step is None else on_step,
+            on_epoch=target.on_epoch if on_epoch is None else on_epoch,
+            prog_bar=prog_bar,
+            reduction=reduce_fx,
+        )
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several values, or a torchmetrics.MetricCollection, with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.trainer.is_global_zero:
+            print(*values, **options)
+
+    def save_hyperparameters(self, *names: str, ignore: tuple[str, ...] = ()) -> None:
+        """Keep the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
+
+        Args:
+            names: the arguments to keep; all when none are given.
+            ignore: arguments to leave out.
+        """
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        assert caller is not None
+        known = [n for n in inspect.signature(type(self).__init__).parameters if n != "self"]
+        for name in names or known:
+            if name in caller.f_locals and name not in ignore:
+                self.hparams[name] = caller.f_locals[name]
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs this Task.
+
+        Raises:
+            TaskError: none does yet.
+        """
+        if self._trainer is None:
+            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this Task yet.")
+        return self._trainer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.trainer.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch that is going on, from 0."""
+        return self.trainer.current_epoch
+
+
+def _missing(task: Task, method: str, what: str) -> str:
+    return f"{type(task).__name__} has no {method}(). Define it and {what}."
+
+
+def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
+    """Return the task where it is a Task that defines the methods.
+
+    Raises:
+        TaskError: it is not, or does not.
+    """
+    if not isinstance(task, Task):
+        raise TaskError(f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of nn.Module).")
+    if not hasattr(task, "_modules"):
+        raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
+    for method in methods:
+        if getattr(type(task), method) is getattr(Task, method):
+            near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
+            hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
+            what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}
+            raise TaskError(_missing(task, method, what.get(method, "log what you want to know")) + hint)
+    return task
+
+
+def loss_of(outputs: Any, task: Task) -> Tensor:
+    """Return the loss in what `training_step` returned, as a scalar.
+
+    Raises:
+        TaskError: there is none, or none that can be trained on.
+    """
+    loss = outputs if isinstance(outputs, Tensor) else outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    name = f"{type(task).__name__}.training_step"
+    if not isinstance(loss, Tensor):
+        kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise TaskError(f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with 'loss'.")
+    if loss.numel() != 1:
+        raise TaskError(f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its mean().")
+    if not loss.requires_grad:
+        raise TaskError(
+            f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
+            "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
+        )
+    return loss.reshape(()) if loss.dim() else loss

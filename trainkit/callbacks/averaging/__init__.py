@@ -1,0 +1,1 @@
+"""Averages of weights beside training: exponential moving average and stochastic weight averaging."""

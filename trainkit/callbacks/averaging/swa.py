@@ -1,0 +1,149 @@
+"""StochasticWeightAveraging: the equal average of the weights at the ends of the last epochs (Izmailov et al. 2018).
+
+    before `swa_epoch_start`   training as it is
+    from then on               the schedulers stop; the rate goes to `swa_lrs`; each epoch's last weights are averaged
+    the run's end              the model holds the average; batch norm's statistics are recomputed; one more validation;
+                               checkpoints of this step are written again, with the average in weights.safetensors
+
+Until the end validation and checkpoints are about the weights that are trained: the average has no statistics yet.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
+from trainkit.callbacks.averaging.ema import WeightAveraging
+from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
+from trainkit.callbacks.checkpoint import ModelCheckpoint
+from trainkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainkit.api.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class StochasticWeightAveraging(WeightAveraging):
+    """Averages the last epochs' weights under a rate that does not decay.
+
+    Args:
+        swa_lrs: the rate to go to, or one for each parameter group; as every rate of the user, it is scaled by the factor
+            of trainer.lr_scaling.
+        swa_epoch_start: epochs before averaging begins: a count, or a share of trainer.max_epochs.
+        annealing_epochs: epochs over which the rate goes from where the schedulers left it to `swa_lrs`, once an epoch, as
+            torch's SWALR does.
+        annealing_strategy: along half a cosine ("cos") or a straight line ("linear").
+    """
+
+    def __init__(
+        self,
+        swa_lrs: PositiveFloat | list[PositiveFloat],
+        swa_epoch_start: IntOrFraction = 0.8,
+        annealing_epochs: NonNegativeInt = 10,
+        annealing_strategy: Literal["cos", "linear"] = "cos",
+    ) -> None:
+        super().__init__()
+        self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
+        self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
+        self._start = 0  # the first epoch that is averaged
+        self._start_lrs: list[float] | None = None  # the rates when it began, as the user would write them
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Begin anew."""
+        super().setup(trainer, task, stage)
+        if stage == "fit":
+            self._start_lrs = None
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Find out when it begins.
+
+        Raises:
+            ConfigError: nobody can know, or it would never; or there is another number of parameter groups.
+        """
+        super().on_fit_start(trainer, task)
+        if self._start_lrs is None:  # else it has begun before the restart
+            self._start = 0 if trainer.fast_dev_run else self._first_epoch(trainer.max_epochs)
+        num_groups = len(trainer.session.run.rates.unscaled())
+        if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:
+            raise ConfigError(
+                f"StochasticWeightAveraging.swa_lrs has {len(self.swa_lrs)} rates, and the optimizers have {num_groups} "
+                "parameter groups. Give one number, or one for each group."
+            )
+
+    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+        """Set the epoch's rate."""
+        epochs = trainer.current_epoch - self._start
+        if epochs < 0:
+            return
+        rates = trainer.session.run.rates
+        if self._start_lrs is None:
+            self._start_lrs = rates.unscaled()
+            if trainer.is_global_zero:
+                print(self._describe(trainer), flush=True)
+        part = self._annealed(epochs)
+        lrs = [lr + (goal - lr) * part for lr, goal in zip(self._start_lrs, self._goals, strict=True)]
+        rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
+
+    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+        """Take the epoch's last weights in."""
+        if trainer.current_epoch >= self._start:
+            self._update(task, None)
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        """Put the average into the model, with statistics and a validation of its own."""
+        if self._average is None:
+            if trainer.is_global_zero:
+                print(f"SWA: the run ended before epoch {self._start + 1} did: there is no average.", flush=True)
+            return
+        self._show(trainer)
+        recompute_norm_statistics(trainer, task)
+        run = trainer.session.run
+        values = {} if run.validate is None else run.validate()
+        run.metrics.update(values)
+        run.metrics_at |= dict.fromkeys(values, trainer.global_step)
+        for callback in trainer.callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                callback.renew()
+        if trainer.is_global_zero:
+            shown = "".join(f"  {name} {value:.4g}" for name, value in values.items())
+            print(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}", flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average's state, when it began, and the rates at that time."""
+        return super().state_dict() | {"start": self._start, "start_lrs": self._start_lrs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take them back."""
+        super().load_state_dict(state_dict)
+        self._start, self._start_lrs = state_dict["start"], state_dict["start_lrs"]
+
+    @property
+    def _goals(self) -> list[float]:
+        assert self._start_lrs is not None
+        return list(self.swa_lrs) if isinstance(self.swa_lrs, (list, tuple)) else [self.swa_lrs] * len(self._start_lrs)
+
+    def _annealed(self, epochs: int) -> float:
+        """Return how much of the way the rate has gone (torch.optim.swa_utils.SWALR)."""
+        part = min(1.0, epochs / self.annealing_epochs) if self.annealing_epochs else 1.0
+        return part if self.annealing_strategy == "linear" else (1 - math.cos(math.pi * part)) / 2
+
+    def _first_epoch(self, max_epochs: int | None) -> int:
+        key = f"StochasticWeightAveraging.swa_epoch_start is {self.swa_epoch_start}"
+        start = self.swa_epoch_start
+        if isinstance(start, float):
+            if max_epochs is None:
+                raise ConfigError(f"{key}, a share of trainer.max_epochs, which is not set. Set it, or give a count of epochs.")
+            start = int(max_epochs * start)
+        if max_epochs is not None and start >= max_epochs:
+            raise ConfigError(f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a smaller one.")
+        return int(start)
+
+    def _describe(self, trainer: Trainer) -> str:
+        assert self._start_lrs is not None
+        factor = trainer.session.run.rates.factor
+        pairs = dict.fromkeys(zip(self._start_lrs, self._goals, strict=True))
+        rates = ", ".join(f"{lr * factor:.4g} -> {goal:g} x {factor:g} = {goal * factor:.4g}" for lr, goal in pairs)
+        over = f"over {self.annealing_epochs} epochs ({self.annealing_strategy})" if self.annealing_epochs else "at once"
+        return f"SWA from epoch {trainer.current_epoch + 1}: learning rate {rates} {over}; the schedulers stop."

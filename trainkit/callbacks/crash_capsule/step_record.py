@@ -1,0 +1,207 @@
+"""What CrashCapsule remembers of a step, and what of it a capsule holds."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainkit.callbacks.checkpoint import keepers
+from trainkit.checkpoint.batches import pack, tensors_in
+from trainkit.checkpoint.stateful import random_state, set_random_state, versions
+from trainkit.data.feed import MapFeed, Microbatch
+
+if TYPE_CHECKING:
+    from trainkit.trainer import Trainer
+
+
+@dataclass
+class Taken:
+    """A microbatch that was trained on."""
+
+    batch: Any
+    num_samples: int
+    batch_idx: int
+    random: tuple[Any, ...]
+    loss: Tensor | None = None
+
+
+@dataclass
+class StepRecord:
+    """A step of this rank: references, and a few numbers.
+
+    Attributes:
+        step: steps before it.
+        epoch: it belongs to.
+        step_in_epoch: steps before it in the epoch.
+        scaler: the loss scale's state; empty but for fp16.
+        groups: the settings of each optimizer's parameter groups.
+        taken: the microbatches so far.
+        pieces: into how many a microbatch was split (trainer.halve_batch_on_oom).
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    scaler: dict[str, Any]
+    groups: list[list[dict[str, Any]]]
+    taken: list[Taken] = field(default_factory=list)
+    pieces: int = 1
+
+    def losses(self) -> list[float]:
+        """Return the losses that there are. Waits for the device."""
+        return [float(taken.loss) for taken in self.taken if taken.loss is not None]
+
+
+def raw_random() -> tuple[Any, ...]:
+    """Return this process's random states, as they are: putting them in a form to be stored takes longer."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def _as_plain(raw: tuple[Any, ...]) -> dict[str, Any]:
+    """Return random states in the form of a checkpoint's."""
+    before = random_state()
+    torch.set_rng_state(raw[0])
+    if raw[1] is not None:
+        torch.cuda.set_rng_state(raw[1])
+    np.random.set_state(raw[2])
+    random.setstate(raw[3])
+    plain = random_state()
+    set_random_state(before)
+    return plain
+
+
+def as_stored(record: StepRecord) -> dict[str, Any]:
+    """Return the content of step.pt: tensors of the host and plain values. Waits for the device."""
+    microbatches = [
+        {
+            "batch": pack(taken.batch),
+            "num_samples": taken.num_samples,
+            "batch_idx": taken.batch_idx,
+            "random": _as_plain(taken.random),
+            "loss": None if taken.loss is None else taken.loss.cpu().clone(),
+        }
+        for taken in record.taken
+    ]
+    return {"microbatches": microbatches, "scaler": record.scaler, "groups": record.groups}
+
+
+def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> dict[str, Any]:
+    """Return the manifest of a step, without the files. Waits for the device."""
+    session, task, settings = trainer.session, trainer.session.task, trainer.settings
+    modules = dict(task.named_modules())
+    return {
+        "why": why,
+        "step": record.step,
+        "epoch": record.epoch,
+        "step_in_epoch": record.step_in_epoch,
+        "rank": trainer.global_rank,
+        "world_size": trainer.world_size,
+        "total_steps": session.total_steps,
+        "num_samples": step_size_of(trainer, record.epoch, record.step_in_epoch),
+        "microbatches": _told(trainer, record),
+        "weights": "of this step, before its update" if own_weights else "not those of this step any more; see checkpoint",
+        "checkpoint": _last_checkpoint(trainer),
+        "task": f"{type(task).__module__}.{type(task).__qualname__}",
+        "in_eval_mode": [name for name, module in modules.items() if not module.training],
+        "frozen": [name for name, parameter in task.named_parameters() if not parameter.requires_grad],
+        "device": _device(trainer.engine.device),
+        "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
+        "settings": {
+            "precision": settings.precision,
+            "channels_last": trainer.session.channels_last,
+            "compile": settings.compile,
+            "deterministic": settings.deterministic,
+            "sync_batchnorm": settings.sync_batchnorm,
+            "gradient_clip_val": settings.limits.gradient_clip_val,
+            "gradient_clip_algorithm": settings.limits.gradient_clip_algorithm,
+            "seed": settings.seed,
+        },
+        "versions": versions(),
+        "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "config": trainer.config,
+    }
+
+
+def _told(trainer: Trainer, record: StepRecord) -> list[dict[str, Any]]:
+    samples, first, told = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
+    in_order = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
+    for taken in record.taken:  # a microbatch may have been split: its pieces follow each other
+        loss = None if taken.loss is None else float(taken.loss)
+        told.append(
+            {
+                "batch_idx": taken.batch_idx,
+                "num_samples": taken.num_samples,
+                "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+                "samples": None if in_order is None else in_order[first : first + taken.num_samples],
+                "batch": [
+                    f"{place} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for place, t in tensors_in(taken.batch)
+                ],
+            }
+        )
+        first += taken.num_samples
+    return told
+
+
+def _last_checkpoint(trainer: Trainer) -> str | None:
+    """Return the newest checkpoint that a run of this kind may go on from, as far as this rank knows."""
+    paths = [keeper.last_model_path for keeper in keepers(trainer.callbacks) if keeper.last_model_path]
+    return paths[-1] if paths else trainer.session.resumed_from
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+
+
+def samples_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> list[list[int]] | None:
+    """Return the data set's indices of each microbatch of a step on this rank; None for a stream, which has none."""
+    feed = trainer.session.run.feed
+    if not isinstance(feed, MapFeed):
+        return None
+    shares = feed.plan_of(epoch).microbatches(step_in_epoch, trainer.global_rank)
+    return [feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
+
+
+def step_size_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> int | None:
+    """Return the samples of a step on all ranks; None for a stream."""
+    feed = trainer.session.run.feed
+    return feed.plan_of(epoch).samples_in(step_in_epoch) if isinstance(feed, MapFeed) else None
+
+
+class BufferCopies:
+    """Copies of the buffers that a checkpoint keeps, on their device; `update` takes a kernel or two and waits for nothing.
+
+    Args:
+        model: a module may put another tensor in a buffer's place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        kept = model.state_dict()
+        places = {f"{path}.{name}" if path else name: (m, name) for path, m in model.named_modules() for name in m._buffers}
+        self._places = {name: place for name, place in places.items() if name in kept}
+        self.copies: dict[str, Tensor] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Copy them as they are now."""
+        pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for name, (module, own) in self._places.items():
+            live, copy = module._buffers[own], self.copies.get(name)
+            if live is None:
+                self.copies.pop(name, None)
+            elif copy is None or copy.shape != live.shape or copy.dtype != live.dtype:
+                self.copies[name] = live.detach().clone()
+            else:
+                copies, lives = pairs[live.dtype]
+                copies.append(copy)
+                lives.append(live.detach())
+        for copies, lives in pairs.values():  # of one dtype each: a mixed list would take a kernel for each tensor
+            torch._foreach_copy_(copies, lives)

@@ -1,0 +1,1 @@
+"""A table of a model: its layers, their parameters, output shapes and FLOPs."""

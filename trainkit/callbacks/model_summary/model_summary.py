@@ -1,0 +1,135 @@
+"""ModelSummary: a table of the model's layers, printed when a fit starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trainkit.api.callback import Callback
+from trainkit.arguments import checked
+from trainkit.callbacks.model_summary.layers import Layer, layer_of, layers_of, run
+from trainkit.checkpoint.batches import tensors_in
+from trainkit.device.sync_guard import allowed_read
+from trainkit.device.transfer import to_device
+from trainkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainkit.api.task import Task
+    from trainkit.trainer import Trainer
+
+_WIDTH = 120
+
+
+@checked
+class ModelSummary(Callback):
+    """Prints name, class, shapes, parameters and FLOPs of each layer on rank 0.
+
+    The shapes and the FLOPs (of a forward of one sample; matrix products, convolutions and attention) are those of one more
+    forward, in eval mode and without gradients: of `task.example_input_array` (a tensor, or a tuple of arguments) where the
+    Task has one, else of the first training batch's inputs, as predict_step takes them. Random numbers, buffers and modes are
+    put back, so that the run is the same bit for bit. A Task whose forward cannot be run so gets a table without them, and the
+    reason. `trainer.enable_model_summary` is about the banner.
+
+    Args:
+        max_depth: of modules in modules: 1 for the Task's own, -1 for all.
+    """
+
+    config_key = "callbacks.model_summary"
+
+    def __init__(self, max_depth: int = 1) -> None:
+        if max_depth < -1 or max_depth == 0:
+            raise ConfigError(f"{self.config_key}.max_depth is {max_depth}; it must be 1 or more, or -1 for all modules.")
+        self.max_depth = max_depth
+        self.layers: list[Layer] = []
+        self._printed = False
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """A second fit prints again; one that goes on in place does not."""
+        self._printed = False
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Print, where the Task says what its inputs are."""
+        self._printed = self._printed or not trainer.is_global_zero or trainer.session.goes_on_from_memory
+        example = getattr(task, "example_input_array", None)
+        if example is not None and not self._printed:
+            args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+            place = trainer.engine.device, trainer.session.precision.input_dtype, trainer.session.channels_last
+            self._print(trainer, task, tuple(to_device(arg, *place) for arg in args))
+
+    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+        """Print, now that there is a batch."""
+        if not self._printed:
+            with allowed_read():
+                self._print(trainer, task, (batch[0] if isinstance(batch, (list, tuple)) else batch,))
+
+    def _print(self, trainer: Trainer, task: Task, args: tuple[Any, ...]) -> None:
+        self._printed = True
+        self.layers, why = layers_of(task, self.max_depth), ""
+        try:
+            run(task, self.layers, args, trainer.session.precision)
+        except Exception as error:  # whatever a forward that is not made for this may raise
+            first = (str(error).splitlines() or [""])[0]
+            why = (
+                f"No shapes: {type(task).__name__}.forward could not be run on {_told(args)} ({type(error).__name__}: {first})."
+            )
+            for layer in self.layers:
+                layer.inputs, layer.outputs, layer.flops = [], [], 0
+        others = layer_of("(its own)", type(task).__name__, list(task.parameters(recurse=False)))
+        show([*self.layers, *([others] if others.parameters else [])], max(1, _rows(args)), _bytes(task), why)
+
+
+def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
+    """Print a table.
+
+    Args:
+        layers: the Task itself first.
+        rows: samples of the forward.
+        num_bytes: of parameters and buffers.
+        why: there are no shapes; "" where there are.
+    """
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+    total, *rest = layers
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("layer", "class", *([] if why else ["in", "out"])):
+        table.add_column(name, overflow="fold")
+    for name in ("parameters", "trainable", *([] if why else ["FLOPs"])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in rest:
+        shapes = [] if why else [_shown(layer.inputs), _shown(layer.outputs)]
+        flops = [] if why else [short_number(layer.flops / rows) if layer.flops else "-"]
+        numbers = [f"{layer.parameters:,}", f"{layer.trainable:,}"]
+        table.add_row(layer.name, layer.kind, *shapes, *numbers, *flops)
+    console.print(table, markup=False)
+    parameters = f"{total.parameters:,}, {total.trainable:,} trainable"
+    flops_text = f"; forward of a sample: {short_number(total.flops / rows)}FLOPs" if total.flops else ""
+    console.print(f"{total.kind}: parameters {parameters}; {short_number(num_bytes)}B with buffers{flops_text}", soft_wrap=True)
+    if why:
+        console.print(why, soft_wrap=True, markup=False)
+
+
+def short_number(value: float) -> str:
+    """Write a number with three digits and a decimal prefix, as "12.3 M"."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def _shown(shapes: list[list[int]]) -> str:
+    return " ".join("x".join(map(str, shape)) or "()" for shape in shapes[:3]) + " ..." * (len(shapes) > 3) if shapes else "-"
+
+
+def _rows(args: tuple[Any, ...]) -> int:
+    return next((len(tensor) for _, tensor in tensors_in(args) if tensor.dim()), 1)
+
+
+def _bytes(task: Task) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*task.parameters(), *task.buffers()))
+
+
+def _told(args: tuple[Any, ...]) -> str:
+    found = [f"{type(tensor).__name__} {list(tensor.shape)}" for _, tensor in tensors_in(args)]
+    return ", ".join(found[:3]) if found else f"a {type(args[0]).__name__}"

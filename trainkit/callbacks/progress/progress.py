@@ -1,0 +1,179 @@
+"""Progress on rank 0: how far an epoch, a validation, a test or a prediction is, and a row for each epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from trainkit.api.callback import Callback
+from trainkit.arguments import PositiveFloat, checked
+from trainkit.callbacks.progress.displays import Screen, make_screen
+from trainkit.console import console_of
+
+if TYPE_CHECKING:
+    from trainkit.api.task import Task
+    from trainkit.trainer import Trainer
+
+
+@checked
+class ProgressBar(Callback):
+    """Shows progress: live bars on a terminal and in a notebook (with ipywidgets), lines elsewhere; screens.py has both.
+
+    Values logged with `prog_bar=True` are shown beside the bar, as of the last `log_every_n_steps`.
+
+    Args:
+        metrics: names of values to show, beside the bar and for an epoch. Default: beside the bar those that were logged with
+            `prog_bar=True`, for an epoch all.
+        refresh_rate: times a second that bars are drawn.
+    """
+
+    config_key = "callbacks.progress"
+
+    def __init__(self, metrics: list[str] | None = None, refresh_rate: PositiveFloat = 4.0) -> None:
+        self.metrics, self.refresh_rate = metrics, refresh_rate
+        self._screen: Screen | None = None
+        self._shown: dict[str, float] = {}
+
+    def _open(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            self._screen = make_screen(console_of(), self.refresh_rate)
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Open the screen."""
+        self._shown = {}
+        self._open(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin an epoch."""
+        self._began = self._last = time.monotonic()
+        self._first_sample = trainer.state.samples_seen
+        if self._screen is not None:
+            done, total = trainer.state.step_in_epoch, trainer.session.num_training_steps
+            if trainer.max_steps is not None:  # it may end within the epoch
+                left = done + trainer.max_steps - trainer.global_step
+                total = left if total is None else min(total, left)
+            self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Move on by one."""
+        if self._screen is not None:
+            self._last = time.monotonic()
+            self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
+
+    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+        """Show the values that were logged for the bar, or chosen."""
+        names = trainer.session.prog_bar_names if self.metrics is None else self.metrics
+        self._shown |= {name: value for name, value in metrics.items() if name in names}
+
+    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+        """Show the epoch's values, its rate, its time."""
+        if self._screen is None:
+            return
+        self._screen.end()
+        values = self._chosen(trainer, trainer.callback_metrics)
+        self._screen.epoch(_epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began)
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        """Close the screen, and say why training ended, where it was stopped."""
+        if self._screen is not None and trainer.state.stop_reason:
+            self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
+        self._close()
+
+    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+        """Close the screen, so that the error can be read."""
+        self._close()
+
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Close what a signal left open."""
+        self._close()
+
+    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin a validation, within a fit or alone."""
+        self._begin_evaluation(trainer, "validating")
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Move on by one."""
+        self._evaluated()
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        """End it; of one within an epoch show the values, which no epoch's row will."""
+        self._end_evaluation()
+        state = trainer.state
+        within = state.step_open or not state.epoch_done
+        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # SWA validates its average then
+        if self._screen is not None and state.stage == "fit" and within and not over:
+            values = self._chosen(trainer, trainer.session.validation_names)
+            text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
+
+    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin a test."""
+        self._begin_evaluation(trainer, "testing")
+
+    def on_test_batch_end(
+        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Move on by one."""
+        self._evaluated()
+
+    def on_test_end(self, trainer: Trainer, task: Task) -> None:
+        """End it."""
+        self._end_evaluation()
+
+    def on_predict_start(self, trainer: Trainer, task: Task) -> None:
+        """Begin a prediction."""
+        self._begin_evaluation(trainer, "predicting")
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Move on by one."""
+        self._evaluated()
+
+    def on_predict_end(self, trainer: Trainer, task: Task) -> None:
+        """End it."""
+        self._end_evaluation()
+
+    def _begin_evaluation(self, trainer: Trainer, name: str) -> None:
+        if trainer.state.stage != "fit" and not trainer.sanity_checking:
+            self._open(trainer)
+        if self._screen is not None:
+            self._batches = 0
+            self._screen.begin(name, trainer.session.num_eval_batches)
+
+    def _evaluated(self) -> None:
+        if self._screen is not None:
+            self._batches += 1
+            self._screen.moved(self._batches, "", "")
+
+    def _end_evaluation(self) -> None:
+        if self._screen is not None:
+            self._screen.end()
+
+    def _close(self) -> None:
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+    def _chosen(self, trainer: Trainer, names: Collection[str]) -> dict[str, float]:
+        """Return the values of these names that are to be shown."""
+        return {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if name in names and ("dataloader_idx" not in name if self.metrics is None else name in self.metrics)
+        }
+
+    def _rate(self, trainer: Trainer) -> str:
+        seconds = self._last - self._began  # of training alone, without validation
+        return f"{(trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9):,.0f} samples/s"
+
+    def _values(self) -> str:
+        return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())
+
+
+def _epoch_name(trainer: Trainer) -> str:
+    of = f"/{trainer.max_epochs}" if trainer.max_epochs else ""
+    return f"epoch {trainer.current_epoch + 1}{of}"

@@ -1,0 +1,1 @@
+"""Finds losses and gradients that jump, without waiting for the device."""

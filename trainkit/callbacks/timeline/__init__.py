@@ -1,0 +1,1 @@
+"""Records steps on all ranks, and makes one file of them."""

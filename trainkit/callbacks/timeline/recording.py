@@ -1,0 +1,241 @@
+"""Recording: what one rank notes down of its steps while the Timeline callback records."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from trainkit.data.feed import MapFeed, StreamFeed
+from trainkit.engine.reduce.reducer import Summed
+from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
+
+if TYPE_CHECKING:
+    from trainkit.trainer import Trainer
+
+_MEETINGS = 8  # barriers that align the clocks; each narrows the error down
+
+
+class Recording:
+    """Writes this rank's piece while it goes on. Made, and finished, on all ranks at the same step: it has collectives.
+
+    Time runs from mark to mark; each mark says what ended there. A disk that does not take it ends this rank's piece, and
+    nothing else.
+
+    Args:
+        trainer: whose steps.
+        folder: of this recording.
+        torch_profiler: whether to run it.
+
+    Attributes:
+        updated: whether the update of the current step is done.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, torch_profiler: bool) -> None:
+        self._trainer, self._engine = trainer, trainer.engine
+        self._rank, self._folder = trainer.global_rank, folder
+        self._before_step = "data" if isinstance(trainer.session.run.feed, StreamFeed) else "hooks"
+        self._on_gpu = _computes_on_gpu(trainer)
+        self._profiler: profile | None = None
+        if torch_profiler and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            trainer.session.tell("Timeline: it lacks what torch's profiler sees, which runs already and cannot run twice.")
+        elif torch_profiler:
+            self._profiler = _profiler(self._on_gpu)
+        lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
+        if lacks:
+            trainer.session.tell(f"Timeline: it lacks {lacks}.")
+        self._piece: Piece | None = None
+        self._try(self._open)
+        self._meet()
+        self._marks: list[tuple[str, int]] = []
+        self._events: list[tuple[str, int, torch.cuda.Event]] = []
+        self._step, self.updated, self._has_sums = -1, False, False
+        self._samples = trainer.state.samples_seen
+        self._ready: dict[str, Summed] = {}
+        self._hooks = self._hook_parameters() if trainer.world_size == 1 else []
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            self._zero = _event()
+            self._zero.synchronize()
+        self._last = self._zero_ns = time.perf_counter_ns()
+
+    def _open(self) -> None:
+        self._piece = Piece(self._folder / OWN.format(self._rank), _about(self._trainer))
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._step, self.updated, self._has_sums = self._trainer.global_step, False, False
+        self._epoch = self._trainer.current_epoch
+        self._last = time.perf_counter_ns()
+        if self._on_gpu:
+            self._events.append(("", self._step, _event()))
+
+    def mark(self, ended: str) -> None:
+        """Something ended here: "data", "forward", "backward", "communication", "optimizer", "hooks"; or what comes seldom, and
+        is no part of a step: "validation", "epoch end"."""
+        self._marks.append((ended, time.perf_counter_ns()))
+        self.updated = self.updated or ended == "optimizer"
+        if self._on_gpu:
+            self._events.append((ended, self._step, _event()))
+
+    def mark_sums(self) -> None:
+        """The gradients are those of the whole step; what follows the last sum (unscaling, clipping) is the optimizer's."""
+        if self._has_sums:  # of several optimizers the first has told
+            return
+        self._has_sums = True
+        summed = self._engine.take_summed() or list(self._ready.values())
+        if summed and not self._hooks:
+            self._marks.append(("communication", max(s.done_ns for s in summed)))
+        self.mark("optimizer" if summed or self._engine.world_size == 1 else "communication")
+        self.updated = False
+        events: list[Event] = []
+        for i, one in enumerate(summed):
+            name = one.names[0] if len(one.names) == 1 else f"{one.names[0]} and {len(one.names) - 1} more"
+            base = {"cat": SUMMED, "name": name, "pid": self._rank, "tid": 0, "id": f"{self._rank}.{self._step}.{i}"}
+            args = {"step": self._step, "bytes": one.num_bytes, "names": one.names}
+            events.append(base | {"ph": "b", "ts": one.handed_ns / 1000, "args": args})
+            events.append(base | {"ph": "e", "ts": one.done_ns / 1000})
+        self._write(events)
+
+    def _hook_parameters(self) -> list[Any]:
+        """Where nobody sums, note when each gradient is ready: `trainkit scaling` foretells from that what sums would cost."""
+
+        def note(name: str, parameter: torch.nn.Parameter) -> None:
+            now = time.perf_counter_ns()
+            self._ready[name] = Summed((name,), parameter.numel() * parameter.element_size(), now, now)
+
+        trained = [(name, p) for name, p in self._trainer.session.task.named_parameters() if p.requires_grad]
+        return [p.register_post_accumulate_grad_hook(functools.partial(note, name)) for name, p in trained]  # type: ignore[no-untyped-call]
+
+    def end_step(self, is_last: bool = False) -> None:
+        """What lies between two steps ends here, and with it the step; what comes once an epoch is none of it."""
+        self.mark("epoch end" if is_last or self._trainer.current_epoch != self._epoch else self._before_step)
+        began, self._last, samples = self._last, self._marks[-1][1], self._trainer.state.samples_seen
+        taken, self._samples = samples - self._samples, samples
+        events = [span(f"step {self._step}", began, self._last, self._rank, step=self._step, samples=taken)]
+        for name, at in self._marks:
+            if at > began:
+                events.append(span(name, began, at, self._rank, step=self._step))
+                began = at
+        self._marks.clear()
+        self._write(events)
+
+    def finish(self) -> bool:
+        """End the recording on all ranks; return whether this one has written all of its own."""
+        self._meet()
+        self._engine.stop_timeline()
+        self._stop_profiler(keep=True)
+        self._write(self._by_device())
+        is_written = self._piece is not None
+        self._try(self._close)
+        self._engine.barrier()  # all files are there
+        return is_written
+
+    def abandon(self) -> None:
+        """End it on this rank alone: others may be gone."""
+        self._engine.stop_timeline()
+        self._stop_profiler(keep=False)
+        self._try(self._close)
+
+    def _close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._piece is not None:
+            self._piece.close()
+            self._piece = None
+
+    def _stop_profiler(self, keep: bool) -> None:
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            try:
+                profiler.stop()
+                if keep:
+                    self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
+            except RuntimeError as error:  # another one was started meanwhile
+                print(f"Timeline: rank {self._rank} lacks what torch's profiler sees: {error}", flush=True)
+
+    def _meet(self) -> None:
+        """Let all ranks meet, so that their clocks can be compared."""
+        times = []
+        for _ in range(_MEETINGS if self._engine.world_size > 1 else 0):
+            came = time.perf_counter_ns()
+            self._engine.barrier()
+            times.append((came, time.perf_counter_ns()))
+        self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
+
+    def _by_device(self) -> list[Event]:
+        """The parts of the steps as the device went through them."""
+        if not self._on_gpu:
+            return []
+        torch.cuda.synchronize()
+        events, began = [], 0
+        for name, step, event in self._events:
+            at = self._zero_ns + round(self._zero.elapsed_time(event) * 1e6)
+            if name:
+                events.append(span(name, began, at, self._rank, 1, step=step))
+            began = at
+        return events
+
+    def _write(self, events: list[Event]) -> None:
+        if self._piece is not None:
+            piece = self._piece
+            self._try(lambda: piece.add(events))
+
+    def _try(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except OSError as error:
+            piece, self._piece = self._piece, None
+            with contextlib.suppress(OSError):
+                if piece is not None:
+                    piece.drop()
+            print(f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. It records no more.", flush=True)
+
+
+def _about(trainer: Trainer) -> About:
+    engine, contract, feed = trainer.engine, trainer.contract, trainer.session.run.feed
+    return About(
+        rank=engine.rank,
+        world_size=engine.world_size,
+        host=platform.node(),
+        boot=_boot(),
+        monotonic_ns=time.perf_counter_ns(),
+        unix_ns=time.time_ns(),
+        engine=engine.name,
+        device=torch.cuda.get_device_name(engine.device) if _computes_on_gpu(trainer) else "cpu",
+        samples=contract.global_batch_size or 0,
+        accumulate=contract.at(trainer.current_epoch).accumulate,
+        workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
+        **engine.sum_settings,
+    )
+
+
+def _computes_on_gpu(trainer: Trainer) -> bool:
+    return trainer.engine.device.type == "cuda"
+
+
+def _boot() -> str:
+    """Return what names this start of this host: processes with the same share a monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def _profiler(on_gpu: bool) -> profile:
+    profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])], acc_events=False)
+    profiler.start()
+    return profiler
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

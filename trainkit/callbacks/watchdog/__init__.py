@@ -1,0 +1,1 @@
+"""Names a rank that hangs, and ends the job."""

@@ -1,0 +1,166 @@
+"""Watchdog: a rank that does not come any more is named, and nobody waits for it for ever."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.api.callback import Callback
+from trainkit.arguments import PositiveFloat, checked
+from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
+from trainkit.engine.base import Engine
+
+if TYPE_CHECKING:
+    from trainkit.api.task import Task
+    from trainkit.trainer import Trainer
+
+_ROUNDS = 8  # notes within the timeout
+_LONGEST_S = 10.0  # between two notes
+
+
+@checked
+class Watchdog(Callback):
+    """Notices a rank that is stalled (in an endless loop, in a read that never returns, frozen) while others wait for it.
+
+    Then every rank that can writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run
+    ends with an error that names the rank, its host, its step, and what the others wait for. In an elastic job the launcher
+    replaces the stalled rank instead, and the others go on.
+
+    It costs a counter at each hook, and a thread that writes a line each `stall_timeout_s` / 8 (10 s at most).
+
+    Args:
+        stall_timeout_s: seconds that ranks may wait for one that does not get on. It must be longer than anything that one rank
+            does while the others wait for it (a download, a long sum on rank 0 alone).
+    """
+
+    config_key = "callbacks.watchdog"
+
+    def __init__(self, stall_timeout_s: PositiveFloat = 120.0) -> None:
+        self.stall_timeout_s = stall_timeout_s
+        self._watch: _Watch | None = None
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        """Start to watch."""
+        folder = trainer.run_dir / "logs"
+        folder.mkdir(exist_ok=True)
+        self._engine = trainer.engine
+        self._watch = _Watch(trainer.engine, folder, self.stall_timeout_s)
+        self._get_on(trainer)
+        if not trainer.engine.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
+            self._watch.note(0.0)
+            self._watch.start()
+
+    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Watch no more."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+        """Get on."""
+        self._get_on(trainer)
+
+    def _get_on(self, trainer: Trainer) -> None:
+        here = trainer.engine.whereabouts
+        here.step = trainer.global_step
+        here.progress += 1
+
+
+class _Watch(threading.Thread):
+    """Notes, in a thread, whether this rank gets on, and reads what the others note."""
+
+    def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
+        self._notes = Notes(folder, engine.rank, engine.world_size)
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread; do not wait for it."""
+        self._ended.set()
+
+    def note(self, still_s: float) -> None:
+        """Note where this rank is, where it has stood for so many seconds."""
+        here = self._engine.whereabouts
+        waiting = here.waiting
+        self._notes.write(here.step, waiting, self._engine.outstanding() if waiting else [], still_s)
+
+    def run(self) -> None:
+        """See Thread."""
+        here, rounds_s = self._engine.whereabouts, min(_LONGEST_S, self._timeout_s / _ROUNDS)
+        progress, since = here.progress, time.monotonic()
+        while not self._ended.wait(rounds_s):
+            if here.progress != progress:
+                progress, since = here.progress, time.monotonic()
+            try:
+                self.note(time.monotonic() - since)
+                notes, silent = self._notes.read()
+            except OSError:  # the disk is full or gone: whoever needs it says so
+                continue
+            stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
+            if stall is not None and not self._ended.is_set():
+                speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
+                self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
+
+    def dump(self) -> None:
+        """Write the stacks of all threads, and what this rank waits for."""
+        here = self._engine.whereabouts
+        with self._stacks(self._engine.rank, os.getpid()).open("w") as file:
+            what = (
+                f"waits for {here.waiting}: {', '.join(self._engine.outstanding()) or '-'}"
+                if here.waiting
+                else "waits for nobody"
+            )
+            file.write(f"rank {self._engine.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    def _stacks(self, rank: int, pid: int) -> Path:
+        return self._folder / f"stacks-rank{rank}-{pid}.txt"
+
+    def _end(self, stall: str, speaking: list[Note], first: int) -> None:
+        self.dump()
+        if self._engine.rank == first:
+            text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
+            print(text, file=sys.stderr, flush=True)
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline and not all(self._stacks(n.rank, n.pid).exists() for n in speaking):
+            time.sleep(0.05)  # the launcher ends all ranks when the first one is gone
+        os._exit(1)  # the main thread cannot be reached

@@ -1,0 +1,190 @@
+"""Weights from anywhere: a checkpoint of trainkit's, safetensors, what torch.save wrote, a Lightning checkpoint.
+
+read_weights   file or folder -> {name: tensor}; nothing that a file holds is run
+load_into      {name: tensor} -> model, all of them or (strict=False) what fits by name and shape
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.checkpoint import safe_unpickler
+from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, verify
+from trainkit.errors import CheckpointError
+
+_LEGAL = "a checkpoint's folder, a .safetensors file, a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
+_WRAPPERS = ("state_dict", "model")  # the keys under which training scripts keep a state_dict beside other things
+_SHOWN = 6
+# What torch.load and the unpicklers raise when a file is not what it should be.
+_BROKEN = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    OSError,
+    struct.error,
+)
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Return the weights that a file or a folder holds, by name, on the CPU.
+
+    Names of a file lose `_orig_mod.` (torch.compile) and, where all have it, a leading `module.` (DistributedDataParallel).
+
+    Args:
+        path: a checkpoint's folder, a `.safetensors` file, or a file of torch.save: a state_dict, alone or under
+            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside it are passed over.
+
+    Raises:
+        CheckpointError: it is none of these, damaged, or has no weights.
+    """
+    place = Path(path)
+    if (place / MANIFEST).is_file():
+        verify(place)
+        return read_state(place)
+    if not place.is_file():
+        what = "a folder without a manifest.json" if place.is_dir() else "not there"
+        raise CheckpointError(f"{path} is {what}; it must be {_LEGAL}.")
+    state = read_safetensors(place) if place.suffix == ".safetensors" else _state_dict(_load(place), path)
+    if not state:
+        raise CheckpointError(f"{path} has no weights; it must be {_LEGAL}.")
+    return _plain_names(state, path)
+
+
+def _load(path: Path) -> Any:
+    """Return what torch.save wrote; objects that torch does not hold for safe become stand-ins."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.load, about old formats: what matters becomes an error
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            refused = error
+        except _BROKEN as error:
+            raise CheckpointError(_unreadable(path, error)) from error
+        # TorchScript did not come this far; files of other kinds than zip could have torch.load do more than unpickle.
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                raise CheckpointError(_unreadable(path, refused)) from refused
+        try:
+            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=safe_unpickler)
+        except _BROKEN as error:
+            raise CheckpointError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: BaseException) -> str:
+    return f"{path} cannot be read: it is damaged, or not {_LEGAL} ({_first_line(error)})."
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
+    """Return the state_dict in what a file holds."""
+    if not isinstance(content, dict):
+        kind = f"{type(content).__module__}.{type(content).__qualname__}"
+        raise CheckpointError(
+            f"{path} holds one object ({kind}); it must hold a state_dict: torch.save(model.state_dict(), ...)."
+        )
+    found = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)), content)
+    state = {}
+    for name, value in dict.items(found):
+        if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_meta:
+            keys = ", ".join(sorted(str(key) for key in content)[:_SHOWN])
+            raise CheckpointError(
+                f"{path} holds {type(value).__module__}.{type(value).__qualname__} under '{name}', which is no tensor. It must "
+                f"be a state_dict, alone or under one of the keys {', '.join(_WRAPPERS)}; the file has {keys}."
+            )
+        state[name] = value.detach()
+    return state
+
+
+def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Take out of the names what torch.compile and DistributedDataParallel put in."""
+    split = {name: [part for part in name.split(".") if part != "_orig_mod"] for name in state}
+    wrapped = all(len(parts) > 1 and parts[0] == "module" for parts in split.values())
+    plain: dict[str, Tensor] = {}
+    for name, parts in split.items():
+        short = ".".join(parts[wrapped:])
+        if short in plain:
+            raise CheckpointError(
+                f"{path} has two tensors for '{short}', one of them as '{name}'. Save model.state_dict() once."
+            )
+        plain[short] = state[name]
+    return plain
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, strict: bool = True) -> list[str]:
+    """Load weights into a model, cast to its types; on an error the model is as it was.
+
+    Args:
+        model: parameters and buffers that share one tensor need only one of their names among the weights.
+        weights: name -> tensor, as `read_weights` returns them.
+        source: where they are from, for errors.
+        strict: all must fit; otherwise what fits by name and shape is loaded.
+
+    Returns:
+        What did not fit, one line each, sorted; empty where strict.
+
+    Raises:
+        CheckpointError: something (where strict) or everything does not fit.
+    """
+    here = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    if all(name.startswith("module.") for name in here) and not any(name.startswith("module.") for name in weights):
+        weights = {f"module.{name}": tensor for name, tensor in weights.items()}  # its own name, not a wrapper's
+    fitting = {name: tensor for name, tensor in weights.items() if name in here and tensor.shape == here[name].shape}
+    lines = sorted(_misfits(here, weights, fitting))
+    name = type(model).__name__
+    if not fitting:
+        raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{_list(lines)}{_hint(here, weights)}")
+    if strict and lines:
+        raise CheckpointError(f"{source} does not fit {name}:\n{_list(lines)}\nWith strict=false what fits is loaded.")
+    model.load_state_dict(fitting, strict=False)
+    return lines
+
+
+def _misfits(here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: Mapping[str, Tensor]) -> Iterator[str]:
+    loaded = {_place(here[name]): name for name in fitting}
+    for name, tensor in here.items():
+        if name not in there and _place(tensor) not in loaded:
+            yield f"missing in the file: {name} {list(tensor.shape)}"
+        first = loaded.get(_place(tensor), name)
+        if name in fitting and first != name and not torch.equal(there[name], there[first]):
+            yield f"one tensor in the model, two in the file: {name} and {first} {list(tensor.shape)}"
+    for name, tensor in there.items():
+        if name not in here:
+            yield f"not in the model: {name} {list(tensor.shape)}"
+        elif name not in fitting:
+            yield f"other shape: {name} is {list(tensor.shape)} in the file and {list(here[name].shape)} in the model"
+
+
+def _place(tensor: Tensor) -> Any:
+    """Return what only tensors that are one and the same share."""
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else id(tensor)
+
+
+def _list(lines: list[str]) -> str:
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n".join(f"  {line}" for line in lines[:_SHOWN] + more)
+
+
+def _hint(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
+    """Say so where the names are those of a part of the model."""
+    first = next(iter(there), "")
+    part = min((name.removesuffix(f".{first}") for name in here if name.endswith(f".{first}")), default="")
+    told = f"\nThe names are those of its part '{part}': load them into that, or save them with '{part}.' in front."
+    return told if part else ""

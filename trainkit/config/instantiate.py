@@ -1,0 +1,106 @@
+"""From a checked config to live objects. Below this file nobody knows that there was a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
+from trainkit.api.task import Task
+from trainkit.config.allowlist import locate
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.loggers.base import Logger
+from trainkit.run.setup import seed_everything
+from trainkit.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a command works with."""
+
+    trainer: Trainer
+    task: Task
+    datamodule: DataModule | None
+
+
+class Factory:
+    """A `_partial_` object: a function that still wants arguments. What it refuses is told by the config's key."""
+
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], key: str) -> None:
+        """Keep the function and the arguments that the config gives."""
+        self.function, self.arguments, self.key = function, arguments, key
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with the rest."""
+        return _call(self.function, args, {**self.arguments, **kwargs}, self.key)
+
+
+def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
+    """Build trainer, task and data from a config that schema.check has passed.
+
+    Args:
+        config: resolved: plain values, lists and dicts.
+        callbacks: put before those of the config.
+
+    Raises:
+        ConfigError: a constructor refuses its arguments.
+    """
+    trusted = config.get("trust") or []
+    seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are sent
+    engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
+    several = {
+        group: [instantiate(node, f"{group}.{name}", trusted) for name, node in (config.get(group) or {}).items()]
+        for group in ("callbacks", "logger")
+    }
+    _all_are(several["callbacks"], Callback, "callbacks")
+    _all_are(several["logger"], Logger, "logger")
+    trainer = Trainer(
+        **config["trainer"],
+        engine=engine,
+        callbacks=[*callbacks, *several["callbacks"]],
+        logger=several["logger"],
+        run_dir=config["run_dir"],
+        seed=config["seed"],
+    )
+    trainer.config = config
+    data = instantiate(config["data"], "data", trusted) if config.get("data") else None
+    _all_are([data] if data is not None else [], DataModule, "data")
+    return Built(trainer, instantiate(config["task"], "task", trusted), data)
+
+
+def instantiate(value: Any, key: str, trusted: Sequence[str]) -> Any:
+    """Return the value with each `{_target_: ...}` in it called, the inner ones first.
+
+    Raises:
+        ConfigError: a target is not allowed, or refuses its arguments.
+    """
+    if isinstance(value, list):
+        return [instantiate(item, f"{key}.{i}", trusted) for i, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    arguments = {
+        name: instantiate(item, f"{key}.{name}", trusted)
+        for name, item in value.items()
+        if name not in ("_target_", "_partial_")
+    }
+    if "_target_" not in value:
+        return arguments
+    function = locate(value["_target_"], f"{key}._target_", trusted)
+    return Factory(function, arguments, key) if value.get("_partial_") else _call(function, (), arguments, key)
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any], key: str) -> Any:
+    try:
+        return function(*args, **arguments)
+    except TrainkitError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {function.__qualname__} refuses its arguments: {error}") from error
+
+
+def _all_are(objects: Sequence[Any], kind: type, key: str) -> None:
+    for item in objects:
+        if not isinstance(item, kind):
+            raise ConfigError(f"{key} has a {type(item).__name__}; it must be a {kind.__module__}.{kind.__name__}.")

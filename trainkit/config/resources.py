@@ -1,0 +1,26 @@
+"""Where the recipes and configs are that come with trainkit: beside the package in a checkout, inside it in a wheel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def shipped_root() -> Path:
+    """Return the folder that holds recipes/ and conf/."""
+    inside = Path(__file__).parents[1] / "shipped"
+    return inside if inside.is_dir() else Path(__file__).parents[2]
+
+
+def conf_folders(start: Path) -> list[Path]:
+    """Return the config folders in the order in which they are searched: the user's own, then the shipped one."""
+    folders = [start / "conf", shipped_root() / "conf"]
+    return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
+
+
+def make_importable(start: Path) -> None:
+    """Let modules in the folder where the user stands be imported first, and the shipped recipes last."""
+    if str(start) not in sys.path:
+        sys.path.insert(0, str(start))
+    if str(shipped_root()) not in sys.path:
+        sys.path.append(str(shipped_root()))

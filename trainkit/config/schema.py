@@ -1,0 +1,170 @@
+"""Checks a composed config against the constructors that it names, before torch is loaded and anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.api.lightning_names import TRAINER_ARGUMENTS
+from trainkit.arguments import illegal, problem, unknown
+from trainkit.config.allowlist import check_name
+from trainkit.config.signature import Signature, read_signature
+from trainkit.engine.select import require, target_of
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+
+# The keys at a config's top, with the annotation of the plain ones.
+PLAIN_KEYS = {
+    "conf": "str",
+    "run_dir": "str",
+    "seed": "int",
+    "ckpt_path": "str | None",
+    "resume": "Literal['auto'] | None",
+    "init_weights": "str | None",
+    "strict": "bool",
+    "trust": "list[str]",
+    "vars": "dict | None",
+}
+ONE_OBJECT = ("engine", "data", "optimizer", "lr", "task")  # parts first: a mistake is told by its own key
+SEVERAL_OBJECTS = ("callbacks", "logger")
+KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
+# Arguments of the Trainer that have their own place in a config.
+_ELSEWHERE = {
+    "callbacks": "callbacks are a group of their own: callbacks=...",
+    "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp.",
+    "logger": "loggers are a group of their own: logger=...",
+    "run_dir": "run_dir stands at the top: run_dir=...",
+    "seed": "seed stands at the top: seed=...",
+}
+_SPECIAL = ("_target_", "_partial_")
+
+
+def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
+    """Check a whole config.
+
+    Args:
+        config: resolved: plain values, lists and dicts.
+        command: "fit", "validate", "test" or "predict".
+        unused: groups that are there and that nothing refers to.
+
+    Raises:
+        ConfigError: the first mistake found, by its key.
+    """
+    for key, value in config.items():
+        if key not in KEYS:
+            raise ConfigError(unknown(key, key, list(KEYS)))
+        legal = problem(PLAIN_KEYS[key], value) if key in PLAIN_KEYS else None
+        if legal is not None:
+            raise ConfigError(illegal(key, value, legal))
+    trusted = config.get("trust") or []
+    for key in ONE_OBJECT:
+        if config.get(key) is not None:
+            _check_node(config[key], key, trusted)
+    for key in SEVERAL_OBJECTS:
+        for name, node in (config.get(key) or {}).items():
+            _check_node(node, f"{key}.{name}", trusted)
+    _check_trainer(config.get("trainer"), command)
+    if not isinstance(config.get("task"), dict):
+        raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
+    for key in unused:
+        raise ConfigError(
+            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Hand it to the task, or leave it out: ~{key}"
+        )
+    _check_beginning(config, command)
+    _check_engine(config.get("engine") or {})
+    _check_run_dir(str(config["run_dir"]))
+
+
+def _check_trainer(node: Any, command: str) -> None:
+    if not isinstance(node, dict):
+        raise ConfigError("trainer is missing; it must be a mapping of the Trainer's arguments.")
+    signature = read_signature("trainkit.trainer.Trainer", "trainer")
+    own = {name: p for name, p in signature.parameters.items() if name not in _ELSEWHERE}
+    _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | _ELSEWHERE)
+    ends = *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")), node.get("fast_dev_run") or None
+    if command == "fit" and all(end is None for end in ends):
+        raise ConfigError(
+            "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. "
+            "Set one of them."
+        )
+
+
+def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
+    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
+        hint = " Where a config has none of its own, its task makes it." if key in ("optimizer", "lr") else ""
+        raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
+    target = node["_target_"]
+    check_name(target, f"{key}._target_", trusted)
+    checked, explained = target_of(target) if key == "engine" else (target, {})
+    _check_arguments(node, key, read_signature(checked, f"{key}._target_"), explained)
+    _check_inside(node, key, trusted)
+
+
+def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
+    """Check the objects that stand inside an object's arguments."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        if isinstance(item, dict) and "_target_" in item:
+            _check_node(item, f"{key}.{name}", trusted)
+        else:
+            _check_inside(item, f"{key}.{name}", trusted)
+
+
+def _check_arguments(node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]) -> None:
+    for name, value in node.items():
+        if name in _SPECIAL:
+            continue
+        parameter = signature.parameters.get(name)
+        if parameter is None:
+            if signature.accepts_any:
+                continue
+            raise ConfigError(unknown(f"{key}.{name}", name, list(signature.parameters), explained))
+        built = isinstance(value, dict) and "_target_" in value
+        legal = None if built or not parameter.annotation else problem(parameter.annotation, value)
+        if legal is not None:
+            raise ConfigError(illegal(f"{key}.{name}", value, legal))
+    if node.get("_partial_"):
+        return  # the rest is given by whoever calls it
+    for name, parameter in signature.parameters.items():
+        if parameter.required and name not in node and name not in ("args", "kwargs"):
+            raise ConfigError(f"{key}.{name} is missing; {node.get('_target_', key)} needs it.")
+
+
+def _check_beginning(config: dict[str, Any], command: str) -> None:
+    """Check what says where a run begins: ckpt_path, resume, init_weights, strict."""
+    ckpt_path, weights = config.get("ckpt_path"), config.get("init_weights")
+    for key in ("resume", "init_weights"):
+        if config.get(key) is not None and command in ("validate", "test", "predict"):
+            raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
+    if config.get("resume") is not None and ckpt_path is not None:
+        raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two places to begin. Leave one out (null).")
+    if ckpt_path is not None and weights is not None:
+        raise ConfigError(
+            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two places to begin. Leave one out (null)."
+        )
+    here = weights is None or "://" in weights or not read_launcher().is_main or Path(weights).exists()
+    if not here:  # only rank 0 reads it
+        raise ConfigError(
+            f"init_weights is '{weights}', and there is no such file or folder. Give a checkpoint's folder, a "
+            ".safetensors file, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
+        )
+    if config.get("strict") is False and weights is None:
+        raise ConfigError("strict is false, which is about init_weights=..., and there are none.")
+
+
+def _check_engine(node: dict[str, Any]) -> None:
+    target = str(node.get("_target_", ""))
+    if target.endswith("HorovodEngine"):
+        require("horovod")
+    elif target.endswith("auto_engine"):
+        require(read_launcher().engine)
+
+
+def _check_run_dir(run_dir: str) -> None:
+    folder = Path(run_dir).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"run_dir is '{run_dir}', but {folder} is no folder that can be written. Give another: run_dir=...")

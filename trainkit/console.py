@@ -1,0 +1,26 @@
+"""How things are shown to people: a console, and paths as seen from where they stand. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+
+def console_of() -> Console:
+    """Return a console; where there is no terminal its lines are long enough not to be folded."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def short(path: Path | str) -> str:
+    """Return a path as seen from where the user stands, where it lies below; a URL stays what it is."""
+    if "://" in str(path):
+        return str(path)
+    path = Path(path)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 rank", "2 ranks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

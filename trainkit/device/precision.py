@@ -1,0 +1,88 @@
+"""Numbers: what computes in which dtype, and the loss scale of fp16."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.device.sync_guard import allowed_read
+from trainkit.errors import ConfigError
+
+PrecisionName = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]
+
+_TRUE_DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
+_MIXED_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+
+
+class Precision:
+    """Applies one of the names to weights, batches, forward and update.
+
+    "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so that small gradients do
+    not vanish, and holds an update back when they overflow (Micikevicius et al. 2018). "*-true": weights and inputs are
+    of that dtype.
+    """
+
+    def __init__(self, name: PrecisionName, device: torch.device) -> None:
+        """Build for a device.
+
+        Raises:
+            ConfigError: there is no such precision.
+        """
+        if name not in get_args(PrecisionName):
+            raise ConfigError(f"trainer.precision is '{name}'; it must be one of {', '.join(get_args(PrecisionName))}.")
+        self.name = name
+        self.device = device
+        self.input_dtype = _TRUE_DTYPES.get(name)
+        self._autocast_dtype = _MIXED_DTYPES.get(name)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "16-mixed")
+
+    def convert(self, model: nn.Module) -> None:
+        """Cast the weights, in place, where the precision is a true one."""
+        # Not by `to`: metric objects refuse these two alone, since what they count does not fit into bfloat16; and complex
+        # weights stay complex.
+        if self.input_dtype is torch.bfloat16:
+            model.bfloat16()
+        elif self.input_dtype is torch.float64:
+            model.double()
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context that forward runs in."""
+        if self._autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast_dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss times the loss scale (1 but for fp16)."""
+        return self.scaler.scale(loss)
+
+    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Take the loss scale out of the gradients, in place. Call after they were reduced."""
+        if self.scaler.is_enabled():
+            for optimizer in optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Update the weights; return False where an overflow of fp16 held an update back.
+
+        Only fp16 waits for the device here. All ranks decide alike: an overflow on one is in the sum of all.
+        """
+        if not self.scaler.is_enabled():
+            for optimizer in optimizers:
+                optimizer.step()
+            return True
+        with allowed_read():
+            before = self.scaler.get_scale()
+            found = [inf for opt in optimizers for inf in self.scaler._found_inf_per_device(opt).values()]
+            overflows = any(bool(inf) for inf in found)  # one holds back all: they are one step, and are clipped as one
+            for optimizer in optimizers:
+                # Left to itself a fused optimizer finds an overflow on the device, and keeps momenta that it began without
+                # filling them: torch's SGD then trains on from whatever lay in memory.
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+                if not overflows and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                    self.scaler.step(optimizer)
+            self.scaler.update()
+            return self.scaler.get_scale() >= before

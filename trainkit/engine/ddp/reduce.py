@@ -1,0 +1,101 @@
+"""Sums of gradients by torch.distributed.
+
+Gradients are summed in buckets of about 25 MB while backward runs, as torch's own DistributedDataParallel does (Li et
+al. 2020, section 3.2.3), but by hooks on the parameters: the user's `training_step` needs no wrapper around the model,
+and a rank without a sample in a step takes part with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainkit.device.sync_guard import allowed_read
+from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.reducer import Bucket, GradientReducer
+from trainkit.engine.reduce.wire import Wire, laid_out
+from trainkit.engine.sending import dense_view
+
+
+class BucketReducer(GradientReducer):
+    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a view of it.
+
+    Args:
+        buckets: see GradientReducer.
+        frozen: see GradientReducer.
+        wire: see GradientReducer.
+        sparse: see GradientReducer.
+        group: the ranks that take part; None for all.
+    """
+
+    def __init__(
+        self,
+        buckets: list[list[NamedParameter]],
+        frozen: list[NamedParameter],
+        wire: Wire,
+        sparse: AbstractSet[Tensor],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__(buckets, frozen, in_order=True, wire=wire, sparse=sparse)
+        self._group = group
+
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
+        pieces = []
+        for _, parameter in bucket.entries:
+            grad = laid_out(parameter)
+            flat = dense_view(grad)
+            pieces.append(grad.reshape(-1) if flat is None else flat)
+        if flags is not None:
+            pieces.append(flags.to(pieces[0].dtype))
+        buffer = self._wire.pack(torch.cat(pieces))
+        return dist.all_reduce(buffer, group=self._group, async_op=True), buffer
+
+    def _end(self, bucket: Bucket) -> Tensor | None:
+        work, buffer = bucket.handle
+        work.wait()
+        buffer = self._wire.unpack(buffer, bucket.entries[0][1].dtype)
+        start = 0
+        for _, parameter in bucket.entries:
+            piece = buffer[start : start + parameter.numel()]
+            start += parameter.numel()
+            dense = dense_view(parameter.detach()) is not None
+            parameter.grad = (
+                piece.as_strided(parameter.size(), parameter.stride()) if dense else piece.reshape(parameter.size())
+            )
+        return buffer[start:] if bucket is self._carrier else None
+
+    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
+        # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which knows its own. The rows
+        # follow in _end_rows, so that backward waits for nobody.
+        counts = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64)
+        counts[dist.get_rank(self._group)] = len(rows)
+        return dist.all_reduce(counts, group=self._group, async_op=True), counts, rows, values
+
+    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
+        work, counts, rows, values = handle
+        work.wait()
+        with allowed_read():
+            numbers = counts.tolist()
+        return self._gather(rows, numbers), self._gather(values, numbers)
+
+    def _gather(self, own: Tensor, numbers: list[int]) -> Tensor:
+        """Return the parts of all ranks, of `numbers` rows, one after the other; on the way each is as long as the longest."""
+        padded = own.new_zeros((max(numbers), *own.shape[1:]))
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in numbers]
+        if len(padded):
+            dist.all_gather(parts, padded, group=self._group)
+        return torch.cat([part[:number] for part, number in zip(parts, numbers, strict=True)])
+
+    def _start_flags(self, flags: Tensor) -> Any:
+        return dist.all_reduce(flags, group=self._group, async_op=True)
+
+    def _is_done(self, handle: Any) -> bool:
+        return bool(handle[0].is_completed())
+
+    def _end_flags(self, handle: Any) -> None:
+        handle.wait()

@@ -1,0 +1,1 @@
+"""Sums of gradients while backward runs: buckets, hooks, and how the bytes travel."""

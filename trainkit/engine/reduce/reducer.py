@@ -1,0 +1,278 @@
+"""Sums gradients over ranks while backward runs, beside an untouched torch optimizer.
+
+A hook on each parameter fires when its gradient of this backward is complete. When all parameters of a bucket are
+ready, the bucket's sum starts; `finish` starts what is left (parameters that took no part) and waits. The engines
+supply how a bucket's sum starts and ends; this file knows no framework. Which parameters make a bucket: buckets.py.
+
+A sparse gradient is not summed but gathered: its rows and their values go to all ranks, and rows that occur twice count
+as their sum. A rank without gradient sends no rows.
+
+A parameter without gradient takes part with zeros, since the other ranks may have one. Where no rank had one, its
+`.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
+be known on the host, so it waits for the device, but only on ranks that have such a parameter.
+
+Who took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the carrier): a
+message of its own would be one more round trip in each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.device.sync_guard import allowed_read
+from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.wire import Wire, from_rows, no_rows, rows_of
+from trainkit.errors import TaskError
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`.
+
+    Attributes:
+        names: of the parameters.
+        num_bytes: that travelled from this rank, before any algorithm multiplies them.
+        handed_ns: when it was handed over.
+        done_ns: when the thread, which waits for one after the other, had it.
+    """
+
+    names: tuple[str, ...]
+    num_bytes: int
+    handed_ns: int
+    done_ns: int
+
+
+class Bucket:
+    """Parameters whose gradients are summed by one collective.
+
+    Attributes:
+        index: its place in the order in which sums start.
+        entries: name and parameter, in the order of summing.
+        sparse: whether its one parameter's gradient travels as rows.
+        waiting: how many gradients of this step are not ready yet.
+        handle: what the engine returned when the sum started; None before that.
+        handed_ns: when that was, while sums are recorded; else 0.
+    """
+
+    def __init__(self, index: int, entries: list[NamedParameter], sparse: bool = False) -> None:
+        """Start with all gradients outstanding."""
+        assert len(entries) == 1 or not sparse
+        self.index, self.entries, self.sparse = index, entries, sparse
+        self.waiting = len(entries)
+        self.handle: Any = None
+        self.handed_ns = 0
+
+
+class GradientReducer(ABC):
+    """Hooks the parameters, keeps the books of one step, and asks the engine for sums.
+
+    Attributes:
+        _carries: whether a bucket can carry the vector of who took part: where gradients are added up.
+
+    Args:
+        buckets: groups of parameters; sums start in this order when `in_order`.
+        frozen: parameters that need no gradient now; each is taken in when that changes.
+        in_order: whether a bucket waits for the one before it (torch.distributed matches collectives by order; Horovod
+            by name).
+        wire: how gradients travel.
+        sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
+    """
+
+    _carries = True
+
+    def __init__(
+        self,
+        buckets: list[list[NamedParameter]],
+        frozen: list[NamedParameter],
+        in_order: bool,
+        wire: Wire | None = None,
+        sparse: AbstractSet[Tensor] = frozenset(),
+    ) -> None:
+        self._in_order = in_order
+        self._wire = wire or Wire()
+        self._sparse = sparse
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._name_of: dict[Tensor, str] = {}
+        self._place: dict[Tensor, int] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._frozen = frozen
+        self._done: set[Tensor] = set()
+        self._next = 0
+        self._sync = True
+        self._used = torch.zeros(0)
+        self._carrier: Bucket | None = None  # its sum starts in `finish`: only then it is known who took part
+        self._summed: list[Summed] | None = None
+        for entries in buckets:
+            self._add_bucket(entries)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of backwards in this context on this rank."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def finish(self) -> None:
+        """Start the sums that have not started, wait for all, and leave the sums in `.grad`."""
+        self._hook_thawed()
+        unused = [p for p in self._bucket_of if p.grad is None]
+        used = self._used
+        used.fill_(1.0)
+        for parameter in unused:
+            parameter.grad = no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
+            used[self._place[parameter]] = 0.0
+        try:
+            for bucket in self._buckets:
+                if bucket.handle is None:
+                    bucket.handle = self._begin(bucket, self._used if bucket is self._carrier else None)
+            alone = self._start_flags(self._used) if self._carrier is None else None
+            for bucket in self._buckets:
+                carried = self._complete(bucket)
+                used = used if carried is None else carried
+                if self._summed is not None:
+                    self._record(bucket)
+            if alone is not None:
+                self._end_flags(alone)
+        finally:
+            self.reset()
+        if any(p.requires_grad for p in unused):
+            with allowed_read():
+                counts = used.tolist()  # waits for the device: only where a parameter took no part on this rank
+            unused = [p for p in unused if counts[self._place[p]] == 0]
+        for parameter in unused:
+            parameter.grad = None
+
+    def record(self, on: bool) -> None:
+        """Begin or end to note down each sum, for `take_summed`."""
+        self._summed = [] if on else None
+
+    def take_summed(self) -> list[Summed]:
+        """Return the sums that were noted since the last call."""
+        taken, self._summed = self._summed or [], None if self._summed is None else []
+        return taken
+
+    def _record(self, bucket: Bucket) -> None:
+        if bucket.handed_ns and self._summed is not None:
+            size = sum(p.numel() * self._wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
+            names = tuple(name for name, _ in bucket.entries)
+            self._summed.append(Summed(names, size, bucket.handed_ns, time.perf_counter_ns()))
+        bucket.handed_ns = 0
+
+    def outstanding(self) -> list[str]:
+        """Return the parameters whose sums have started and are not done. May be called by another thread."""
+        under_way = [(bucket, bucket.handle) for bucket in list(self._buckets)]
+        waiting = [bucket for bucket, handle in under_way if handle is not None and not self._is_done(handle)]
+        return [name for bucket in waiting for name, _ in bucket.entries]
+
+    def reset(self) -> None:
+        """Forget what is under way in this step."""
+        self._done.clear()
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.handle, bucket.waiting = None, len(bucket.entries)
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook_thawed(self) -> None:
+        """Take in parameters that were frozen when the hooks were set and are trained now."""
+        thawed = [(n, p) for n, p in self._frozen if p.requires_grad]
+        if thawed:
+            self._frozen = [(n, p) for n, p in self._frozen if not p.requires_grad]
+            for named in thawed:
+                self._add_bucket([named])
+
+    def _add_bucket(self, entries: list[NamedParameter]) -> None:
+        bucket = Bucket(len(self._buckets), entries, sparse=entries[0][1] in self._sparse)
+        self._buckets.append(bucket)
+        if self._carries and not bucket.sparse:
+            self._carrier = bucket
+        for name, parameter in entries:
+            self._bucket_of[parameter], self._name_of[parameter] = bucket, name
+            self._place[parameter] = len(self._place)
+            hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+        device = entries[0][1].device
+        self._used = torch.zeros(len(self._place), dtype=torch.float32, device=device)
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if not self._sync:
+            return
+        if parameter in self._done:
+            name = self._name_of[parameter]
+            raise TaskError(
+                f"The gradient of '{name}' was computed twice in one synchronised backward (reentrant checkpointing, or "
+                "a second backward in training_step). Use non-reentrant checkpointing, or add the losses and return them."
+            )
+        self._done.add(parameter)
+        bucket = self._bucket_of[parameter]
+        bucket.waiting -= 1
+        if not self._in_order:
+            if bucket.waiting == 0 and bucket is not self._carrier:
+                bucket.handle = self._begin(bucket)
+            return
+        while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
+            ready = self._buckets[self._next]
+            if ready is self._carrier:
+                return
+            ready.handle = self._begin(ready)
+            self._next += 1
+
+    def _begin(self, bucket: Bucket, flags: Tensor | None = None) -> Any:
+        if self._summed is not None:
+            bucket.handed_ns = time.perf_counter_ns()
+        if not bucket.sparse:
+            return self._start(bucket, flags)
+        ((name, parameter),) = bucket.entries
+        rows, values = rows_of(parameter)
+        return self._start_rows(name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous())
+
+    def _complete(self, bucket: Bucket) -> Tensor | None:
+        if not bucket.sparse:
+            return self._end(bucket)
+        ((_, parameter),) = bucket.entries
+        rows, values = self._end_rows(bucket.handle)
+        parameter.grad = from_rows(rows, self._wire.unpack(values, parameter.dtype), parameter)
+        return None
+
+    @abstractmethod
+    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
+        """Start the sum of the bucket's gradients, and of a vector of ones and zeros; return a handle that is not None."""
+
+    @abstractmethod
+    def _end(self, bucket: Bucket) -> Tensor | None:
+        """Wait for the bucket's sum, leave it in the parameters' `.grad`, and return the vector's, in any scale but zero."""
+
+    def _is_done(self, handle: Any) -> bool:
+        """Return whether a bucket's sum is known to be done, without waiting for it."""
+        return False
+
+    @abstractmethod
+    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
+        """Start to gather the rows [R] and values [R, ...] of all ranks, whose R differ; return a handle that is not None."""
+
+    @abstractmethod
+    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
+        """Wait, and return the rows and values of all ranks, one after the other."""
+
+    @abstractmethod
+    def _start_flags(self, flags: Tensor) -> Any:
+        """Start the sum of the vector, in place, where no bucket carries it."""
+
+    @abstractmethod
+    def _end_flags(self, handle: Any) -> None:
+        """Wait for the vector's sum."""

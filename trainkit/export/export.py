@@ -1,0 +1,151 @@
+"""export: a Task's forward as a file, written as a draft, run, compared with the Task, and put in place.
+
+export -> write (weights.py, program.py, onnx.py) -> run what was written -> compare -> rename
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.api.task import Task
+from trainkit.errors import TaskError
+from trainkit.export import onnx, program, weights
+from trainkit.export.compare import difference_of, tolerance_of
+from trainkit.export.example import example_of, resized, rows_of
+from trainkit.export.request import check_format, check_output
+
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and checked.
+
+    Attributes:
+        path: the file.
+        num_bytes: its size.
+        batch_sizes: of the inputs on which it was compared with the Task.
+        any_batch_size: whether it takes batches of other sizes than the example's.
+        difference: the largest between a number of its answers and the Task's.
+    """
+
+    path: Path
+    num_bytes: int
+    batch_sizes: list[int]
+    any_batch_size: bool
+    difference: float
+
+
+def export(
+    task: Task,
+    output: str | Path,
+    format: str = "safetensors",  # noqa: A002 - the word of the command line
+    example_input: Any = None,
+    *,
+    rebuilt: Task | None = None,
+) -> Exported:
+    """Write a Task's forward, in evaluation mode, to a file, and compare what the file computes with the Task.
+
+    Args:
+        task: whose `forward` is exported; it is left as it was.
+        output: the file; one that is there is replaced when the new one was found good.
+        format: "safetensors" (the weights alone), "torch_export" (.pt2, for torch.export.load) or "onnx".
+        example_input: a tensor, or a tuple of tensors, as `forward` takes them; its first dimension is the batch. None
+            takes the Task's `example_input_array`.
+        rebuilt: a second Task of the same kind that may take the weights, for the check of "safetensors"; without one the
+            Task itself is called with the weights of the file.
+
+    Raises:
+        ConfigError: format, output or example_input are not legal.
+        TaskError: the Task has no `forward`, or one that cannot be exported, or the file computes something else.
+    """
+    check_format(format)
+    path = check_output(output, format)
+    if getattr(type(task), "forward", None) is nn.Module.forward:
+        raise TaskError(
+            f"{type(task).__name__} has no forward(), and forward(x) is what is exported. Define it: "
+            "`def forward(self, x): return self.model(x)`."
+        )
+    with _still(task):
+        args = example_of(task, example_input)
+        _call_twice(task, args)
+        return _write_and_check(task, path, format, args, rebuilt)
+
+
+def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None) -> Exported:
+    # In a folder of its own rather than under another name: torch writes the file's name into the file.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, warnings.catch_warnings():
+        for own in ("`isinstance\\(treespec, LeafSpec\\)` is deprecated", "The given buffer is not writable"):
+            warnings.filterwarnings("ignore", own)  # torch 2.11 warns of what it does itself
+        draft = Path(folder, path.name)
+        any_batch_size = _WRITERS[kind](task, args, draft)
+        run = weights.load(draft, task, rebuilt) if kind == "safetensors" else _LOADERS[kind](draft)
+        sizes = {rows_of(args): args}
+        if any_batch_size:
+            sizes[rows_of(args) + 1] = resized(args, rows_of(args) + 1)
+        difference = max(_check(task, run, inputs, kind) for inputs in sizes.values())
+        draft.replace(path)
+    return Exported(path, path.stat().st_size, list(sizes), any_batch_size, difference)
+
+
+_WRITERS: dict[str, Callable[[Task, tuple[Tensor, ...], Path], bool]] = {
+    "safetensors": weights.write,
+    "torch_export": program.write,
+    "onnx": onnx.write,
+}
+_LOADERS: dict[str, Callable[[Path], Run]] = {"torch_export": program.load, "onnx": onnx.load}
+
+
+@contextlib.contextmanager
+def _still(task: Task) -> Iterator[None]:
+    """Keep the Task on the CPU, in evaluation mode, without grad, while the context lasts."""
+    modes, device = {module: module.training for module in task.modules()}, task.device
+    try:
+        task.cpu().eval()
+        with torch.no_grad():
+            yield
+    finally:
+        task.to(device)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _call_twice(task: Task, args: Sequence[Tensor]) -> None:
+    """Refuse a forward that fails on the example, or that answers it differently each time."""
+    name = type(task).__name__
+    try:
+        first, second = task(*args), task(*args)
+    except program.REFUSALS as error:
+        shapes = ", ".join(str(list(arg.shape)) for arg in args)
+        raise TaskError(
+            f"{name}.forward fails on an example of shape {shapes}: {program.first_line(error)}. If it takes something else, "
+            "give the Task an attribute example_input_array: a tensor, or a tuple of tensors."
+        ) from error
+    if difference_of(first, second, name) > 0:
+        raise TaskError(
+            f"{name}.forward gives two answers to one input in evaluation mode: it draws random numbers, or changes its "
+            "weights. Let it do so in training only: `if self.training:`."
+        )
+
+
+def _check(task: Task, run: Run, args: tuple[Tensor, ...], kind: str) -> float:
+    """Return the largest difference, where it is small enough."""
+    expected, name = task(*args), type(task).__name__
+    difference = difference_of(expected, run(*args), f"the file of format={kind}")
+    allowed = 0.0 if kind == "safetensors" else tolerance_of(expected)
+    if difference > allowed:
+        raise TaskError(
+            f"The file of format={kind} computes something else than {name}.forward: on {rows_of(args)} samples the "
+            f"largest difference is {difference:.3g}, and it must be {allowed:.3g} at most. Nothing was written. Look for "
+            "what forward takes from elsewhere than its arguments, weights and buffers."
+        )
+    return difference

@@ -1,0 +1,174 @@
+"""The Task of a run, with the weights of one of its checkpoints, built anew from the config in the checkpoint's manifest.
+
+That config is input from a file: it passes the checks of any config, and what it `trust`s does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.api.datamodule import DataModule
+from trainkit.api.task import Task
+from trainkit.checkpoint.format import MANIFEST, verify
+from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.config import schema
+from trainkit.config.instantiate import instantiate
+from trainkit.errors import CheckpointError, ConfigError, TaskError
+from trainkit.export.export import Exported, export
+from trainkit.export.request import FORMATS, check_output
+from trainkit.run.setup import seed_everything
+
+_ROWS = 2  # samples of the example: enough to tell a batch's size from a constant
+
+
+def export_run(
+    ckpt_path: str,
+    run_dir: str | None,
+    format: str,  # noqa: A002 - the word of the command line
+    output: str | None,
+    trust: Sequence[str],
+) -> None:
+    """Export a checkpoint of a run, and print what was written and how it was checked.
+
+    Args:
+        ckpt_path: "last", "best", or a checkpoint's folder.
+        run_dir: the run; None for the newest one below runs/ that has checkpoints.
+        format: see `export`.
+        output: the file; None for `<run_dir>/export/<conf>` with the format's suffix.
+        trust: modules that the config may name beside the allowed ones.
+
+    Raises:
+        ConfigError: there is no such run, or its config is not legal.
+        CheckpointError: there is no such checkpoint, it is damaged, or was made without a config.
+        TaskError: the Task cannot be exported.
+    """
+    folder = _find(ckpt_path, run_dir)
+    manifest = verify(folder)
+    config = _config_of(manifest, folder, trust)
+    run = Path(run_dir) if run_dir else folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
+    task = _build(config)
+    example = _example(task, config)
+    load_into(task, read_weights(str(folder)), str(folder))
+    name = re.sub(r"[^\w.-]", "_", str(config.get("conf") or type(task).__name__)).lstrip(".")
+    path = run / "export" / f"{name}{FORMATS[format][0]}" if output is None else check_output(output, format)
+    with _folder(path.parent):
+        rebuilt = _build(config) if format == "safetensors" else None
+        exported = export(task, path, format, example, rebuilt=rebuilt)
+    print(f"checkpoint  {_short(folder)} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})")
+    print(f"wrote       {_short(path)}, {exported.num_bytes:,} bytes")
+    print(f"checked     {_checked(task, exported, format)}", flush=True)
+
+
+def _checked(task: Task, exported: Exported, kind: str) -> str:
+    runner = {"safetensors": "a newly built Task", "torch_export": "torch.export.load", "onnx": "onnxruntime"}[kind]
+    sizes = " and ".join(str(size) for size in exported.batch_sizes)
+    equal = "equal bit for bit" if exported.difference == 0 else f"largest difference {exported.difference:.2g}"
+    return f"{runner} against {type(task).__name__}.forward on batches of {sizes} samples: {equal}"
+
+
+def _short(path: Path) -> str:
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _find(ckpt_path: str, run_dir: str | None) -> Path:
+    """Return the folder of the checkpoint that is meant."""
+    if ckpt_path not in ("last", "best"):
+        if not (Path(ckpt_path) / MANIFEST).is_file():
+            raise CheckpointError(
+                f"ckpt_path is '{ckpt_path}'; it must be best, last, or a checkpoint's folder (it holds a {MANIFEST})."
+            )
+        return Path(ckpt_path).resolve()
+    if run_dir is not None and not Path(run_dir).is_dir():
+        raise ConfigError(f"run_dir is '{run_dir}', and there is no such folder. Leave it out for the newest run below runs/.")
+    run = _newest_run() if run_dir is None else Path(run_dir)
+    if (run / "checkpoints" / ckpt_path / MANIFEST).is_file():
+        return (run / "checkpoints" / ckpt_path).resolve()
+    there = sorted(path.parent.name for path in (run / "checkpoints").glob(f"*/{MANIFEST}"))
+    found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
+    raise CheckpointError(f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {found}.")
+
+
+def _newest_run() -> Path:
+    manifests = [path for folder in Path("runs").rglob("checkpoints") for path in folder.glob(f"*/{MANIFEST}")]
+    if not manifests:
+        raise ConfigError("There is no run with checkpoints below runs/. Say which is meant: run_dir=..., or ckpt_path=FOLDER.")
+    run = max(manifests, key=lambda path: path.stat().st_mtime).parent.parent.parent
+    print(f"run         {run}, the newest one with checkpoints (run_dir=... takes another)", flush=True)
+    return run
+
+
+def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a manifest, checked; of it the Task and its data are built, nothing else."""
+    config = manifest.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{folder} is of a run from Python code: it has no config to build the Task from. Export it from there: "
+            "trainkit.export(task, 'model.onnx', format='onnx', example_input=x)."
+        )
+    config = {**config, "trainer": {}, "engine": None, "callbacks": {}, "logger": {}, "run_dir": ".", "trust": [*trust]}
+    config.setdefault("seed", 0)
+    schema.check(config, "export", [])
+    return config
+
+
+def _build(config: dict[str, Any]) -> Task:
+    seed_everything(config["seed"])
+    task = instantiate(config["task"], "task", config["trust"])
+    if not isinstance(task, Task):
+        raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
+    task.setup("fit")
+    return task
+
+
+def _example(task: Task, config: dict[str, Any]) -> Any:
+    """Return None where the Task has an example of its own, or the inputs of its data's first samples."""
+    if getattr(task, "example_input_array", None) is not None:
+        return None
+    data = instantiate(config["data"], "data", config["trust"]) if config.get("data") else None
+    if data is not None and not isinstance(data, DataModule):
+        raise ConfigError(f"data has a {type(data).__name__}; it must be a trainkit.api.datamodule.DataModule.")
+    source = data or task
+    source.prepare_data()
+    if data is not None:
+        data.setup("fit")
+    return _inputs_of(next((loader for loader in (source.val_dataloader(), source.train_dataloader()) if loader), None), task)
+
+
+def _inputs_of(loader: Any, task: Task) -> Tensor:
+    """Return the inputs of the first samples: those of a batch (inputs, targets), or the batch where it is one tensor."""
+    if isinstance(loader, (list, tuple)) and isinstance(loader[0], (DataLoader, Dataset)):
+        loader = loader[0]
+    batch = next(iter(DataLoader(loader, _ROWS) if isinstance(loader, Dataset) else loader), None) if loader else None
+    inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    if not isinstance(inputs, Tensor) or inputs.dim() == 0:
+        found = f"a batch is a {type(batch).__name__}" if batch is not None else "there is no validation or training data"
+        raise TaskError(
+            f"What {type(task).__name__}.forward takes cannot be seen: {found}, not a tuple (inputs, targets). Give the Task "
+            "an attribute example_input_array: a tensor, or a tuple of tensors."
+        )
+    return inputs[:_ROWS]
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Any:
+    """Have the folder there; one that was made for nothing goes again."""
+    is_new = not path.is_dir()
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be made: {error.strerror}. Say where to write: output=FILE.") from error
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise

@@ -1,0 +1,120 @@
+"""The Horovod that is installed: what it was built for, and the proof that two ranks can add numbers with it.
+
+look     -> Installed | None    asked in a process of its own: an import that fails or crashes is an answer
+prove    -> list[str]           horovodrun -np 2 --gloo, one allreduce, the numbers checked
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import EngineError
+from trainkit.horovod_build.patches import edits_of, identity
+from trainkit.horovod_build.pip import VERSION
+from trainkit.horovod_build.probe import Plan, Wanted
+from trainkit.launch.commands import failure, run
+from trainkit.launch.local import start_with
+
+TIMEOUT_S = 60.0
+
+# `import horovod.torch` only prints a warning where the native library does not load; `mpi_lib_v2` itself says why.
+_LOOK = """
+import importlib.metadata, importlib.util, json, pathlib
+answer = {"version": importlib.metadata.version("horovod")}
+built = pathlib.Path(importlib.util.find_spec("horovod").origin).with_name("metadata.json")
+answer["built_for"] = json.loads(built.read_text()).get("pytorch") if built.is_file() else None
+print(json.dumps(answer), flush=True)
+try:
+    import horovod.torch
+    from horovod.torch import mpi_lib_v2
+    parts = ("gloo", "mpi", "nccl", "cuda")
+    answer["parts"] = [part for part in parts if getattr(horovod.torch, part + "_built")()]
+except Exception as error:
+    answer["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer), flush=True)
+"""
+
+# Rank 0 gives 1 and rank 1 gives 10: only a sum over both, each once, is 11.
+_PROOF = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+on_gpu = hvd.nccl_built() and torch.cuda.device_count() >= hvd.local_size()
+device = f"cuda:{hvd.local_rank()}" if on_gpu else "cpu"
+total = hvd.allreduce(torch.tensor([10.0 ** hvd.rank()], device=device), op=hvd.Sum, name="trainkit.proof")
+print(f"trainkit proof: rank {hvd.rank()} of {hvd.size()}, allreduce on {device} gives {total.item():g}", flush=True)
+"""
+_PROVEN = re.compile(r"trainkit proof: (rank (\d) of 2, allreduce on \S+ gives 11)$")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The Horovod of this environment. `parts`: those of gloo, mpi, nccl and cuda that it was built with."""
+
+    version: str
+    built_for: str | None
+    parts: tuple[str, ...]
+    error: str | None
+
+    @property
+    def edits(self) -> str | None:
+        """Which of trainkit's edits it has, as horovod_edits.identity() names them."""
+        return edits_of(self.version)
+
+    def problem(self, torch_version: str) -> str | None:
+        """Return what is wrong with it for a torch of this version, or None."""
+        if self.version.partition("+")[0] != VERSION:
+            return f"it is version {self.version}, and trainkit is made for {VERSION}"
+        if self.edits is None:
+            return "it has none of trainkit's edits: elastic jobs, signed requests and errors in place of aborts need them"
+        if self.edits != identity():
+            return f"it has trainkit's edits of another version ({self.edits}; this trainkit's are {identity()})"
+        if self.built_for not in (None, torch_version):
+            return f"it was built for torch {self.built_for}, and torch {torch_version} is installed"
+        if self.error is not None:
+            return f"it does not import: {self.error}"
+        if self.built_for is None:
+            return "it was built without torch"
+        return None if "gloo" in self.parts else "it was built without Gloo"
+
+    def serves(self, plan: Plan, wanted: Wanted) -> bool:
+        """Tell whether it has what is planned; more than that only where the user left the choice open."""
+        parts = (("mpi", plan.mpi.on, wanted.mpi), ("nccl", plan.gpu.on, wanted.gpu))
+        return all((name in self.parts) == on or (asked is None and not on) for name, on, asked in parts)
+
+
+def look() -> Installed | None:
+    """Ask a new Python which Horovod it has; None where there is none."""
+    command = [sys.executable, "-c", _LOOK]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", cwd=sys.prefix)
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not answers:
+        return None
+    answer = json.loads(answers[-1])
+    error = answer.get("error") or (f"the import ended with exit code {done.returncode}" if done.returncode else None)
+    return Installed(answer["version"], answer["built_for"], tuple(answer.get("parts", ())), error)
+
+
+def prove(log: Path, environ: Mapping[str, str]) -> list[str]:
+    """Start two ranks with this environment's horovodrun, let them add, and return what each of them found.
+
+    Raises:
+        EngineError: the ranks did not start, did not end within TIMEOUT_S, or found other numbers.
+    """
+    what = "The proof, an allreduce of two ranks,"
+    env = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_")}
+    with tempfile.TemporaryDirectory(prefix="trainkit-proof-") as folder:
+        script = Path(folder) / "proof.py"
+        script.write_text(_PROOF, encoding="utf-8")
+        lines = run([*start_with("horovodrun", 2), str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
+    proven = sorted(found.groups() for found in map(_PROVEN.search, map(str.rstrip, lines)) if found)
+    if [rank for _, rank in proven] != ["0", "1"]:
+        raise EngineError(failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log))
+    return [text for text, _ in proven]

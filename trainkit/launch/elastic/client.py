@@ -1,0 +1,242 @@
+"""A worker's membership in an elastic job: it asks the job's driver (launch/elastic/) for a seat, and says that it is alive.
+
+    Membership.current() -> join(commit) -> Seat        asks, and asks again, until there is a seat (or an end)
+                            a thread, every 0.5 s       says step, progress and what the main thread waits for;
+                                                        hears whether the driver would like to form a new generation
+
+A generation is a set of workers with their ranks. It ends when one of them is lost, leaves, or a new one has come: the others
+then join again. Requests are JSON over HTTP, signed (signing.py). No torch, no Horovod.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainkit.errors import Dismissed, JobEnded
+from trainkit.launch.elastic.signing import HEADER, SECRET, sign
+
+BEAT_S = 0.5  # seconds between two beats
+UNREACHABLE_S = 60.0  # so long a driver may be silent before the job counts as over
+_POLL_S = 30.0  # a join is answered within 10 s
+_SHOWN = 4  # names of tensors in a message
+_PAUSE_S = 0.2  # between two attempts to reach a driver
+_PARTING_S = 60.0  # so long the end of a process may take, in which no thread of Python runs any more
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place in a generation, as Horovod counts it.
+
+    Attributes:
+        generation: from 1, rising.
+        rank: among all, from 0; rank 0 has the newest commit.
+        size: number of ranks.
+        local_rank: among those of its host, from 0.
+        local_size: number of ranks on its host.
+        cross_rank: among those with its local rank, one a host, from 0.
+        cross_size: number of hosts that have its local rank.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that hvd.init() reads."""
+        numbers = dataclasses.asdict(self)
+        generation = numbers.pop("generation")
+        return {f"HOROVOD_{name.upper()}": str(value) for name, value in numbers.items()} | {
+            "HOROVOD_RENDEZVOUS_SCOPE": f"g{generation}."
+        }
+
+
+def what_waits(waiting: str, tensors: Sequence[str]) -> str:
+    """Return what a rank waits for, with the first few of the tensors that wait with it."""
+    if not tensors:
+        return waiting
+    more = len(tensors) - _SHOWN
+    return f"{waiting}: {', '.join(tensors[:_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+
+
+class Membership:
+    """One worker's link to its driver.
+
+    Attributes:
+        worker: this process's name for the driver, as "node1/0#3": host, slot, count.
+        generation: of the last seat, 0 before the first.
+        step: the optimizer step that the loop is at.
+        progress: a counter that rises while the main thread gets on.
+        waiting: what the main thread waits for in a collective, "" while it is in none.
+        tensors: returns the names of the tensors that wait with it; called from the beating thread.
+        stall_s: seconds after which a worker without progress counts as stalled; None: never.
+        on_dump: called from the beating thread when the driver asks for the stacks of all threads.
+        fits: how many fits this process has begun.
+        why: why the driver would like to form a new generation, "" while it does not.
+    """
+
+    _current: ClassVar[Membership | None] = None
+
+    def __init__(self, worker: str, address: tuple[str, int], secret: str) -> None:
+        self.worker = worker
+        self.generation = 0
+        self.step = 0
+        self.progress = 0
+        self.waiting = ""
+        self.fits = 0
+        self.tensors: Callable[[], list[str]] = list
+        self.stall_s: float | None = None
+        self.on_dump: Callable[[], None] | None = None
+        self.why = ""
+        self._address = address
+        self._secret = secret
+        self._asked = 0  # the generation that the driver would like
+        self._silent: float | None = None  # since when requests have failed; None: the last one was answered
+        self._thread: threading.Thread | None = None
+        self._parting = threading.Event()
+
+    @classmethod
+    def current(cls) -> Membership | None:
+        """Return this process's membership, made from the environment at the first call; None outside an elastic job."""
+        if cls._current is None and "TRAINKIT_WORKER" in os.environ:
+            cls._current = cls.of(os.environ)
+        return cls._current
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Membership:
+        """Make a membership from the variables that the driver gives to a worker.
+
+        Raises:
+            JobEnded: one of them is missing or unusable.
+        """
+        try:
+            address = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+            return cls(environ["TRAINKIT_WORKER"], address, environ[SECRET])
+        except (KeyError, ValueError) as error:
+            raise JobEnded(
+                f"TRAINKIT_WORKER says that this process belongs to an elastic job, but its driver cannot be found: {error!r}. "
+                "Start it with horovodrun --min-np, and hand the environment on as it is."
+            ) from None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to come to join() at the next convenience: the driver asks for it, or is not there any more."""
+        return self._asked > self.generation or self._is_lost()
+
+    def beat(self) -> None:
+        """Say from now on, from a thread, that this process is alive: what it prepares before it joins may take long."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
+            self._thread.start()
+            atexit.register(self._part, os.getpid())
+
+    def join(self, commit: int) -> Seat:
+        """Ask for a seat in the next generation, and wait until there is one.
+
+        Args:
+            commit: the newest step whose state this worker keeps in memory, -1 for none.
+
+        Raises:
+            Dismissed: the driver has no use for this worker any more.
+            JobEnded: the job is over, or the driver cannot be reached.
+        """
+        self.beat()
+        request = {"worker": self.worker, "commit": commit, "generation": self.generation}
+        while True:
+            answer = self._ask(request)
+            if answer["answer"] == "seat":
+                seat = Seat(**{field.name: int(answer[field.name]) for field in dataclasses.fields(Seat)})
+                self.generation = seat.generation
+                self.why = ""
+                return seat
+            if answer["answer"] == "leave":
+                raise Dismissed(str(answer["why"]))
+            if answer["answer"] == "end":
+                raise JobEnded(str(answer["why"]), is_told=True)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
+            try:
+                return self._post(connection, "/elastic/join", request)
+            except (OSError, http.client.HTTPException) as error:
+                self._note_silence()
+                if self._is_lost():
+                    raise JobEnded(self._lost(error)) from None
+            finally:
+                connection.close()
+            time.sleep(_PAUSE_S)
+
+    def _post(self, connection: http.client.HTTPConnection, target: str, content: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps(content).encode()
+        signature = sign(self._secret, "POST", target, body)
+        connection.request("POST", target, body, {"Content-Type": "application/json", HEADER: signature})
+        response = connection.getresponse()
+        text = response.read()
+        if response.status != http.client.OK:
+            raise JobEnded(
+                f"The elastic driver at {self._address[0]}:{self._address[1]} answered {response.status} {response.reason} "
+                f"to {target} of worker {self.worker}: {text.decode(errors='replace')[:200]}"
+            )
+        self._silent = None
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _beat_for_ever(self) -> None:
+        connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
+        while not self._parting.is_set():
+            try:
+                answer = self._beat_once(connection)
+            except (OSError, http.client.HTTPException, JobEnded):
+                self._note_silence()
+                connection.close()  # the next request opens it again
+            else:
+                self._asked, self.why = int(answer["wanted"]), str(answer["why"])
+                if answer["dump"] and self.on_dump is not None:
+                    self.on_dump()
+            self._parting.wait(BEAT_S)
+
+    def _beat_once(self, connection: http.client.HTTPConnection) -> dict[str, Any]:
+        beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
+        waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
+        return self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
+
+    def _part(self, pid: int) -> None:
+        """Ask for more patience in a last beat, where the interpreter is about to end, and its threads with it."""
+        if os.getpid() != pid or self.stall_s is None or self._thread is None:
+            return
+        self._parting.set()
+        self._thread.join(_PAUSE_S)  # what it still sends must not be the last word
+        self.stall_s = max(self.stall_s, _PARTING_S)
+        connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
+        with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
+            self._beat_once(connection)
+        connection.close()
+
+    def _note_silence(self) -> None:
+        if self._silent is None:
+            self._silent = time.monotonic()
+
+    def _is_lost(self) -> bool:
+        since = self._silent  # the other thread may clear it at any time
+        return since is not None and time.monotonic() - since > UNREACHABLE_S
+
+    def _lost(self, error: Exception) -> str:
+        host, port = self._address
+        return (
+            f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s ({error}): horovodrun was "
+            f"killed, or its host is gone. Worker {self.worker} ends; start the job anew to go on from its newest checkpoint."
+        )

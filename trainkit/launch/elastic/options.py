@@ -1,0 +1,129 @@
+"""What horovodrun's command line says of an elastic job."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import ConfigError
+from trainkit.launch.elastic.hosts import parse
+from trainkit.launch.elastic.messages import Rules
+
+_LONGEST_PAUSE_S = 3600
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An elastic job, as it was asked for.
+
+    Attributes:
+        rules: for the roster.
+        command: what each worker runs.
+        environ: what all workers get, HOROVOD_* tuning variables included.
+        script: the host discovery script, or None.
+        hosts: slots by host where there is no script.
+        slots: of hosts for which the script prints no number; None: 1.
+        interfaces: chosen by the user, or None.
+        ssh_port: None: ssh's own.
+        ssh_identity_file: None: ssh's own.
+        output: folder for what workers print, or None.
+        with_time: whether printed lines begin with the time.
+        verbose: whether to say which process is started where.
+    """
+
+    rules: Rules
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    script: str | None
+    hosts: Mapping[str, int]
+    slots: int | None
+    interfaces: tuple[str, ...] | None
+    ssh_port: int | None
+    ssh_identity_file: str | None
+    output: Path | None
+    with_time: bool
+    verbose: bool
+
+
+def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Read what horovodrun has parsed; `environ` is its environment with what its tuning options add.
+
+    Raises:
+        ConfigError: an option is missing, out of range, or cannot be had in an elastic job.
+    """
+    if getattr(args, "run_func", None) is not None:
+        raise ConfigError("horovod.run() of a function has no elastic mode in trainkit; give horovodrun a command.")
+    command = list(args.command or ())
+    if command[:1] == ["--"]:
+        command.pop(0)
+    if not command:
+        raise ConfigError("horovodrun was given no command; write it at the end: horovodrun -np 2 --min-np 1 python train.py")
+    script = args.host_discovery_script
+    interfaces = tuple(sorted(args.nics)) if args.nics else None
+    return Settings(
+        rules=_rules(args, environ),
+        command=tuple(command),
+        environ={name: str(value) for name, value in environ.items()},
+        script=script,
+        hosts={} if script else parse(args.hosts or f"localhost:{args.num_proc}", args.slots, "--hosts"),
+        slots=args.slots,
+        interfaces=interfaces,
+        ssh_port=args.ssh_port,
+        ssh_identity_file=args.ssh_identity_file,
+        output=Path(args.output_filename) if args.output_filename else None,
+        with_time=bool(args.prefix_output_with_timestamp),
+        verbose=bool(args.verbose),
+    )
+
+
+def _rules(args: argparse.Namespace, environ: Mapping[str, str]) -> Rules:
+    np = args.num_proc
+    if np is None or np < 1:
+        raise ConfigError(f"-np is {np}; it must be 1 or more: the ranks that the job begins with.")
+    min_np = np if args.min_num_proc is None else args.min_num_proc
+    if not 1 <= min_np <= np:
+        raise ConfigError(f"--min-np is {min_np}; it must be from 1 to -np, which is {np}.")
+    max_np = args.max_num_proc
+    if max_np is not None and max_np < np:
+        raise ConfigError(f"--max-np is {max_np}; it must be at least -np, which is {np}, or left out for no limit.")
+    if args.reset_limit is not None and args.reset_limit < 0:
+        raise ConfigError(f"--reset-limit is {args.reset_limit}; it must be 0 or more, or left out for no limit.")
+    if args.slots is not None and args.slots < 1:
+        raise ConfigError(f"--slots-per-host is {args.slots}; it must be 1 or more.")
+    first, longest = args.cooldown_range or (1, 60)
+    if not 1 <= first <= longest <= _LONGEST_PAUSE_S:
+        raise ConfigError(
+            f"--blacklist-cooldown-range is {first} {longest}; it must be two numbers of seconds from 1 to {_LONGEST_PAUSE_S}, "
+            "the smaller first."
+        )
+    return Rules(
+        np=np,
+        min_np=min_np,
+        max_np=max_np,
+        timeout_s=_timeout(args.elastic_timeout, environ),
+        reset_limit=args.reset_limit,
+        pause_s=(float(first), float(longest)),
+    )
+
+
+def _timeout(given: int | None, environ: Mapping[str, str]) -> float:
+    if given is not None:
+        name, text = "--elastic-timeout", str(given)
+    else:
+        name, text = "HOROVOD_ELASTIC_TIMEOUT", environ.get("HOROVOD_ELASTIC_TIMEOUT", "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"{name} is '{text}'; it must be a number of seconds above 0.")
+    return seconds
+
+
+def worker_environment(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment: horovodrun's own, without what another job may have left there, and what is `given`."""
+    stale = ("HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_SCOPE", "TRAINKIT_WORKER", "TRAINKIT_SLOT")
+    kept = {name: value for name, value in settings.environ.items() if name not in stale}
+    return kept | dict(given)

@@ -1,0 +1,188 @@
+"""An elastic job's state machine: events and the time come in, decisions go out; it neither reads a clock nor starts anything.
+
+    hosts, joined, beat, exited, signalled, tick  ->  [Start, Send, Say]      and then `answer` for those that wait for a seat
+
+Every event ends in settling.settle: who has to go, goes; when nobody runs and enough wait, a generation is formed; free slots
+are filled. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was told to end or was killed. job.py
+holds the state, crew.py workers and slots, seats.py gives ranks, stalls.py knows who holds up the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import Any
+
+from trainkit.console import plural
+from trainkit.launch.elastic.job import Job
+from trainkit.launch.elastic.messages import Decision, Rules
+from trainkit.launch.elastic.transitions import settle
+from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
+
+
+class Roster:
+    """An elastic job, told what happens; `job` is what it knows."""
+
+    def __init__(self, rules: Rules, now: float) -> None:
+        self.job = Job(rules, now)
+        self._came = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is over and no process is left."""
+        return self.job.over is not None and not self.job.workers
+
+    # ---- events
+
+    def hosts(self, now: float, hosts: dict[str, int]) -> list[Decision]:
+        """The hosts are now these, in this order, with so many slots."""
+        before, self.job.hosts = self.job.hosts, dict(hosts)
+        for host in (before | hosts) if before else ():
+            old, new = before.get(host, 0), hosts.get(host, 0)
+            if old != new:
+                self.job.say(f"{host} has {plural(new, 'slot')} now, {old or 'none'} before" if new else f"{host} is gone")
+        if not self.job.generation and sum(hosts.values()) < self.job.need:
+            self.job.say(
+                f"{plural(sum(hosts.values()), 'slot')} there, {self.job.need} are needed to begin: waiting for more hosts"
+            )
+        for (host, n), slot in self.job.slots.items():
+            if n >= hosts.get(host, 0):
+                slot.forget()
+        for w in self.job.alive("starting", "waiting", "running"):
+            gone = w.slot >= hosts.get(w.host, 0)
+            if gone and not w.unwanted:
+                self._take_away(now, w)
+            elif not gone and w.unwanted and w.kill_at is None:
+                w.unwanted, w.term_at = "", None
+                self.job.changes = [change for change in self.job.changes if not change[0].startswith(f"{w} ")]
+        return settle(self.job, now)
+
+    def _take_away(self, now: float, w: Worker) -> None:
+        w.unwanted = f"slot {w.slot} of {w.host} was taken away"
+        w.term_at = now + self.job.rules.leave_s
+        if w.name in self.job.members:
+            self.job.changes.append((f"{w} was taken away", now))
+
+    def joined(self, now: float, name: str, commit: int, generation: int) -> list[Decision]:
+        """A worker asks for a seat; `generation` is that of its last one."""
+        w = self.job.workers.get(name)
+        if w is not None:
+            w.heard = now
+            w.commit = commit
+            if w.phase == "starting":
+                self._came += 1
+                w.came = self._came
+                w.phase, w.joined = "waiting", now
+                if self.job.generation:
+                    self.job.changes.append((f"{w} came", now))
+            elif w.phase == "running" and w.seat is not None and generation >= w.seat.generation:
+                w.phase, w.joined = "waiting", now
+        return settle(self.job, now)
+
+    def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
+        """A worker says that it is alive: generation, step, progress, waiting, stall_s as in membership.py."""
+        w = self.job.workers.get(name)
+        if w is not None:
+            w.heard = now
+            w.stall_s = said["stall_s"]
+            state = said["step"], said["progress"], said["waiting"]
+            if state != (w.step, w.progress, w.waiting):
+                w.step, w.progress, w.waiting = state
+                w.moved = now
+            if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation and w.got_on:
+                self.job.slots[w.host, w.slot].crashes = 0
+        return settle(self.job, now)
+
+    def exited(self, now: float, name: str, code: int | None) -> list[Decision]:
+        """A worker's process ended: exit code, minus a signal's number, or None where the link to it was lost."""
+        job = self.job
+        job.now = max(job.now, now)
+        w = job.workers.pop(name)
+        if w.seat is not None and w.seat.generation == job.generation and w.seat.rank == 0:
+            job.main_code = shell_code(code)
+        if job.over is not None:
+            pass
+        elif job.stop is not None:
+            if w.seat is not None:
+                job.codes.append(shell_code(code))
+        elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
+            job.preempted = False
+            job.say(f"{w} has left ({describe(code)}): {w.unwanted}")
+        elif code == 0 and not job.generation:
+            job.end(
+                1, f"{w} ended with 0 and never asked for a seat: an elastic job runs trainkit (python -m trainkit fit ...)"
+            )
+        elif code == 0:
+            job.members.discard(name)
+            job.done_at = now if job.done_at is None else job.done_at
+        elif code == PREEMPTED and not w.fate:
+            self._leave(now, w, job.slots[w.host, w.slot])
+        elif code is None or code < 0 or w.fate or self._is_of_its_own(w):
+            job.preempted = False
+            job.lose(w, w.fate or describe(code))
+            job.count_crash(w, w.fate or describe(code))
+        else:
+            job.end(code, f"{w} {describe(code)}: see what it printed")
+        return settle(job, now)
+
+    def _is_of_its_own(self, w: Worker) -> bool:
+        """Whether a worker that has failed has only just come to others that train: the cause is its host, not the job."""
+        return w.commit < 0 and not w.got_on and any(other.commit >= 0 for other in self.job.workers.values())
+
+    def _leave(self, now: float, w: Worker, slot: Slot) -> None:
+        self.job.preempted = True
+        slot.left, slot.ready_at = True, now + self.job.rules.pause_s[1]
+        self.job.lose(w, f"was preempted and left (exit code {PREEMPTED})")
+
+    def signalled(self, now: float, number: signal.Signals) -> list[Decision]:
+        """Horovodrun got SIGTERM or SIGINT: all workers get it too."""
+        job = self.job
+        if job.stop is None and job.over is None:
+            job.say(f"{number.name} came: all workers get it and have {job.rules.stop_s:g} s to end")
+            job.stop = number
+        job.forward(number, now)
+        return settle(job, now)
+
+    def failed(self, now: float, code: int, why: str) -> list[Decision]:
+        """The driver itself cannot go on."""
+        self.job.end(code, why)
+        return settle(self.job, now)
+
+    def tick(self, now: float) -> list[Decision]:
+        """Time has passed. To be called several times a second."""
+        return settle(self.job, now)
+
+    # ---- what workers hear
+
+    def answer(self, name: str) -> dict[str, Any] | None:
+        """Return the answer to a worker that asks for a seat, or None while it is to wait."""
+        w = self.job.workers.get(name)
+        if w is None:
+            return {"answer": "end", "why": f"the driver does not know worker {name}, or saw it end"}
+        if self.job.over is not None:
+            return {"answer": "end", "why": f"the job is over: {self.job.over.why}"}
+        if w.phase == "ending":
+            return {"answer": "leave", "why": w.unwanted or w.fate}
+        if w.phase == "running" and w.seat is not None:
+            return {"answer": "seat"} | dataclasses.asdict(w.seat)
+        return None
+
+    def reply(self, name: str) -> dict[str, Any]:
+        """Return the answer to a worker's beat; a request for stacks is made once."""
+        w = self.job.workers.get(name)
+        why = "the driver saw this worker end" if w is None else self._wanted(w)
+        dump = w is not None and w.dump
+        if w is not None:
+            w.dump = False
+        return {"wanted": self.job.generation + 1 if why else self.job.generation, "dump": dump, "why": why}
+
+    def _wanted(self, w: Worker) -> str:
+        """Return why a worker is to come and join again, or an empty text."""
+        job = self.job
+        if job.over is not None:
+            return f"the job is over: {job.over.why}"
+        if w.unwanted:
+            return w.unwanted
+        if job.stop is not None or not (job.is_broken or job.can_grow):
+            return ""
+        return "; ".join(text for text, _ in job.changes) or "the others form a new generation"

@@ -1,0 +1,175 @@
+"""What follows from an elastic job's state and the time: who goes, who starts, who forms a generation, whether it is over."""
+
+from __future__ import annotations
+
+import signal
+
+from trainkit.console import plural
+from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.job import Job
+from trainkit.launch.elastic.messages import Decision, Send, Start
+from trainkit.launch.elastic.rank_assignment import assign
+from trainkit.launch.elastic.stalls import frozen, limit, stalled
+from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
+
+# Ticks come several times a second. Time between two events beyond this is time in which the driver did not run.
+ASLEEP_S = 5.0
+
+
+def settle(job: Job, now: float) -> list[Decision]:
+    """Draw all conclusions; return the decisions since the last call."""
+    gap = now - job.now
+    if gap > ASLEEP_S:
+        for w in job.workers.values():
+            w.shift(gap)
+        gap = 0.0
+    job.now = now
+    for conclude in (_watch, _dismiss, _form, _fill, _give_up):
+        if job.over is None:
+            conclude(job)
+    if job.over is None and len(job.coming) < job.need and not job.alive("running"):
+        _run_short(job, gap)
+    _press(job)
+    out, job.out = job.out, []
+    return out
+
+
+def _watch(job: Job) -> None:
+    """Find those that hold up the job."""
+    if job.stop is not None:
+        return
+    for w in frozen(job.workers.values(), job.now):
+        job.kill(w, f"did not say that it lives for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
+    stall = stalled(job.workers.values(), job.now)
+    if stall is None:
+        job.stall = None
+    elif job.stall is None or job.stall[0].culprits != stall.culprits:
+        job.stall = stall, job.now + job.rules.dump_s
+        job.say(f"{stall.text}; all write their stacks now")
+        for w in job.alive("waiting", "running"):
+            w.dump = True
+    elif job.now >= job.stall[1]:
+        job.stall = None
+        if not stall.culprits:
+            job.end(1, f"all wait for one another: {stall.text}")
+        for name in stall.culprits:
+            job.kill(job.workers[name], "held up the others and was killed")
+
+
+def _dismiss(job: Job) -> None:
+    """Tell those to leave that are not wanted."""
+    if job.done_at is not None:
+        for w in job.alive("starting", "waiting"):
+            if w.seat is None:
+                w.unwanted = "the others are done"
+                if w.phase == "starting":
+                    job.kill(w, "")  # it has nothing to save
+        # Who waits for somebody that has ended waits for ever; who waits for nobody may be writing the last checkpoint.
+        for w in [*job.alive("waiting"), *(w for w in job.alive("running") if w.waiting)]:
+            still = job.now - max(w.moved, w.joined, job.done_at)
+            if w.term_at is None and w.kill_at is None and still > job.rules.finish_s:
+                w.unwanted = f"it has waited for others for {job.rules.finish_s:g} s after the first was done"
+                job.kill(w, "", signal.SIGTERM)
+    for w in job.alive("waiting"):
+        if w.unwanted:
+            w.phase, w.term_at = "ending", job.now + job.rules.end_s
+
+
+def _form(job: Job) -> None:
+    """Form a generation when nobody runs any more and enough wait."""
+    if job.generation and job.is_broken and not job.may_form:
+        what = job.changes[-1][0] if job.changes else "the ranks came to join anew"
+        job.end(1, f"{what}, and the {job.rules.reset_limit} changes that --reset-limit allows are used up")
+        return
+    waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
+    if len(waiting) < job.need or job.alive("running"):
+        return
+    fresh = job.generation > 0 and all(w.seat is None for w in waiting)
+    if fresh and job.alive("starting") and job.now - min(w.joined for w in waiting) < job.rules.fresh_s:
+        return
+    begins_at = max(0, *(w.commit for w in waiting))
+    seats = assign(waiting, job.generation + 1, job.rules.most)
+    for name, seat in seats.items():
+        w = job.workers[name]
+        w.phase, w.seat, w.entered = "running", seat, begins_at
+        w.moved = w.heard = job.now
+    job.say(_formed(job, list(seats.values()), [job.workers[name].host for name in seats]))
+    job.generation += 1
+    job.members = set(seats)
+    job.main_code, job.short_s, job.stall = None, 0.0, None
+    job.changes.clear()
+
+
+def _formed(job: Job, seats: list[Seat], hosts: list[str]) -> str:
+    counts = {host: hosts.count(host) for host in hosts}
+    where = ", ".join(f"{host} ({n})" if len(counts) > 1 else host for host, n in counts.items())
+    text = f"{plural(len(seats), 'rank')} on {where}, generation {job.generation + 1}"
+    if not job.generation or not job.changes:
+        return text
+    what = "; ".join(change for change, _ in job.changes)
+    return f"{text}: {what}; formed {job.now - job.changes[0][1]:.2f} s later"
+
+
+def _fill(job: Job) -> None:
+    """Start processes in free slots, those that have crashed least first."""
+    if job.is_ending or (job.generation and not job.may_form):
+        return
+    room = job.rules.most - sum(w.phase != "ending" and not w.unwanted for w in job.workers.values())
+    taken = {(w.host, w.slot) for w in job.workers.values()}
+    free = [(host, n) for host, slots in job.hosts.items() for n in range(slots) if (host, n) not in taken]
+    for host, n in sorted(free, key=lambda key: job.slots.setdefault(key, Slot()).crashes):
+        slot = job.slots[host, n]
+        if room < 1:
+            break
+        if slot.given_up or slot.ready_at > job.now:
+            continue
+        room -= 1
+        slot.count += 1
+        slot.left = False
+        started = sum(s.count for s in job.slots.values())
+        w = Worker(f"{host}/{n}#{slot.count}", host, n, born=job.now)
+        job.workers[w.name] = w
+        job.out.append(Start(w.name, host, n, started - 1 if started <= job.rules.np else None))
+        if slot.count > 1:
+            job.say(f"{w} is started")
+
+
+def _give_up(job: Job) -> None:
+    """End the job when all have ended; end a process that never came."""
+    for w in job.alive("starting"):
+        if job.now - max(w.born, w.heard) > job.rules.start_s:  # one that beats prepares its data
+            job.kill(w, f"did not join within {job.rules.start_s:g} s of its start and was killed")
+    if job.workers:
+        return
+    if job.stop is not None:
+        wrong = [code for code in job.codes if code not in (0, PREEMPTED)]
+        code = wrong[0] if wrong else max(job.codes, default=128 + job.stop)
+        job.end(code, f"{job.stop.name} ended all workers")
+    elif job.done_at is not None:
+        job.end(job.main_code or 0, "rank 0 ended with an error after others were done" if job.main_code else "done")
+    elif job.preempted and not any(s.is_pending and n < job.hosts.get(host, 0) for (host, n), s in job.slots.items()):
+        job.end(PREEMPTED, "all workers were preempted; the same command goes on from the newest checkpoint")
+
+
+def _run_short(job: Job, gap: float) -> None:
+    """Count the time in which too few workers are there or on their way."""
+    job.short_s += gap
+    if job.is_ending or job.short_s <= job.rules.timeout_s:
+        return
+    there = len(job.coming)
+    lost = [f"slot {n} of {host} {s}" for (host, n), s in job.slots.items() if n < job.hosts.get(host, 0) and str(s)]
+    hosts = ", ".join(f"{host}:{slots}" for host, slots in job.hosts.items()) or "none"
+    option = "--min-np" if job.generation else "-np"
+    text = f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s (--elastic-timeout), and {job.need} are needed ({option})"
+    job.end(1, f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job anew when there are enough")
+
+
+def _press(job: Job) -> None:
+    """Send signals to those whose time is up."""
+    for w in job.workers.values():
+        if w.term_at is not None and job.now >= w.term_at:
+            job.out.append(Send(w.name, signal.SIGTERM))
+            w.term_at, w.kill_at = None, job.now + job.rules.term_s
+        elif w.kill_at is not None and job.now >= w.kill_at:
+            job.out.append(Send(w.name, signal.SIGKILL))
+            w.kill_at = job.now + job.rules.term_s  # again, should a new child have slipped through

@@ -1,0 +1,129 @@
+"""A job's workers and the slots that they run in, as the roster remembers them."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+from trainkit.launch.elastic.client import Seat
+
+PREEMPTED = 75  # trainkit.errors.Preempted; sysexits' EX_TEMPFAIL
+
+
+@dataclass
+class Worker:
+    """A process that lives.
+
+    Attributes:
+        name: "host/slot#count".
+        phase: starting: has not joined; waiting: for a seat; running: has one; ending: told to end, or killed.
+        born: when its process was started.
+        commit: the newest step that it keeps in memory, -1 for none.
+        came: its place among all that have ever joined.
+        seat: its last seat.
+        joined: when it last began to wait.
+        unwanted: why it is to leave; "" while it is not.
+        fate: why it was killed; "" while it was not.
+        heard: when it last said that it is alive.
+        moved: when its main thread was last seen to get on.
+        entered: the step that its generation goes on from: who is beyond it has got on.
+        dump: whether it is yet to be asked for its stacks.
+        term_at: when it is sent SIGTERM.
+        kill_at: when it is sent SIGKILL.
+    """
+
+    name: str
+    host: str
+    slot: int
+    born: float
+    phase: Literal["starting", "waiting", "running", "ending"] = "starting"
+    commit: int = -1
+    came: int = 0
+    seat: Seat | None = None
+    joined: float = 0.0
+    unwanted: str = ""
+    fate: str = ""
+    step: int = -1
+    progress: int = -1
+    waiting: str = ""
+    stall_s: float | None = None
+    heard: float = 0.0
+    moved: float = 0.0
+    entered: int = 0
+    dump: bool = False
+    term_at: float | None = None
+    kill_at: float | None = None
+
+    @property
+    def got_on(self) -> bool:
+        """Whether it has taken a step in its generation."""
+        return self.seat is not None and self.step > self.entered
+
+    def __str__(self) -> str:
+        if self.seat is None:
+            return f"worker {self.name}"
+        return f"rank {self.seat.rank} ({self.host}, slot {self.slot})"
+
+    def shift(self, gap: float) -> None:
+        """Forget a time in which the driver itself did not run."""
+        self.born += gap
+        self.joined += gap
+        self.heard += gap
+        self.moved += gap
+
+
+@dataclass
+class Slot:
+    """A place for one process on a host.
+
+    Attributes:
+        count: processes started here.
+        crashes: in a row, of workers that took no step of their own.
+        ready_at: when it may be filled again.
+        given_up: whether it crashed too often.
+        left: whether its last worker left by its own will.
+    """
+
+    count: int = 0
+    crashes: int = 0
+    ready_at: float = 0.0
+    given_up: bool = False
+    left: bool = False
+
+    def __str__(self) -> str:
+        if self.given_up:
+            return f"was given up after {self.crashes} crashes"
+        if self.left:
+            return "was left by its worker"
+        return f"crashed {self.crashes} times in a row" if self.crashes else ""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it will be filled again by itself, and soon."""
+        return not self.left and not self.given_up
+
+    def forget(self) -> None:
+        """Begin anew: the host was gone, and came back."""
+        self.crashes = 0
+        self.ready_at = 0.0
+        self.given_up = self.left = False
+
+
+def describe(code: int | None) -> str:
+    """Say how a process ended: exit code, minus a signal's number, or None for a link that was lost."""
+    if code is None:
+        return "was lost: the ssh connection to its host broke, or could not be made"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def shell_code(code: int | None) -> int:
+    """Return the exit code that a shell would show: 128 + a signal's number, 255 for a link that was lost."""
+    if code is None:
+        return 255
+    return code if code >= 0 else 128 - code

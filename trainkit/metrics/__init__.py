@@ -1,0 +1,1 @@
+"""What a Task logs, combined over batches and ranks."""

@@ -1,0 +1,272 @@
+"""What `log` collects: step values of this rank, and epoch values that are exact over all samples of all ranks.
+
+Nothing here waits for the device while steps run. Values stay where they are until they are read: step values at
+log_every_n_steps, epoch values at the end of an epoch, where one gather over ranks combines them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import TaskError
+from trainkit.metrics import objects as metric_objects
+
+Reduction = Literal["mean", "sum", "min", "max"]
+_REDUCTIONS = get_args(Reduction)
+# A device's values are folded into one after this many, so that memory stays flat and kernels few.
+_FOLD_AT = 64
+
+
+Reading = tuple[Reduction, float, float]  # reduction, combined value, weight
+
+
+class Accumulator:
+    """Combines the values of one name on this rank."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        """Start empty."""
+        self.reduction = reduction
+        self._pending: dict[float, list[Tensor]] = {}
+        self._held = 0
+        self._parts: list[Tensor] = []
+        self._numbers: list[float] = []
+        self._weight = 0.0
+
+    def add(self, value: Tensor | float, weight: float) -> None:
+        """Take a value. Its weight counts for means alone."""
+        weight = weight if self.reduction == "mean" else 1.0
+        self._weight += weight
+        if isinstance(value, Tensor):
+            self._pending.setdefault(weight, []).append(value)
+            self._held += 1
+            if self._held >= _FOLD_AT:
+                self._fold()
+        else:
+            self._numbers.append(value * weight)
+            if len(self._numbers) >= _FOLD_AT:
+                self._numbers = [self._combine(self._numbers)]
+
+    def copy(self) -> Accumulator:
+        """Return one that holds the same and goes its own way."""
+        other = Accumulator(self.reduction)
+        other._pending = {weight: list(values) for weight, values in self._pending.items()}
+        other._held, other._weight = self._held, self._weight
+        other._parts, other._numbers = list(self._parts), list(self._numbers)
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was taken, unfolded, so that it goes on to the same bits; on the host, which waits for the device."""
+        pending = [(weight, _pack(values)) for weight, values in self._pending.items()]
+        state = {"pending": pending, "parts": _pack(self._parts), "numbers": list(self._numbers)}
+        return state | {"reduction": self.reduction, "held": self._held, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take it back."""
+        self._pending = {weight: _unpack(values, device) for weight, values in state["pending"]}
+        self._parts, self._numbers = _unpack(state["parts"], device), list(state["numbers"])
+        self._held, self._weight = state["held"], state["weight"]
+
+    def absorb(self, other: Accumulator) -> None:
+        """Take in what another rank's has taken."""
+        _, value, weight = read_all({"": other})[""]
+        self._numbers.append(value)
+        self._weight += weight
+
+    def parts(self) -> list[Tensor]:
+        """Return what is on a device, folded: none or one scalar of float64."""
+        self._fold()
+        return self._parts
+
+    def reading(self, parts: list[float]) -> Reading:
+        """Return the combined value, where `parts` are those on the device, read."""
+        return self.reduction, self._combine(parts + self._numbers), self._weight
+
+    def _fold(self) -> None:
+        for weight, values in self._pending.items():
+            self._parts.append(self._combine_tensor(torch.stack(values).double() * weight))
+        if len(self._parts) > 1:
+            self._parts = [self._combine_tensor(torch.stack(self._parts))]
+        self._pending.clear()
+        self._held = 0
+
+    def _combine_tensor(self, values: Tensor) -> Tensor:
+        if self.reduction == "min":
+            return values.min()
+        return values.max() if self.reduction == "max" else values.sum()
+
+    def _combine(self, values: list[float]) -> float:
+        return _combined(self.reduction, values)
+
+
+def _combined(reduction: Reduction, values: list[float]) -> float:
+    """Return the least, the largest or the sum; NaN where one is NaN, as of tensors, and where infinities cancel out."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    if reduction == "min":
+        return min(values, default=math.inf)
+    if reduction == "max":
+        return max(values, default=-math.inf)
+    return math.fsum(values) if all(math.isfinite(value) for value in values) else sum(values)
+
+
+def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
+    """Read all values; each device is waited for once, however many there are."""
+    parts = {name: held.parts() for name, held in table.items()}
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for part in (part for own in parts.values() for part in own):
+        by_device.setdefault(part.device, []).append(part)
+    read = {device: iter(torch.stack(held).tolist()) for device, held in by_device.items()}
+    return {name: table[name].reading([next(read[part.device]) for part in own]) for name, own in parts.items()}
+
+
+def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:
+    """Return tensors of one number as (kind of device, one tensor of the host)."""
+    return (values[0].device.type, torch.stack(values).cpu()) if values else None
+
+
+def _unpack(packed: tuple[str, Tensor] | None, device: torch.device) -> list[Tensor]:
+    if packed is None:
+        return []
+    kind, values = packed
+    return list((values if kind == "cpu" else values.to(device)).unbind())
+
+
+def combine(parts: list[Reading]) -> float:
+    """Combine the readings of all ranks that have one into the value of the epoch."""
+    reduction = parts[0][0]
+    values = [value for _, value, _ in parts]
+    total = _combined(reduction, values)
+    if reduction != "mean":
+        return total
+    weight = math.fsum(weight for _, _, weight in parts)
+    return total / weight if weight else math.nan
+
+
+class MetricLog:
+    """The values logged in one epoch of training, or in one evaluation."""
+
+    def __init__(self, suffix: str = "") -> None:
+        """Start empty. `suffix` is appended to every name (evaluation on several loaders)."""
+        self.suffix = suffix
+        self.prog_bar: set[str] = set()
+        self._epoch: dict[str, Accumulator] = {}
+        self._step: dict[str, Accumulator] = {}
+        self._is_read = True  # whether the step values of this step are
+        self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
+
+    def add(
+        self,
+        name: str,
+        value: Any,
+        *,
+        weight: float,
+        on_step: bool,
+        on_epoch: bool,
+        prog_bar: bool = False,
+        reduction: Reduction = "mean",
+    ) -> None:
+        """Take a value, or a torchmetrics object, whose value is asked for when the epoch ends.
+
+        Raises:
+            TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
+        """
+        if not isinstance(value, Tensor) and metric_objects.is_metric(value):
+            metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
+            if on_epoch and self.objects.setdefault(full + self.suffix, metric) is not metric:
+                raise TaskError(f"log('{name}', ...) got another metric object than before. Log each under its own name.")
+            if on_epoch and prog_bar:
+                self.prog_bar.add(full + self.suffix)
+            if not on_step:
+                return
+            value, on_epoch = metric_objects.step_value(name, metric), False
+            name = f"{name}_step" if full != name else name
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise TaskError(
+                    f"log('{name}', ...) got a tensor of shape {list(value.shape)}; it must hold one number. Log its mean."
+                )
+        elif not isinstance(value, (int, float)):
+            raise TaskError(f"log('{name}', ...) got a {type(value).__name__}; it must be a number or a tensor of one.")
+        if reduction not in _REDUCTIONS:
+            legal = ", ".join(f"'{known}'" for known in _REDUCTIONS)
+            raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}.")
+        if not on_epoch and not (on_step and self._is_read):
+            return
+        if isinstance(value, Tensor):
+            value = value.detach().clone()  # a copy: the caller may go on writing into it
+            value = value.reshape(()) if value.dim() else value
+        step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
+        for wanted, full, table in (
+            (on_step and self._is_read, step_name + self.suffix, self._step),
+            (on_epoch, epoch_name + self.suffix, self._epoch),
+        ):
+            if wanted:
+                held = table.get(full)
+                if held is None:
+                    held = table[full] = Accumulator(reduction)
+                elif held.reduction != reduction:
+                    raise TaskError(
+                        f"log('{name}', ...): reduce_fx is '{reduction}', and was '{held.reduction}' before. Log it under "
+                        "another name."
+                    )
+                held.add(value, weight)
+                if prog_bar:
+                    self.prog_bar.add(full)
+
+    def copy(self) -> MetricLog:
+        """Return one that holds the same and goes its own way; the names for the progress bar stay shared."""
+        other = MetricLog(self.suffix)
+        other.prog_bar, other.objects, other._is_read = self.prog_bar, dict(self.objects), self._is_read
+        other._epoch = {name: held.copy() for name, held in self._epoch.items()}
+        other._step = {name: held.copy() for name, held in self._step.items()}
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank has collected in the epoch; metric objects are kept with their Task (metric_objects.py)."""
+        return {"epoch": {n: held.state_dict() for n, held in self._epoch.items()}, "prog_bar": sorted(self.prog_bar)}
+
+    def load_state_dict(self, ranks: list[dict[str, Any]], rank: int, world_size: int, device: torch.device) -> None:
+        """Take back what the ranks had collected; at another number of ranks rank 0 takes it all."""
+        own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
+        for state in own:
+            self.prog_bar |= set(state["prog_bar"])
+            for name, kept in state["epoch"].items():
+                held = Accumulator(kept["reduction"])
+                held.load_state_dict(kept, device)
+                if name in self._epoch:
+                    self._epoch[name].absorb(held)
+                else:
+                    self._epoch[name] = held
+
+    def new_step(self, is_read: bool = True) -> None:
+        """Forget the step values: a new step begins, whose values are read at its end or are not even collected."""
+        self._is_read = is_read
+        if self._step:
+            self._step.clear()
+
+    def step_values(self) -> dict[str, float]:
+        """Return this rank's values of the step. Waits for the device, once for all."""
+        return {name: combine([reading]) for name, reading in read_all(self._step).items()}
+
+    def epoch_values(self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False) -> dict[str, float]:
+        """Return the values over all samples of all ranks, on all ranks. Waits for the device.
+
+        Args:
+            all_gather_object: returns the values of all ranks.
+            keep: go on collecting; otherwise all starts anew.
+        """
+        own = read_all(self._epoch)
+        gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, bool(self.objects)))
+        names = dict.fromkeys(name for rank, _ in gathered for name in rank)
+        values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
+        if any(has_objects for _, has_objects in gathered):
+            values |= metric_objects.epoch_values(self.objects, all_gather_object, keep)
+        if not keep:
+            self._epoch.clear()
+            self.objects.clear()
+        return values

@@ -1,0 +1,184 @@
+"""The contract of batch size and learning rate: one object, printed at the start of every run and saved with it.
+
+    global batch = batch_size x world_size x accumulate_grad_batches
+    factor       = global batch / lr_reference_batch_size               (linear: Goyal et al. 2017, section 2.1)
+                   its square root                                      (sqrt: Krizhevsky 2014, section 5)
+                   1                                                    (none)
+    lr(step)     = factor x what the user's optimizer and schedule say x warm-up(step)
+
+Warm-up goes from the rate that the user wrote (1 / factor of the scaled one) to the scaled one, linearly, step by step
+(Goyal et al. 2017, section 2.2); where the factor is 1 or less it goes from 0. It depends on the global batch alone, so
+that the same problem is solved on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from trainkit.console import plural
+from trainkit.errors import ConfigError
+
+Scaling = Literal["linear", "sqrt", "none"]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The numbers of a run.
+
+    Attributes:
+        batch_size: samples of one microbatch on one rank; None for a stream of unknown batches.
+        world_size: number of ranks.
+        accumulate: microbatches of one rank in a step.
+        later: (first epoch, microbatches) where the accumulation changes, ascending.
+        lr_scaling: how the rate follows the global batch.
+        lr_reference_batch_size: the global batch that the user's rate is meant for; None for one rank's batch of a step.
+        warmup_steps: steps of warm-up, 0 for none.
+    """
+
+    batch_size: int | None
+    world_size: int
+    accumulate: int
+    lr_scaling: Scaling
+    lr_reference_batch_size: int | None
+    warmup_steps: int
+    later: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.batch_size is None and self.lr_reference_batch_size is not None and self.lr_scaling != "none":
+            raise ConfigError(
+                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but the batches of the training data "
+                "are of unknown size, so that nothing can be related to it. Use a DataLoader, or leave it out."
+            )
+
+    def at(self, epoch: int) -> Contract:
+        """Return the contract of an epoch, in which nothing changes any more."""
+        return replace(self, accumulate=accumulation_at(((0, self.accumulate), *self.later), epoch), later=())
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a full step on all ranks, where they are known."""
+        return None if self.batch_size is None else self.batch_size * self.world_size * self.accumulate
+
+    @property
+    def lr_factor(self) -> float:
+        """What every learning rate of the user is multiplied by."""
+        ratio: float = self.world_size
+        if self.lr_reference_batch_size is not None and self.global_batch_size is not None:
+            ratio = self.global_batch_size / self.lr_reference_batch_size
+        return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.lr_scaling]
+
+    def warmup(self, step: int) -> float:
+        """Return the multiplier of the scaled rate for the step that comes after `step` steps were taken."""
+        if step >= self.warmup_steps:
+            return 1.0
+        start = 1.0 / self.lr_factor if self.lr_factor > 1.0 else 0.0
+        return start + (1.0 - start) * (step + 1) / self.warmup_steps
+
+    def describe(self, lrs: list[float]) -> list[tuple[str, str]]:
+        """Return the contract in words, for the banner.
+
+        Args:
+            lrs: the user's rates, one for each parameter group, as given to the optimizers.
+        """
+        shown = ", ".join(f"{lr:g}" for lr in dict.fromkeys(lrs))
+        scaled = ", ".join(f"{lr * self.lr_factor:g}" for lr in dict.fromkeys(lrs))
+        size, total = ("?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size))
+        ranks = plural(self.world_size, "rank")
+        batch = f"{size} per rank x {ranks} x {self.accumulate} accumulated = {total} samples a step"
+        for epoch, microbatches in self.later:
+            batch += f"; from epoch {epoch + 1}: x {microbatches} = {self.at(epoch).global_batch_size or '?'}"
+        if self.lr_scaling == "none":
+            rate = f"{shown} (lr_scaling=none)"
+        else:
+            ratio = ranks
+            if self.lr_reference_batch_size is not None:
+                ratio = f"{self.global_batch_size} / {self.lr_reference_batch_size}"
+            ratio = f"sqrt({ratio})" if self.lr_scaling == "sqrt" else ratio
+            rate = f"{shown} x {ratio} = {scaled} (lr_scaling={self.lr_scaling})"
+        if self.warmup_steps:
+            start = shown if self.lr_factor > 1.0 else "0"
+            rate += f", warm-up from {start} over {self.warmup_steps} steps"
+        return [("batch", batch), ("learning rate", rate)]
+
+    def differences(self, other: Contract) -> list[str]:
+        """Return in words what is other in `other`."""
+        words = {"accumulate": "accumulate_grad_batches", "later": "accumulate_grad_batches by epoch"}
+        pairs = [(words.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        pairs = [(name, dict(a), dict(b)) if isinstance(a, tuple) else (name, a, b) for name, a, b in pairs]
+        pairs += [(name, getattr(self, name), getattr(other, name)) for name in ("global_batch_size", "lr_factor")]
+        return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return asdict(self)
+
+
+Accumulation = Sequence[tuple[int, int]]
+
+
+def accumulation_at(changes: Accumulation, epoch: int) -> int:
+    """Return the microbatches of one rank in a step of `epoch`, given (first epoch, microbatches), ascending."""
+    return [microbatches for first, microbatches in changes if first <= epoch][-1]
+
+
+def derive_accumulation(
+    batch_size: int | None, world_size: int, accumulate: int | Mapping[int, int] | None, global_batch_size: int | None
+) -> Accumulation:
+    """Return the microbatches of one rank in a step, as (first epoch, microbatches), ascending and from epoch 0 on.
+
+    Raises:
+        ConfigError: both are given and disagree, or the global batch size cannot be met; names the nearest that can.
+    """
+    if isinstance(accumulate, Mapping):
+        if global_batch_size is not None:
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches is {dict(accumulate)}, and trainer.global_batch_size={global_batch_size} "
+                "asks for one size in all epochs. Set only one of the two."
+            )
+        return sorted({0: 1, **accumulate}.items())
+    if global_batch_size is None:
+        return [(0, accumulate or 1)]
+    if batch_size is None:
+        raise ConfigError(
+            f"trainer.global_batch_size is {global_batch_size}, but the batches of the training data are of unknown size. "
+            "Use a DataLoader, or set trainer.accumulate_grad_batches."
+        )
+    one = batch_size * world_size
+    if global_batch_size % one:
+        below = global_batch_size // one * one
+        nearest = " or ".join(str(n) for n in (below, below + one) if n)
+        raise ConfigError(
+            f"trainer.global_batch_size is {global_batch_size}, which is no multiple of data.batch_size x ranks = "
+            f"{batch_size} x {world_size} = {one}. Nearest: {nearest}; or change data.batch_size."
+        )
+    derived = global_batch_size // one
+    if accumulate is not None and accumulate != derived:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches is {accumulate}, but trainer.global_batch_size={global_batch_size} needs "
+            f"{derived} at {world_size} ranks of {batch_size}. Set only one of the two."
+        )
+    return [(0, derived)]
+
+
+def derive_warmup(steps: int | None, epochs: float | None, steps_of: Callable[[int], int | None]) -> int:
+    """Return the steps of warm-up; `steps_of` tells the steps of an epoch, or None where nobody knows.
+
+    Raises:
+        ConfigError: both forms are given, or epochs where an epoch's length is unknown.
+    """
+    if steps is not None and epochs is not None:
+        raise ConfigError(
+            f"trainer.lr_warmup_steps is {steps} and trainer.lr_warmup_epochs is {epochs}; set only one of the two."
+        )
+    if epochs:
+        known = [steps_of(epoch) for epoch in range(math.ceil(epochs))]
+        if None in known:
+            raise ConfigError(
+                f"trainer.lr_warmup_epochs is {epochs}, but the training data has no length. Set trainer.lr_warmup_steps."
+            )
+        last = epochs - math.floor(epochs) or 1.0  # the part of the last epoch that counts
+        return round(sum(known[:-1]) + last * known[-1])  # type: ignore[arg-type, operator]
+    return steps or 0

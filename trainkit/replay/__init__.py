@@ -1,0 +1,1 @@
+"""Takes the step of a crash capsule again, in one process."""

@@ -1,0 +1,184 @@
+"""From a capsule to a fit that stands before the step: the Task from its config, weights, random states, loss scale.
+
+The config is input from a file: it passes the checks of any config, and what it `trust`s does not count. No data set and no
+loader is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.api.task import Task
+from trainkit.arguments import unknown
+from trainkit.checkpoint.capsule import Capsule
+from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
+from trainkit.checkpoint.store import local_copy
+from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.config import schema
+from trainkit.config.instantiate import instantiate
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.replay.watch import Watch
+from trainkit.run.build import FitSession
+from trainkit.run.setup import seed_everything
+from trainkit.trainer import Trainer
+
+# Of the Trainer's arguments, those that a single step knows.
+TAKEN = ("precision", "channels_last", "deterministic", "gradient_clip_val", "gradient_clip_algorithm")
+MORE = ("compile", "benchmark", "detect_anomaly")
+
+
+def merged(config: Any, overrides: Mapping[str, Any]) -> Any:
+    """Return a config with other values in it, at any depth."""
+    if not isinstance(config, dict):
+        return dict(overrides)
+    found = dict(config)
+    for key, value in overrides.items():
+        found[key] = merged(found.get(key), value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+    return found
+
+
+def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[str]) -> Task:
+    """Return the Task of the capsule's config.
+
+    Raises:
+        CheckpointError: it was made without a config.
+        ConfigError: the config is not legal.
+    """
+    config = capsule.about.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{capsule.folder} is of a run from Python code: it has no config to build the Task from. Take it again from "
+            f"there: trainkit.replay('{capsule.folder}', task={capsule.about.get('task', 'MyTask').rpartition('.')[2]}(...))."
+        )
+    parts = {key: value for key, value in overrides.items() if key != "trainer"}
+    none = dict.fromkeys(("data", "engine", "ckpt_path", "resume", "init_weights"))
+    own = {**config, **none, "trainer": {}, "callbacks": {}, "logger": {}, "run_dir": ".", "strict": True, "trust": [*trust]}
+    own = merged(own, parts)
+    own.setdefault("seed", 0)
+    schema.check(own, "replay", [])
+    seed_everything(own["seed"])
+    task = instantiate(own["task"], "task", own["trust"])
+    if not isinstance(task, Task):
+        raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
+    return task
+
+
+def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_dir: str) -> Trainer:
+    """Return a Trainer of one process that computes as the run's did.
+
+    Raises:
+        ConfigError: `changes` has an argument that a single step does not know, or a value that is not legal.
+    """
+    if strange := [name for name in changes if name not in (*TAKEN, *MORE)]:
+        raise ConfigError(unknown(f"trainer.{strange[0]}", strange[0], [*TAKEN, *MORE]))
+    settings = {name: capsule.about["settings"].get(name) for name in TAKEN}
+    kept = {name: value for name, value in settings.items() if value is not None}
+    quiet: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "logger": False,
+    }
+    steps = int(capsule.about.get("total_steps") or capsule.about["step"] + 1)
+    seed = int(capsule.about["settings"].get("seed") or 0)
+    own: dict[str, Any] = {
+        "engine": "single",
+        "max_steps": steps,
+        "lr_scaling": "none",
+        "callbacks": [watch],
+        "run_dir": run_dir,
+        "seed": seed,
+    }
+    return Trainer(**own, **quiet, **{**kept, **changes})
+
+
+@contextlib.contextmanager
+def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[FitSession]:
+    """Yield a fit that stands where the step begins, but for weights and random states."""
+    about = capsule.about
+    session = trainer.open(task, None)
+    session._has_data = True  # nothing is downloaded or unpacked for a step whose batches are there
+    with session:
+        session.build([torch.zeros(max(1, int(about["num_samples"] or 1)), 1)], None, None)
+        state, run = session.state, session.run
+        state.global_step, state.current_epoch = int(about["step"]), int(about["epoch"])
+        state.step_in_epoch = int(about["step_in_epoch"])
+        for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
+            session.hooks.of_task(hook)
+        _set_modes(task, about)
+        if run.precision.scaler.is_enabled() and capsule.step["scaler"]:
+            run.precision.scaler.load_state_dict(dict(capsule.step["scaler"]))
+        yield session
+
+
+def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
+    modules, parameters = dict(task.named_modules()), dict(task.named_parameters())
+    for name, module in modules.items():
+        module.training = name not in about.get("in_eval_mode", ())
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name not in about.get("frozen", ()))
+
+
+def load_weights(session: FitSession, capsule: Capsule, wish: str | None) -> tuple[str, int | None]:
+    """Load the weights of the step, or the nearest that there are; return where they are from, and by how many steps older.
+
+    Raises:
+        CheckpointError: there are none, or they do not fit.
+    """
+    if wish is None and capsule.weights is not None:
+        load_into(session.task, read_weights(str(capsule.weights)), str(capsule.weights))
+        _set_groups(session, capsule)
+        return "those of the step, from the capsule", 0
+    path = wish or _checkpoint_of(capsule)
+    with local_copy(path) as copy:
+        load_into(session.task, read_weights(copy), path)
+        older = _steps_older(Path(copy), capsule)
+        if (Path(copy) / TRAINING).is_file():
+            for optimizer, state in zip(session.run.optimizers, load_training(Path(copy))["optimizers"], strict=False):
+                optimizer.load_state_dict(state)
+    _set_groups(session, capsule)
+    return path, older
+
+
+def _checkpoint_of(capsule: Capsule) -> str:
+    path = capsule.about.get("checkpoint")
+    if not path:
+        raise CheckpointError(
+            f"{capsule.folder} has no weights (the update was made before the loss was known), and the run had no checkpoint "
+            "yet. Give some: weights=FOLDER or FILE. Next time trainer.stop_on_nonfinite=true keeps the step's own."
+        )
+    if "://" in path:
+        return str(path)
+    beside = capsule.folder.parent.parent / "checkpoints"  # the run's folder may have been moved
+    ages = {}
+    for place in (Path(path), *(path.parent for path in sorted(beside.glob(f"[!.]*/{MANIFEST}")))):
+        with contextlib.suppress(CheckpointError):  # a damaged one does not count
+            age = None if place.is_symlink() else _steps_older(place, capsule)
+            if age is not None:
+                ages[str(place)] = age
+    if not ages:
+        raise CheckpointError(
+            f"{capsule.folder} names the checkpoint {path}, which is not there any more, and {beside} has no other. Give "
+            f"weights of about step {capsule.about['step']}: weights=FOLDER or FILE."
+        )
+    return min(ages, key=lambda place: (ages[place] < 0, abs(ages[place])))  # one from after the step may be spoilt by it
+
+
+def _steps_older(folder: Path, capsule: Capsule) -> int | None:
+    if not (folder / MANIFEST).is_file():
+        return None
+    step = read_manifest(folder).get("global_step")
+    return int(capsule.about["step"]) - int(step) if isinstance(step, int) else None
+
+
+def _set_groups(session: FitSession, capsule: Capsule) -> None:
+    """Set rates, momenta and the like to those of the step."""
+    for optimizer, groups in zip(session.run.optimizers, capsule.step["groups"], strict=False):
+        for group, kept in zip(optimizer.param_groups, groups, strict=False):
+            group.update(kept)

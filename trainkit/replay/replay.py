@@ -1,0 +1,195 @@
+"""replay: the forward and backward of one step of one rank, from its capsule, in this process."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit import loop
+from trainkit.api.task import Task
+from trainkit.checkpoint.batches import unpack
+from trainkit.checkpoint.capsule import Capsule, read
+from trainkit.checkpoint.stateful import set_random_state
+from trainkit.data.feed import Microbatch, Step
+from trainkit.errors import ConfigError
+from trainkit.replay.rebuild import build_task, load_weights, opened, trainer_of
+from trainkit.replay.watch import Output, Watch, bad_inputs
+from trainkit.run.build import FitSession
+from trainkit.run.feeds import mover
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came out.
+
+    Attributes:
+        about: the capsule's manifest.
+        weights: where the weights are from.
+        steps_older: by how many steps they are older than the step; None where nobody knows.
+        recorded: each microbatch's loss as the run had it; None where it did not come so far.
+        losses: as it is now, of the microbatches that came so far.
+        bad_inputs: where a batch itself is not finite, in words.
+        bad_weights: parameters and buffers that were not finite before the step.
+        first_bad: the first module with an output that is not finite.
+        outputs: of each module, in the order of their first calls.
+        bad_gradients: parameters whose gradient is not finite.
+        gradients: each parameter's gradient norm, without the loss scale.
+        error: what training_step or backward raised.
+        updated: whether the update was made; None where it was not asked for.
+        notes: what is not as it was in the run.
+    """
+
+    about: dict[str, Any]
+    weights: str
+    steps_older: int | None
+    recorded: list[float | None]
+    losses: list[float]
+    bad_inputs: list[str]
+    bad_weights: list[str]
+    first_bad: Output | None
+    outputs: list[Output]
+    bad_gradients: list[str]
+    gradients: dict[str, float]
+    error: BaseException | None
+    updated: bool | None
+    notes: list[str]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all losses are those of the run, bit for bit."""
+        return len(self.losses) == len(self.recorded) and all(
+            before is not None and struct.pack("d", before) == struct.pack("d", now)
+            for before, now in zip(self.recorded, self.losses, strict=True)
+        )
+
+
+def replay(
+    capsule: str | Path,
+    task: Task | None = None,
+    *,
+    update: bool = False,
+    pdb: bool = False,
+    weights: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    trust: Sequence[str] = (),
+) -> Replayed:
+    """Take a step anew that CrashCapsule has kept; no data set, no loader and no network is needed.
+
+    Args:
+        capsule: its folder.
+        task: a Task as the run began with; None builds it from the config in the capsule.
+        update: make the optimizer's update too, with this rank's gradient alone.
+        pdb: stop in the debugger before training_step ("s" steps into it).
+        weights: a checkpoint's folder or a file of weights, in place of those of the capsule.
+        overrides: of the config, as {"task": {"dropout": 0.0}, "trainer": {"detect_anomaly": True}}.
+        trust: modules that the config may name beside the allowed ones.
+
+    Raises:
+        CheckpointError: the capsule is missing or damaged, or there are no weights for it.
+        ConfigError: an override is not legal.
+    """
+    kept, changes = read(capsule), dict(overrides or {})
+    if task is not None and changes.keys() - {"trainer"}:
+        raise ConfigError(f"overrides has {', '.join(changes.keys() - {'trainer'})}, but the task is given. Change it there.")
+    taken = kept.step["microbatches"]
+    batches = [unpack(entry["batch"]) for entry in taken]
+    watch = Watch(lambda number: set_random_state(taken[number]["random"]))
+    if task is None:
+        task = build_task(kept, changes, trust)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(kept, changes.get("trainer") or {}, watch, folder)
+        with opened(trainer, task, kept) as session:
+            source, older = load_weights(session, kept, weights)
+            bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
+            error = _take(session, watch, kept, batches, pdb)
+            grads = {name: _gradient(p, session) for name, p in task.named_parameters() if p.grad is not None}
+            updated = loop.update(session.run, _step(kept)) if update and error is None else None
+            samples = [entry.get("samples") for entry in kept.about["microbatches"]]
+            return Replayed(
+                about=kept.about,
+                weights=source,
+                steps_older=older,
+                recorded=[None if entry["loss"] is None else float(entry["loss"]) for entry in taken],
+                losses=[float(loss) for loss in watch.losses],
+                bad_inputs=[t for batch, own in zip(batches, samples, strict=True) for t in bad_inputs(batch, own)],
+                bad_weights=bad_weights,
+                first_bad=watch.first_bad,
+                outputs=list(watch.outputs.values()),
+                bad_gradients=_not_finite(grads),
+                gradients={name: float(grad.norm()) for name, grad in grads.items()},
+                error=error,
+                updated=updated,
+                notes=_notes(kept, session),
+            )
+
+
+def _take(session: FitSession, watch: Watch, kept: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
+    """Run forward and backward of the microbatches; return what was raised."""
+    run, taken, step = session.run, kept.step["microbatches"], _step(kept)
+    if pdb:
+        _stop_before(run.task)
+    move = mover(run.engine, run.precision, session.channels_last)
+    run.log.new_step()
+    with watch.over(run.task):
+        for i, (entry, batch) in enumerate(zip(taken, batches, strict=True), 1):
+            run.state.batch_idx = entry["batch_idx"]
+            on_device = move(batch)
+            try:
+                loop.train_batch(run, Microbatch(on_device, entry["num_samples"], i == len(taken)), step)
+            except Exception as error:  # it may be what the capsule was written for
+                return error
+    return None
+
+
+def _step(kept: Capsule) -> Step:
+    own = sum(entry["num_samples"] for entry in kept.step["microbatches"])
+    return Step(int(kept.about["num_samples"] or own), iter(()))
+
+
+def _stop_before(task: Task) -> None:
+    training_step = task.training_step
+
+    def stopping(batch: Any, batch_idx: int) -> Any:
+        breakpoint()
+        return training_step(batch, batch_idx)
+
+    task.training_step = stopping  # type: ignore[method-assign]
+
+
+def _gradient(parameter: nn.Parameter, session: FitSession) -> Tensor:
+    assert parameter.grad is not None
+    grad = parameter.grad.detach()
+    return (grad.to_dense() if grad.layout != torch.strided else grad).double() / session.run.precision.scaler.get_scale()
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
+
+
+def _notes(kept: Capsule, session: FitSession) -> list[str]:
+    """Say what is not as it was in the run."""
+    about, settings, device = kept.about, kept.about["settings"], session.engine.device
+    was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
+    if was_gpu != (device.type == "cuda"):
+        notes.append(
+            f"the run computed on {about['device']}, this is {device.type}: other kernels, and other random numbers there"
+        )
+    if settings.get("compile") and not session.settings.compile:
+        notes.append(f"the run was compiled, this is not (trainer.compile={str(settings['compile']).lower()})")
+    if settings.get("sync_batchnorm") and about["world_size"] > 1:
+        notes.append(f"batch norm had the statistics of {about['world_size']} ranks, here it has those of this rank's batches")
+    if about["world_size"] > 1:
+        notes.append(f"gradients are this rank's part of the sum of {about['world_size']} ranks")
+    if about["num_samples"] is None:
+        notes.append("how many samples the step had on all ranks is not known (a stream): gradients are of the mean over these")
+    here = str(torch.__version__)
+    if (there := (about.get("versions") or {}).get("torch")) != here:
+        notes.append(f"the run had torch {there}, this is {here}")
+    return notes

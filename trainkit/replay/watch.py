@@ -1,0 +1,114 @@
+"""Watch: what a step that is taken anew computes: losses, the first module that is not finite, the largest numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.api.callback import Callback
+from trainkit.checkpoint.batches import tensors_in
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a module returned, over all its calls.
+
+    Attributes:
+        name: in the task.
+        kind: its class.
+        largest: the largest absolute value, of those that are finite.
+        finite: whether all were.
+        inputs_finite: whether its inputs were.
+    """
+
+    name: str
+    kind: str
+    largest: float
+    finite: bool
+    inputs_finite: bool
+
+
+class Watch(Callback):
+    """Keeps losses and modules' outputs, and puts the random states before each microbatch.
+
+    Attributes:
+        losses: as training_step returned them.
+        outputs: of each module, in the order of their first calls.
+        first_bad: the first output that was not finite.
+    """
+
+    def __init__(self, before: Callable[[int], None]) -> None:
+        """Take what is done before each microbatch, with its number."""
+        self._before = before
+        self._number = 0
+        self.losses: list[Tensor] = []
+        self.outputs: dict[str, Output] = {}
+        self.first_bad: Output | None = None
+
+    def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
+        """Put the random states back, before the Task's own hook."""
+        self._before(self._number)
+        self._number += 1
+
+    def on_before_backward(self, trainer: Any, task: Any, loss: Any) -> None:
+        """Keep the loss."""
+        self.losses.append(loss.detach().clone())
+
+    @contextlib.contextmanager
+    def over(self, task: nn.Module) -> Iterator[None]:
+        """Look at the outputs of all modules of a task within the context."""
+        handles = [
+            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in task.named_modules() if name
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            finite, largest = _extent(output)
+            now = Output(name, type(module).__name__, largest, finite, _extent((args, kwargs))[0])
+            if not finite and self.first_bad is None:
+                self.first_bad = now
+            before = self.outputs.get(name)
+            if before is None or not finite or largest > before.largest:
+                self.outputs[name] = now
+
+        return look
+
+
+def _extent(value: Any) -> tuple[bool, float]:
+    """Return whether all floating point numbers are finite, and the largest absolute one of those that are."""
+    finite, largest = True, 0.0
+    for _, tensor in tensors_in(value):
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
+            dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+            size = dense.abs().double()
+            good = size.isfinite()
+            finite = finite and bool(good.all())
+            largest = max(largest, float(torch.where(good, size, 0.0).max()))
+    return finite, largest
+
+
+def bad_inputs(batch: Any, samples: list[int] | None) -> list[str]:
+    """Say where a batch itself is not finite, by rows, and by samples of the data set where they are known."""
+    told = []
+    for place, tensor in tensors_in(batch):
+        if not tensor.is_floating_point() or tensor.dim() == 0 or bool(tensor.isfinite().all()):
+            continue
+        rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[:, 0].tolist()
+        own = [samples[row] for row in rows] if samples is not None and len(samples) == len(tensor) else None
+        text = f"{place} is not finite in row{'s' * (len(rows) > 1)} {_listed(rows)}"
+        told.append(text + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else ""))
+    return told
+
+
+def _listed(numbers: list[int], most: int = 8) -> str:
+    return ", ".join(map(str, numbers[:most])) + ", ..." * (len(numbers) > most)

@@ -1,1 +1,0 @@
-"""Takes a step anew that a capsule has kept."""

@@ -1,0 +1,1 @@
+"""`trainkit plan`: what a run would do, worked out before it starts."""

@@ -1,0 +1,123 @@
+"""Known ways to spoil a data-parallel run, looked for before it starts. Each sentence says what, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.data.feed import MapFeed
+from trainkit.run.build import FitSession
+from trainkit.trainer import Trainer
+
+_SMALL = 8
+_RARELY_S = 50  # steps between two writes of rank 0 that others do not feel
+# Adaptive methods divide by the gradient's own size: a batch k times larger does not ask for k times the rate.
+_ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Adafactor", "LAMB")
+_RANK_KEYS = re.compile(
+    r"^(global_|node_)?(rank|local_rank|world_size|num_nodes|num_gpus|n_gpus|gpus?|gpu_ids?|device_ids?|devices)$"
+)
+_GPU = re.compile(r"cuda:\d+")
+
+
+def advise(session: FitSession, trainer: Trainer, config: dict[str, Any], cores: int) -> list[str]:
+    """Return what should be looked at.
+
+    Args:
+        session: a fit that is built.
+        trainer: with all its callbacks.
+        config: resolved.
+        cores: of a host.
+    """
+    return [*_batch(session), *_rate(session), *_loading(session, cores), *_writing(session, trainer), *_config(config)]
+
+
+def _batch(session: FitSession) -> Iterator[str]:
+    contract = session.contract
+    size, ranks = contract.batch_size, contract.world_size
+    if size is not None and size < _SMALL and ranks > 1:
+        yield (
+            f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU idle and a sum over ranks "
+            "little to hide behind. Use fewer ranks or a larger microbatch."
+        )
+    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.task.modules())
+    if norms and size is not None and size < 2 * _SMALL and ranks > 1 and not session.settings.sync_batchnorm:
+        yield (
+            f"The model has batch norm, and a rank sees {size} samples at a time: its statistics are noisy. Use "
+            "trainer.sync_batchnorm=true, or a larger data.batch_size."
+        )
+    feed = session.run.feed
+    if isinstance(feed, MapFeed):
+        plan = feed.plan_of(0)
+        if plan.num_steps < 10:
+            yield f"An epoch has {plan.num_steps} steps of {plan.global_batch_size} samples: few updates for so large a batch."
+
+
+def _rate(session: FitSession) -> Iterator[str]:
+    contract, names = session.contract, {type(optimizer).__name__ for optimizer in session.run.optimizers}
+    factor = max(contract.at(epoch).lr_factor for epoch in (0, *(first for first, _ in contract.later)))
+    adaptive = sorted(names & set(_ADAPTIVE))
+    if adaptive and contract.lr_scaling == "linear" and factor > 1:
+        yield (
+            f"trainer.lr_scaling is linear and multiplies the rate of {', '.join(adaptive)} by {factor:g}: that rule is SGD's. "
+            "Use trainer.lr_scaling=sqrt or none."
+        )
+    if "LARS" in names and contract.lr_scaling == "linear" and factor > 1:
+        yield (
+            f"trainer.lr_scaling is linear and multiplies the rate of LARS by {factor:g}; its rates are for one batch size. "
+            "Use trainer.lr_scaling=none, or set trainer.lr_reference_batch_size to the batch it was tuned for."
+        )
+    if factor > 4 and not contract.warmup_steps:
+        yield (
+            f"The learning rate is multiplied by {factor:g} without warm-up: large rates diverge in the first steps (Goyal et "
+            "al. 2017, section 2.2). Set trainer.lr_warmup_epochs=5, say."
+        )
+
+
+def _loading(session: FitSession, cores: int) -> Iterator[str]:
+    feed, ranks = session.run.feed, session.engine.local_size
+    if not isinstance(feed, MapFeed):
+        return
+    source = feed.source
+    workers = int(source.options.get("num_workers") or 0)
+    if workers == 0 and not isinstance(source.dataset, TensorDataset):
+        yield (
+            "The training data is loaded by the training process itself (num_workers=0): each step waits for its samples. Set "
+            f"num_workers to {max(1, cores // ranks - 1)}, say (data.num_workers of the shipped data)."
+        )
+    elif workers and workers * ranks + ranks > cores:
+        yield (
+            f"{ranks} ranks of this host with {workers} loader workers each want {workers * ranks + ranks} cores, and it has "
+            f"{cores}: they will starve each other. Set num_workers to {max(0, cores // ranks - 1)} or less."
+        )
+
+
+def _writing(session: FitSession, trainer: Trainer) -> Iterator[str]:
+    every = session.settings.limits.log_every_n_steps
+    if every < 5 and session.engine.device.type != "cpu" or every == 1:
+        yield (
+            f"trainer.log_every_n_steps is {every}: rank 0 reads values off the device as often, and all ranks wait for it in "
+            "the next sum. Use 50."
+        )
+    for keeper in (c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)):
+        steps = keeper.every_n_train_steps
+        if steps is not None and steps < _RARELY_S:
+            yield (
+                f"A checkpoint is written each {steps} steps by rank 0, while all ranks wait. Write it each {10 * _RARELY_S} "
+                "steps, or by epochs."
+            )
+
+
+def _config(value: Any, key: str = "") -> Iterator[str]:
+    """Find ranks, counts of ranks and GPU numbers in a config: they are the launcher's to say."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        full = f"{key}.{name}" if key else str(name)
+        number = isinstance(item, (int, list)) and not isinstance(item, bool) and item != []
+        if number and _RANK_KEYS.search(str(name)) or isinstance(item, str) and _GPU.search(item):
+            yield f"{full} is {item}: a rank or a GPU's number in a config is true for one machine. Leave it to the launcher."
+        yield from _config(item, full)

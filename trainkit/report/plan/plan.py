@@ -1,0 +1,218 @@
+"""The plan of a run: worked out by the code that trains, on rank 0 of as many ranks as there shall be, without a step.
+
+Feeds, contract, schedules and hooks are those of a fit (fitting.py builds them); what is added here is how to tell them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.data.feed import MapFeed
+from trainkit.engine.reduce.buckets import find_sparse
+from trainkit.report.grid import human
+from trainkit.run.build import FitSession
+from trainkit.trainer import Trainer
+
+Rows = list[tuple[str, str]]
+_SCHEDULED_AT_MOST = 200_000  # steps through which a schedule is followed: a scheduler can only be stepped
+_WIRE_BYTES = {"none": None, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes on each rank, and bytes that a step moves.
+
+    Attributes:
+        weights: parameters and buffers.
+        gradients: of the parameters that are trained now.
+        optimizer: state, as it is after a step.
+        payload: what is summed over ranks in a step.
+        tensors: how many gradients that is.
+        sparse: how many of them are sparse; they are counted as if all rows were used.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    payload: int
+    tensors: int
+    sparse: int = 0
+
+
+def batch_rows(session: FitSession) -> Rows:
+    """Return the arithmetic of samples, steps and rates."""
+    rows = list(session.contract.describe(session.user_lrs))
+    feed, limits = session.run.feed, session.settings.limits
+    if isinstance(feed, MapFeed):
+        plan = feed.plan_of(0)
+        rows.append(("data", f"{plan.num_samples:,} samples an epoch"))
+        last = plan.samples_in(plan.num_steps - 1)
+        if last < plan.global_batch_size:
+            idle = sum(not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size))
+            nobody = f"; {idle} ranks have none of them" if idle else ""
+            rows.append(("last step", f"{last} samples in place of {plan.global_batch_size}, weighted as such{nobody}"))
+    per_epoch, total = feed.num_steps_in(0), session.total_steps
+    if per_epoch is not None:
+        epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""
+        rows.append(("steps", f"{per_epoch:,} an epoch{epochs}, {total:,} in all"))
+    elif total is not None:
+        rows.append(("steps", f"{total:,} in all"))
+    if session.run.validate is not None:
+        every = limits.val_check_interval
+        when = f"each {every} steps" if every else f"at the end of each {_th(limits.check_val_every_n_epoch)}epoch"
+        rows.append(("validation", when))
+    return rows
+
+
+def rate_rows(session: FitSession) -> Rows:
+    """Return the learning rates of the run's milestones, followed through the real schedulers."""
+    total = session.total_steps
+    if total is None or total < 1:
+        return [("", "the number of steps is not known: the training data has no length and max_steps is not set")]
+    warm = session.contract.warmup_steps
+    names = {0: "first step", total - 1: "last step"} | ({warm - 1: "end of warm-up"} if 0 < warm <= total else {})
+    names |= {total * part // 4: f"{25 * part} %" for part in (1, 2, 3) if total * part // 4 not in names}
+    rows: Rows = []
+    for step, rates in _follow(session, total):
+        if step in names:
+            shown = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
+            rows.append((f"step {step:,}", f"{shown}  ({names[step]})"))
+    if len(rows) < len(names):
+        rows.append(("", f"not followed beyond step {_SCHEDULED_AT_MOST:,}"))
+    if any(config.monitor for config in session.run.rates.schedules):
+        rows.append(("", "a scheduler that monitors a value will change these"))
+    return rows
+
+
+def _follow(session: FitSession, total: int) -> Iterator[tuple[int, list[float]]]:
+    """Yield (step, the rate of each group in it); stops where it gets long."""
+    rates, feed = session.run.rates, session.run.feed
+    taken, epoch = 0, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no optimizer has taken a step is the point
+        while taken < total:
+            rates.start_epoch(epoch, taken)
+            steps = feed.num_steps_in(epoch) or total
+            for _ in range(min(steps, total - taken)):
+                if taken >= _SCHEDULED_AT_MOST:
+                    return
+                yield taken, rates.current()
+                taken += 1
+                rates.after_step(taken)
+            epoch += 1
+            rates.after_epoch(epoch, taken, {}, complete=False)
+
+
+def step_rows(session: FitSession) -> Rows:
+    """Return the order of everything that runs in a step, each with who owns it. Hooks that nobody implements are left out."""
+    run, settings = session.run, session.settings
+    contract = session.contract
+    sums = f"{session.engine.name}: "
+    overlap = "sums over ranks start in the last one" if contract.world_size > 1 else "gradients add up"
+    order: list[tuple[str, str | None]] = [
+        ("on_train_step_start", None),
+        (f"for each microbatch, {contract.accumulate} on a rank", ""),
+        ("  on_train_batch_start", None),
+        ("  training_step", f"{type(run.task).__name__}, {settings.precision}"),
+        ("  on_before_backward", None),
+        ("  backward", sums + overlap),
+        ("  on_after_backward", None),
+        ("  on_train_batch_end", None),
+        ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
+    ]
+    if settings.stop_on_nonfinite:
+        order.append(("stop where a loss is not finite", "Trainer: one small sum over ranks"))
+    if settings.precision == "16-mixed":
+        order.append(("unscale", "GradScaler"))
+    if settings.limits.gradient_clip_val is not None:
+        order.append((f"clip by {settings.limits.gradient_clip_algorithm}", f"Trainer: at {settings.limits.gradient_clip_val}"))
+    order.append(("on_before_optimizer_step", None))
+    order += [("optimizer.step", type(optimizer).__name__) for optimizer in run.optimizers]
+    order += [("on_before_zero_grad", None), ("zero_grad", "Trainer")]
+    by_step = [type(config.scheduler).__name__ for config in run.rates.schedules if config.interval == "step"]
+    if by_step or contract.warmup_steps:
+        order.append(("learning rate", ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step])))
+    order += [(f"each {settings.limits.log_every_n_steps} steps: on_metrics", None), ("on_train_step_end", None)]
+    rows = []
+    for what, owner in order:
+        if owner is None:
+            owner = ", ".join(session.hooks.owners(what.split()[-1]))
+            if not owner:
+                continue
+        rows.append((what, owner))
+    return rows
+
+
+def measure(session: FitSession, compression: str) -> Sizes:
+    """Return the sizes of everything but activations. Takes a step of each optimizer on zeros: the weights are spent."""
+    run = session.run
+    trained = [p for p in run.task.parameters() if p.requires_grad]
+    wire = _WIRE_BYTES[compression]
+    payload = sum(p.numel() * (wire or _summed_as(p, session.engine.name)) for p in trained)
+    sparse = find_sparse(run.task, run.optimizers)
+    for parameter in trained:
+        zeros = torch.zeros_like(parameter)
+        parameter.grad = zeros.to_sparse(1) if parameter in sparse else zeros
+    for optimizer in run.optimizers:
+        optimizer.step()
+    states = [v for opt in run.optimizers for s in opt.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return Sizes(
+        weights=_bytes([*run.task.parameters(), *run.task.buffers()]),
+        gradients=_bytes(trained),
+        optimizer=_bytes(states),
+        payload=payload if session.engine.world_size > 1 else 0,
+        tensors=len(trained),
+        sparse=len(sparse),
+    )
+
+
+def size_rows(sizes: Sizes, world_size: int) -> Rows:
+    """Return communication of a step and memory of a rank."""
+    if world_size > 1:
+        ring = 2 * (world_size - 1) / world_size * sizes.payload  # Patarasuk & Yuan 2009
+        most = f" at most ({sizes.sparse} of them send the rows that were used)" if sizes.sparse else ""
+        sums = f"{sizes.tensors} gradients, {human(sizes.payload)}{most}; a ring sends {human(ring)} from each rank"
+        flags = f"which of them had no gradient, {human(4 * sizes.tensors)}"
+    rows = [("summed in a step", f"{sums}; {flags}")] if world_size > 1 else [("summed in a step", "nothing: one rank")]
+    total = sizes.weights + sizes.gradients + sizes.optimizer
+    parts = f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer {human(sizes.optimizer)}"
+    return [*rows, ("memory of a rank", f"{human(total)}: {parts}; activations not counted")]
+
+
+def checkpoint_rows(session: FitSession, trainer: Trainer, sizes: Sizes) -> Rows:
+    """Return when checkpoints are written, how large they are, and how many are kept."""
+    rows: Rows = []
+    total, epochs = session.total_steps, session.settings.limits.max_epochs
+    for keeper in (c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)):
+        when = []
+        if keeper.every_n_epochs:
+            count = "" if epochs is None else f" ({epochs // keeper.every_n_epochs} in all)"
+            when.append(f"each {_th(keeper.every_n_epochs)}epoch{count}")
+        if keeper.every_n_train_steps:
+            count = "" if total is None else f" ({total // keeper.every_n_train_steps} in all)"
+            when.append(f"each {keeper.every_n_train_steps} steps{count}")
+        size = sizes.weights + (0 if keeper.save_weights_only else sizes.optimizer)
+        kept = "all are kept" if keeper.save_top_k == -1 else f"{keeper.save_top_k} kept"
+        by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
+        rows.append(("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}"))
+    return rows or [("checkpoints", "none")]
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum({id(t): t.numel() * t.element_size() for t in tensors}.values())
+
+
+def _summed_as(parameter: Tensor, engine: str) -> int:
+    """Bytes of an element on the wire, uncompressed: Horovod sends bfloat16 as float32."""
+    widened = engine == "horovod" and parameter.dtype == torch.bfloat16
+    return 4 if widened else parameter.element_size()
+
+
+def _th(count: int) -> str:
+    return "" if count == 1 else f"{count}th "

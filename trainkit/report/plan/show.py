@@ -1,0 +1,52 @@
+"""Prints the plan of a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from trainkit.console import console_of
+from trainkit.engine.base import Engine
+from trainkit.report.plan import plan
+from trainkit.report.plan.advice import advise
+from trainkit.report.plan.planned import planned
+
+
+def show_plan(config: dict[str, Any], cores: int) -> None:
+    """Print the plan of a config for the ranks that the launcher (or who pretends to be one) says.
+
+    Args:
+        config: resolved and checked; its run_dir is a folder that may be thrown away.
+        cores: of a host.
+    """
+    with planned(config) as session:
+        trainer, engine = session.trainer, session.engine
+        advice = advise(session, trainer, {key: config.get(key) for key in ("task", "data", "vars")}, cores)
+        sections = {
+            f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(session),
+            "a step, in order, and who owns what": plan.step_rows(session),
+            "learning rate": plan.rate_rows(session),
+        }
+        sizes = plan.measure(session, (config.get("engine") or {}).get("compression") or "none")
+        sections["traffic, memory, disk"] = [
+            *plan.size_rows(sizes, engine.world_size),
+            *plan.checkpoint_rows(session, trainer, sizes),
+        ]
+    console = console_of()
+    for title, rows in sections.items():
+        console.print(Text(f"\n{title}", style="bold"))
+        table = Table.grid(padding=(0, 2))
+        for row in rows:
+            table.add_row(*(Text(f"  {cell}", overflow="fold") for cell in row))
+        console.print(table)
+    console.print(Text("\nto look at" if advice else "\nnothing to look at", style="bold"))
+    for sentence in advice:
+        console.print(f"  - {sentence}", soft_wrap=True, markup=False)
+
+
+def _ranks(engine: Engine) -> str:
+    if engine.world_size == 1:
+        return "1 rank"
+    return f"{engine.world_size} ranks ({engine.name}, {engine.local_size} a host)"

@@ -1,0 +1,1 @@
+"""`trainkit check-resume`: whether a run that resumes equals the one that never stopped."""

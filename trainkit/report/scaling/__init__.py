@@ -1,0 +1,1 @@
+"""`trainkit scaling`: the time of a step at other numbers of ranks."""

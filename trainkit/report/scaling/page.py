@@ -1,0 +1,89 @@
+"""The page of a scaling report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from trainkit.console import plural
+from trainkit.report.grid import ms
+from trainkit.report.page import Part, figure, write_page
+from trainkit.report.scaling.model import PREDICTED, Measured, Model, check_words, measured_grid, network, predictions_grid
+from trainkit.report.timeline.page import COLORS
+from trainkit.report.timeline.recorded_facts import LABELS
+
+_LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9aa5b1")
+
+
+def write_scaling_page(
+    path: Path,
+    of: str,
+    measured: Sequence[Measured],
+    models: tuple[Model, Model] | None,
+    gbits: Sequence[float],
+    notes: Sequence[str],
+) -> None:
+    """Write the page; `of` says of which config."""
+    best = measured[-1]
+    ideal = measured[0].samples_per_s * best.ranks / measured[0].ranks
+    cards = [
+        ("samples/s at " + str(best.ranks) + " ranks", f"{best.samples_per_s:,.1f}"),
+        ("efficiency there", f"{100 * best.samples_per_s / ideal:.1f} %"),
+        ("a step there", ms(best.step_s)),
+    ]
+    parts = [Part("Measured", tuple(notes), _parts(measured), measured_grid(measured), id="measured")]
+    if models is not None:
+        check, model = models
+        off = 100 * (check.step_s(best.ranks) / best.step_s - 1)
+        cards += [("predicted efficiency at 64", f"{100 * model.efficiency(64):.0f} %"), ("model is off by", f"{off:+.1f} %")]
+        said = (check_words(check, best), _source(model))
+        grid = predictions_grid(model, gbits)
+        parts.append(Part("Predicted", said, _efficiency(measured, model, gbits), grid, _MODEL, id="predicted"))
+    write_page(path, "Scaling", of, cards, parts)
+
+
+def _source(model: Model) -> str:
+    ring = model.ring
+    return (
+        f"Gradients become ready as at {plural(model.of_ranks, 'rank')}. A message between neighbours takes "
+        f"{1e6 * ring.alpha_s:.0f} us and {8 * ring.bytes_per_s / 1e9:.2f} Gbit/s, from {model.ring_from}. A rank's own work "
+        f"varies by {ms(model.spread_s)}."
+    )
+
+
+def _parts(measured: Sequence[Measured]) -> go.Figure:
+    chart = figure("ms, mean of a step", "", height=140 + 40 * len(measured))
+    names = [plural(m.ranks, "rank") for m in measured]
+    for part, label in LABELS.items():
+        means = [1000 * m.analysis.mean(part) for m in measured]
+        chart.add_bar(x=means, y=names, orientation="h", name=label, marker_color=COLORS[part])
+    chart.update_layout(barmode="stack")
+    chart.update_yaxes(autorange="reversed")
+    return chart
+
+
+def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[float]) -> go.Figure:
+    chart = figure("ranks", "efficiency, %", height=420)
+    sizes = [1, 2, 4, *PREDICTED]
+    rings = [("as measured", model.ring), *((f"{speed:g} Gbit/s", network(model.ring, speed)) for speed in gbits)]
+    for (name, ring), color in zip(rings, _LINES, strict=False):
+        values = [100 * model.efficiency(n, ring) for n in sizes]
+        chart.add_scatter(x=sizes, y=values, name=name, mode="lines", line={"color": color, "width": 2})
+    ideal = [measured[0].samples_per_s * m.ranks / measured[0].ranks for m in measured]
+    seen = [100 * m.samples_per_s / best for m, best in zip(measured, ideal, strict=True)]
+    marker = {"size": 10, "color": "#1d2733", "symbol": "diamond"}
+    chart.add_scatter(x=[m.ranks for m in measured], y=seen, name="measured here", mode="markers", marker=marker)
+    chart.update_xaxes(type="log", range=[-0.05, 2.8], tickvals=sizes, ticktext=[str(n) for n in sizes])
+    chart.update_yaxes(rangemode="tozero")
+    return chart
+
+
+_MODEL = (
+    "t(n) = a rank's own work + waiting for the slowest + sums that backward does not hide. Own work is as measured; ranks of "
+    "one host share it, and beyond the largest number that was measured hosts like this one are added. A sum of S bytes in a "
+    "ring of n: 2(n-1) alpha + 2(n-1)/n S/B (Patarasuk & Yuan 2009); what is hidden follows from running Horovod's cycles over "
+    "the recorded gradients (Sergeev & Del Balso 2018); the slowest of n normal values by Blom (1958). It knows no tree, no "
+    "congestion, and no other kind of host. NCCL's faster algorithms make it pessimistic at small sums."
+)

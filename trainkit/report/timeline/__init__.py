@@ -1,0 +1,1 @@
+"""`trainkit timeline`: what a recording of steps says."""

@@ -1,0 +1,128 @@
+"""What would make a recorded step shorter, with the gain that the model of overlap.py predicts for each setting."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from trainkit.report.grid import human, ms, share
+from trainkit.report.timeline.overlap import Link, Profile, Summing, exposed_s
+from trainkit.report.timeline.steps import Analysis
+
+_LEAST_GAIN = 0.01
+_CYCLES_MS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+_FUSIONS_MB = (0.0, 1.0, 4.0, 16.0, 64.0, 128.0, 256.0)
+_HALF = {"fp16": 0.5}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try.
+
+    Attributes:
+        setting: as it is written on the command line, or what else to do.
+        why: the number that it follows from.
+        gain: the share of samples per second that it adds, as predicted: 0.12 for 12 %.
+        is_bound: whether that is the most that can be gained, and not an estimate.
+    """
+
+    setting: str
+    why: str
+    gain: float
+    is_bound: bool = False
+
+
+def advise(analysis: Analysis) -> list[Advice]:
+    """Return what to try, the largest gain first; what would give less than a hundredth is left out."""
+    found = [*_data(analysis), *_waiting(analysis), *_sums(analysis), *_fewer_sums(analysis), *_rest(analysis)]
+    return sorted((advice for advice in found if advice.gain >= _LEAST_GAIN), key=lambda advice: -advice.gain)
+
+
+def _gain(step_s: float, saved_s: float) -> float:
+    """Return by which share samples per second grow where a step loses `saved_s`."""
+    return step_s / max(step_s - saved_s, 0.05 * step_s) - 1
+
+
+def _data(analysis: Analysis) -> Iterator[Advice]:
+    step, wait = analysis.step_s, analysis.mean("data")
+    if wait < _LEAST_GAIN * step:
+        return
+    workers = max(about.workers for about in analysis.abouts)
+    why = f"a step waits {ms(wait)} for the loader ({share(wait, step)})"
+    if workers > 0:  # the loader sets the pace: twice as many workers halve a step, until nothing waits any more
+        yield Advice(
+            f"data.num_workers={2 * workers}", f"{why}, with {workers} workers", _gain(step, min(wait, step / 2)), True
+        )
+    else:
+        asked = "data.num_workers=2 or more"
+        yield Advice(asked, f"{why}; no worker loads beside the training", _gain(step, wait), True)
+
+
+def _waiting(analysis: Analysis) -> Iterator[Advice]:
+    step, slow = analysis.step_s, analysis.slow
+    if slow is not None:
+        waited = statistics.fmean(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
+        why = f"it ends its backward {ms(slow.behind_s)} after the others"
+        yield Advice(f"make rank {slow.rank} on {slow.host} as fast as the others", why, _gain(step, waited), True)
+
+
+def _sums(analysis: Analysis) -> Iterator[Advice]:
+    """Horovod's knobs, and fewer bytes."""
+    link, now, profiles = analysis.link, analysis.summing, analysis.profiles
+    if link is None or not profiles:
+        return
+    measured = analysis.mean("communication")
+    base = _mean_exposed(profiles, link, now)
+    if now.cycle_s:
+        for name, tries in (("cycle_time_ms", _cycles(now)), ("fusion_threshold_mb", _fusions(now))):
+            best, saved = max(((text, base - _mean_exposed(profiles, link, other)) for text, other in tries), key=_second)
+            why = f"{ms(measured)} of sums are not hidden; the model says {ms(base)} now, {ms(base - saved)} then"
+            yield Advice(f"engine.{name}={best}", why, _gain(analysis.step_s, min(saved, measured)))
+    if analysis.abouts[0].wire == "none":
+        half = [profile.compressed(_HALF["fp16"]) for profile in profiles]
+        saved = base - _mean_exposed(half, link, now)
+        total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
+        why = f"half of {human(total)} a step; packing costs time that is not in the model, and float16 rounds"
+        yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
+
+
+def _second(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def _cycles(now: Summing) -> Iterator[tuple[str, Summing]]:
+    for cycle_ms in _CYCLES_MS:
+        yield f"{cycle_ms:g}", replace(now, cycle_s=cycle_ms / 1000)
+
+
+def _fusions(now: Summing) -> Iterator[tuple[str, Summing]]:
+    for mb in _FUSIONS_MB:
+        yield f"{mb:g}", replace(now, fusion_bytes=mb * 2**20)
+
+
+def _mean_exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
+    return statistics.fmean(exposed_s(profile, link, summing) for profile in profiles)
+
+
+def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
+    """What is paid once a step is paid for more samples."""
+    step, exposed, optimizer = analysis.step_s, analysis.mean("communication"), analysis.mean("optimizer")
+    accumulate = analysis.abouts[0].accumulate
+    rest: Callable[[int], float] = lambda k: (step - exposed - optimizer) + (exposed + optimizer) / k  # noqa: E731
+    if exposed >= _LEAST_GAIN * step:
+        why = f"exposed communication ({ms(exposed)}) and the update ({ms(optimizer)}) come once for twice the samples"
+        told = "; the batch of a step doubles, and with it the rate"
+        gain = step / rest(2) - 1
+        yield Advice(f"trainer.accumulate_grad_batches={2 * accumulate}", why + told, gain)
+        yield Advice("twice the data.batch_size, where memory holds it", why + f"; on a GPU rather more{told}", gain)
+
+
+def _rest(analysis: Analysis) -> Iterator[Advice]:
+    step, hooks, optimizer = analysis.step_s, analysis.mean("hooks"), analysis.mean("optimizer")
+    if hooks >= 0.02 * step:
+        why = f"{ms(hooks)} go into callbacks and logging between steps ({share(hooks, step)})"
+        yield Advice("see which: trainer.profiler=simple; a larger trainer.log_every_n_steps", why, _gain(step, hooks), True)
+    if optimizer >= 0.1 * step and analysis.abouts[0].device != "cpu":
+        why = f"the update takes {ms(optimizer)} ({share(optimizer, step)})"
+        yield Advice("optimizer.fused=true, or fewer and larger parameters", why, _gain(step, optimizer), True)

@@ -1,0 +1,129 @@
+"""What a recording says, in numbers: the parts of each step on each rank, each gradient's way, and the slowest rank.
+
+Ranks wait for each other where gradients are summed. The time between the end of a rank's own backward and its sums is
+therefore two things: `waiting`, until the last rank has ended its backward, and `communication`, what is left then: the
+sums that no backward hid. On a GPU the parts are those of the device, else those of the host.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainkit.report.timeline import gradients as of_gradients
+from trainkit.report.timeline.overlap import Link, Profile, Summing
+from trainkit.report.timeline.recorded_facts import LABELS, Gradient, SlowRank, StepOfRank
+from trainkit.report.timeline.slow_rank import find_slow_rank
+from trainkit.tracing.merge import RankTrace, TraceError
+from trainkit.tracing.pieces import About, Event
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that is known of a recording.
+
+    Attributes:
+        abouts: of the ranks that are there.
+        steps: of all ranks.
+        gradients: the longest way first; empty where Horovod's timeline is missing.
+        slow: the rank that the others wait for, or None.
+        link: what a sum costs here, or None where that cannot be told.
+        summing: how gradients were taken.
+        profiles: the steps as overlap.py sees them; empty where there are no sums.
+        unaligned: ranks whose clocks could not be compared.
+        has_operations: whether there is a record of Horovod's operations.
+    """
+
+    abouts: list[About]
+    steps: list[StepOfRank]
+    gradients: list[Gradient]
+    slow: SlowRank | None
+    link: Link | None
+    summing: Summing
+    profiles: list[Profile]
+    unaligned: list[int]
+    has_operations: bool = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """The steps that were recorded."""
+        return sorted({step.step for step in self.steps})
+
+    @property
+    def step_s(self) -> float:
+        """The mean seconds of a step, over steps and ranks."""
+        return sum(self.mean(part) for part in LABELS)
+
+    def mean(self, part: str) -> float:
+        """Return the mean seconds of a part, over steps and ranks."""
+        return statistics.fmean(step.seconds[part] for step in self.steps)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks."""
+        taken = sum(step.samples for step in self.steps if step.rank == self.abouts[0].rank)
+        return taken / max(1e-9, sum(s.total_s for s in self.steps if s.rank == self.abouts[0].rank))
+
+
+def analyse(ranks: Sequence[RankTrace]) -> Analysis:
+    """Work it out.
+
+    Raises:
+        TraceError: no step was recorded as a whole.
+    """
+    steps = [step for rank in ranks for step in _steps(rank)]
+    everywhere = set.intersection(*({s.step for s in steps if s.rank == rank.about.rank} for rank in ranks))
+    steps = [step for step in steps if step.step in everywhere]
+    are_aligned = all(rank.is_aligned for rank in ranks)
+    if are_aligned:  # else nobody can tell waiting for another rank from waiting for the sums
+        steps = _split_waiting(steps)
+    if not steps:
+        raise TraceError("The recording has no step that all ranks ended: it was cut off too early. Record again.")
+    handed = of_gradients.handed_over(ranks)
+    operations = ranks[0].operations
+    gradients = of_gradients.ways(ranks, handed)
+    summing, link = of_gradients.costs(ranks[0].about, operations, gradients)
+    return Analysis(
+        abouts=[rank.about for rank in ranks],
+        steps=steps,
+        gradients=gradients,
+        slow=find_slow_rank(steps, ranks) if are_aligned else None,
+        link=link,
+        summing=summing,
+        profiles=of_gradients.profiles(steps, handed, ranks[0].about),
+        unaligned=[rank.about.rank for rank in ranks if not rank.is_aligned],
+        has_operations=bool(operations),
+    )
+
+
+def _steps(rank: RankTrace) -> list[StepOfRank]:
+    parts = [e for e in rank.events if e.get("cat") == "part" and "step" in e.get("args", {})]
+    track = 1 if any(event["tid"] == 1 for event in parts) else 0
+    samples = {e["args"]["step"]: e["args"]["samples"] for e in parts if "samples" in e["args"]}
+    by_step: dict[int, list[Event]] = defaultdict(list)
+    for event in parts:
+        if event["tid"] == track and "samples" not in event["args"]:
+            by_step[event["args"]["step"]].append(event)
+    found = []
+    for number, events in by_step.items():
+        backwards = [e for e in events if e["name"] == "backward"]
+        if number not in samples or not backwards:  # cut off, or a rank without a sample
+            continue
+        seconds = {part: sum(e["dur"] for e in events if e["name"] == part) / 1e6 for part in LABELS}
+        begun, ended = backwards[-1]["ts"], backwards[-1]["ts"] + backwards[-1]["dur"]
+        at = [rank.clock.to_rank_0(us) for us in (events[0]["ts"], begun, ended)]
+        found.append(StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number]))
+    return found
+
+
+def _split_waiting(steps: list[StepOfRank]) -> list[StepOfRank]:
+    last: dict[int, float] = defaultdict(float)
+    for step in steps:
+        last[step.step] = max(last[step.step], step.backward_end)
+    for step in steps:
+        waited = min(step.seconds["communication"], (last[step.step] - step.backward_end) / 1e6)
+        step.seconds["waiting"] = waited
+        step.seconds["communication"] -= waited
+    return steps

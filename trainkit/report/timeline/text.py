@@ -1,0 +1,136 @@
+"""A recording in words and tables: for the terminal, and for the head of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainkit.console import plural
+from trainkit.report.grid import Grid, human, ms, share
+from trainkit.report.timeline.advice import Advice
+from trainkit.report.timeline.recorded_facts import LABELS
+from trainkit.report.timeline.steps import Analysis
+
+_SHOWN = 12  # gradients in the terminal
+_WORK = {
+    "data": "waits for its loader",
+    "forward": "computes forward",
+    "backward": "computes backward",
+    "optimizer": "updates its weights",
+    "hooks": "is in callbacks between steps",
+}
+
+
+def in_words(analysis: Analysis) -> list[str]:
+    """Return what there is to say, in sentences, the most important first."""
+    numbers, step = analysis.numbers, analysis.step_s
+    ranks = plural(len(analysis.abouts), "rank")
+    which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
+    said = [
+        f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "
+        f"{analysis.samples_per_s:,.0f} samples/s."
+    ]
+    if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
+        said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not end them.")
+    largest = max(LABELS, key=analysis.mean)
+    parts = ", ".join(f"{LABELS[part]} {share(analysis.mean(part), step)}" for part in ("data", "communication", "waiting"))
+    said.append(f"Most of it is {LABELS[largest]} ({share(analysis.mean(largest), step)}); {parts}.")
+    said.append(_slow_words(analysis))
+    if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
+        return said
+    if analysis.link is not None:
+        link = analysis.link
+        cost = f"{ms(link.latency_s)} and {1000 * 2**20 / link.bytes_per_s:.3g} ms a MiB"
+        said.append(f"A sum over ranks costs {cost} ({link.bytes_per_s / 1e9:.3g} GB/s), as fitted to what was recorded.")
+    world = analysis.abouts[0].world_size
+    if len(analysis.abouts) < world:
+        there = ", ".join(str(about.rank) for about in analysis.abouts)
+        said.append(f"Of {world} ranks only the files of {there} are here: copy the others' into the same folder.")
+    if analysis.unaligned:
+        ranks = ", ".join(map(str, analysis.unaligned))
+        said.append(f"The clocks of ranks {ranks} could not be compared: in the trace their times are by the time of day.")
+    if analysis.link is None and analysis.has_operations:
+        said.append("The sums here are too alike in size to tell what the network costs, so nothing is foretold of them.")
+    if world > 1 and not analysis.gradients:
+        said.append(f"Nothing is said of single gradients: {_no_gradients(analysis)}.")
+    return said
+
+
+def _no_gradients(analysis: Analysis) -> str:
+    if analysis.abouts[0].engine != "horovod":
+        return "only Horovod tells when each is summed"
+    if analysis.has_operations:
+        return "nobody noted when they were handed over, as engine.optimizer_wrapper=trainkit does"
+    return "there is no record of Horovod's operations"
+
+
+def _slow_words(analysis: Analysis) -> str:
+    slow = analysis.slow
+    if len(analysis.abouts) < 2:
+        return "One rank waits for nobody."
+    if analysis.unaligned:
+        return "Which rank is slower than the others cannot be told: their clocks could not be compared."
+    if slow is None:
+        return "No rank is slower than the others in most steps."
+    counted, of = slow.steps
+    return (
+        f"Rank {slow.rank} on {slow.host} is the slowest since step {slow.since}: in {counted} of {of} steps the last, by "
+        f"{ms(slow.behind_s)}; it {_WORK[slow.part]} for {ms(slow.part_s)}, the others for {ms(slow.usual_s)}."
+    )
+
+
+def grids(analysis: Analysis, advice: Sequence[Advice], gradients: int = _SHOWN) -> list[Grid]:
+    """Return the tables: parts, gradients, advice."""
+    return [parts_grid(analysis), *([gradients_grid(analysis, gradients)] if analysis.gradients else []), advice_grid(advice)]
+
+
+def parts_grid(analysis: Analysis) -> Grid:
+    """Return the parts of a step, of each rank (of many: the first four and the slowest)."""
+    ranks = [about.rank for about in analysis.abouts]
+    shown = ranks if len(ranks) <= 5 else ranks[:4]
+    if analysis.slow is not None and analysis.slow.rank not in shown:
+        shown = [*shown, analysis.slow.rank]
+    rows = []
+    for part, label in LABELS.items():
+        mean = analysis.mean(part)
+        own = [_mean_of(analysis, rank, part) for rank in shown] if len(ranks) > 1 else []
+        rows.append((label, ms(mean), share(mean, analysis.step_s), *(ms(value) for value in own)))
+    rows.append(("a step", ms(analysis.step_s), "100 %", *("" for _ in shown if len(ranks) > 1)))
+    each = [f"rank {rank}" for rank in shown] if len(ranks) > 1 else []
+    return Grid("Where a step goes", ("part", "mean", "share", *each), rows)
+
+
+def gradients_grid(analysis: Analysis, shown: int) -> Grid:
+    """Return the longest ways of gradients."""
+    rows = [
+        (
+            g.name,
+            human(g.num_bytes),
+            ms(g.negotiation_s),
+            ms(g.queue_s),
+            ms(g.fusion_s),
+            ms(g.allreduce_s),
+            f"{g.fused_with:.0f}",
+        )
+        for g in analysis.gradients[:shown]
+    ]
+    more = f", {shown} of {len(analysis.gradients)}" if len(analysis.gradients) > shown else ""
+    title = f"Gradients with the longest way{more}: until all ranks have it, in the queue, in copies, in the allreduce"
+    return Grid(title, ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"), rows, is_code=True)
+
+
+def advice_grid(advice: Sequence[Advice]) -> Grid:
+    """Return what to try."""
+    rows = [(a.setting, f"{'up to ' * a.is_bound}{100 * a.gain:.0f} %", a.why) for a in advice]
+    title = "What to try, with the samples per second that it should add"
+    return Grid(
+        title,
+        ("try", "gain", "since"),
+        rows or [("nothing", "", "no setting known here gains 1 %")],
+        sentences=(2,),
+        is_code=True,
+    )
+
+
+def _mean_of(analysis: Analysis, rank: int, part: str) -> float:
+    values = [step.seconds[part] for step in analysis.steps if step.rank == rank]
+    return sum(values) / len(values)

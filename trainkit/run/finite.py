@@ -1,0 +1,72 @@
+"""`trainer.stop_on_nonfinite`: all ranks end before the update where a loss is not finite, and say whose samples it was.
+
+It waits for the device once a step and costs one small sum over ranks. That is why it is asked for: left alone, a step
+waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trainkit.api.state import TrainState
+from trainkit.data.feed import Feed, Microbatch
+from trainkit.device.sync_guard import allowed_read
+from trainkit.engine.base import Engine
+from trainkit.errors import DivergenceError
+
+_SHOWN = 64  # samples named at most
+
+
+class FiniteLosses:
+    """Looks at each loss of a step, and decides before the update."""
+
+    def __init__(self, engine: Engine, feed: Feed, state: TrainState) -> None:
+        """Take the ranks, what knows the samples of a microbatch, and the counters."""
+        self._engine, self._feed, self._state = engine, feed, state
+        self._seen: list[tuple[Tensor, Microbatch]] = []
+
+    def look(self, loss: Tensor, microbatch: Microbatch) -> None:
+        """Remember a microbatch's loss; waits for nothing."""
+        self._seen.append((loss.detach().clone(), microbatch))  # a CUDA graph writes the next one over it
+
+    def forget(self) -> None:
+        """Drop what was seen in this step."""
+        self._seen.clear()
+
+    def decide(self) -> None:
+        """End the run where a loss of this step is not finite. Call it on all ranks.
+
+        Raises:
+            DivergenceError: names step, rank and samples; the same on all ranks.
+        """
+        with allowed_read():
+            losses = torch.stack([loss.double() for loss, _ in self._seen]).tolist() if self._seen else []
+            bad = [
+                (loss, self._feed.indices(self._state.current_epoch, microbatch))
+                for loss, (_, microbatch) in zip(losses, self._seen, strict=True)
+                if not math.isfinite(loss)
+            ]
+            self._seen.clear()
+            total = self._engine.sum_number(len(bad))
+        if total == 0:
+            return
+        told = [
+            f"{loss} on rank {rank}{_samples(indices)}"
+            for rank, losses_of_rank in enumerate(self._engine.all_gather_object(bad))
+            for loss, indices in losses_of_rank
+        ]
+        raise DivergenceError(
+            f"The loss is not finite at step {self._state.global_step} (epoch {self._state.current_epoch}): "
+            f"{'; '.join(told[:8])}. The weights were not updated. Look at these samples; where they are sound, try a lower "
+            "rate, warm-up or trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
+        )
+
+
+def _samples(indices: list[int] | None) -> str:
+    if indices is None:
+        return ""
+    shown = ", ".join(map(str, indices[:_SHOWN]))
+    return f", samples {shown}{', ...' * (len(indices) > _SHOWN)} of the data set"
