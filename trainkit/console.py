@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -24,3 +25,16 @@ def short(path: Path | str) -> str:
 def plural(count: int, noun: str) -> str:
     """Return "1 rank", "2 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def try_to_write(work: Callable[[], object], problem: str) -> None:
+    """Do work that a disk may refuse, and print the problem if it does: training continues.
+
+    Args:
+        work: writes files.
+        problem: the start of the sentence, as "metrics.csv could not be written".
+    """
+    try:
+        work()
+    except OSError as error:
+        print(f"{problem}: {error}. Training continues.", flush=True)

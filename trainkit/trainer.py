@@ -1,38 +1,40 @@
-"""Trainer: puts the pieces together and owns the standard model of data-parallel training.
+"""Trainer: the settings of training, and its entry points.
 
-The constructor takes the settings; each entry point opens a Session (session.py), which starts the engine, builds what
-the loop works with, and cleans up. fit then reads: build, sanity check, loop.fit.
+The constructor takes the settings; each entry point opens a Stage (run/setup.py), which starts the engine and cleans up. A fit
+then reads: build_run, sanity check, loop.fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from trainkit import loop
 from trainkit.api.callback import Callback
-from trainkit.api.datamodule import DataModule, Stage
+from trainkit.api.datamodule import DataModule, StageName
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
+from trainkit.api.options import read_options
+from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
+from trainkit.api.view import elastic_settings
 from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
-from trainkit.callbacks.elastic import Elastic
-from trainkit.callbacks.step_clock import StepClock
-from trainkit.callbacks.timer import Timer
-from trainkit.checkpoint.store import make_store
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger
-from trainkit.run.build import FitSession
-from trainkit.run.default_callbacks import arrange
-from trainkit.run.elastic import keep_going
-from trainkit.run.options import NO_END, Limits, Settings
-from trainkit.run.running import Running
-from trainkit.run.setup import Session
+from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.build import StartFrom, build_evaluator, build_run
+from trainkit.run.data_sources import DataSources
+from trainkit.run.default_callbacks import default_callbacks
+from trainkit.run.elastic import ElasticRun
+from trainkit.run.run import Run
+from trainkit.run.setup import Stage
 
 
 @checked
-class Trainer(Running):
+class Trainer:
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
@@ -132,65 +134,11 @@ class Trainer(Running):
         run_dir: str | None = None,
         seed: int = 0,
     ) -> None:
-        if overfit_batches is not None:
-            if not overfit_batches or (limit_train_batches, limit_val_batches) != (None, None):
-                why = "nothing would be left" if not overfit_batches else "limit_train_batches or limit_val_batches is set too"
-                raise ConfigError(f"trainer.overfit_batches is {overfit_batches}, but {why}. Leave one out (null is for all).")
-            limit_train_batches = limit_val_batches = overfit_batches
-        quick = int(fast_dev_run)
-        if quick:
-            max_epochs, max_steps, num_sanity_val_steps, logger, enable_checkpointing = 1, None, 0, False, False
-            max_time = None
-            val_check_interval, check_val_every_n_epoch = None, 1
-            limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = quick
-        clip = gradient_clip_val, gradient_clip_algorithm
-        self.settings = Settings(
-            engine=engine,
-            limits=Limits(max_epochs, max_steps, log_every_n_steps, val_check_interval, check_val_every_n_epoch, *clip),
-            pad=pad_last_step,
-            train_limit=limit_train_batches,
-            val_limit=limit_val_batches,
-            test_limit=limit_test_batches,
-            predict_limit=limit_predict_batches,
-            global_batch_size=global_batch_size,
-            accumulate=accumulate_grad_batches,
-            lr_scaling=lr_scaling,
-            lr_reference_batch_size=lr_reference_batch_size,
-            lr_warmup_steps=lr_warmup_steps,
-            lr_warmup_epochs=lr_warmup_epochs,
-            lr_momentum_correction=lr_momentum_correction,
-            precision=precision,
-            channels_last=channels_last,
-            compile=compile,
-            sync_batchnorm=sync_batchnorm,
-            halve_batch_on_oom=halve_batch_on_oom,
-            overfit=overfit_batches is not None,
-            num_sanity_val_steps=num_sanity_val_steps,
-            deterministic=deterministic,
-            benchmark=benchmark,
-            detect_anomaly=detect_anomaly,
-            stop_on_nonfinite=stop_on_nonfinite,
-            assert_no_sync=assert_no_sync,
-            run_dir=run_dir,
-            seed=seed,
-        )
-        self.fast_dev_run = quick
-        self.step_clock = StepClock()
-        self.callbacks = arrange(
-            [callbacks] if isinstance(callbacks, Callback) else list(callbacks or []),
-            [logger] if isinstance(logger, Logger) else logger if isinstance(logger, bool) else list(logger),
-            self.step_clock,
-            max_time=max_time,
-            profiler=profiler,
-            shows_banner=enable_model_summary,
-            shows_progress=enable_progress_bar,
-            saves=enable_checkpointing,
-            leaves_no_files=bool(quick),
-        )
-        self.callback_metrics: dict[str, float] = {}
-        self.config: dict[str, Any] | None = None
-        self._session: Session | None = None
-        self._fitted: FitSession | None = None
+        given = locals()
+        self.options = read_options(given)
+        self.callbacks: list[Callback] = default_callbacks(given)
+        self._run: Run | None = None
+        self._fitted: Run | None = None
 
     # -- entry points -----------------------------------------------------------------------------------------------
 
@@ -223,44 +171,61 @@ class Trainer(Running):
             TaskError: the task lacks a method.
         """
         check_overrides(task, ("training_step", "configure_optimizers"))
-        timed = any(isinstance(callback, Timer) and callback.duration_s is not None for callback in self.callbacks)
-        if self.max_epochs is None and self.max_steps is None and not timed:
-            raise ConfigError(NO_END)
+        limits = self.options.limits
+        if limits.max_epochs is None and limits.max_steps is None and not any(callback.ends_run for callback in self.callbacks):
+            raise ConfigError(
+                "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one of "
+                "them."
+            )
+        data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
+        start = StartFrom(ckpt_path, init_weights, strict)
+        if elastic_settings(self.callbacks) is None:
+            self._fit_once(task, data, start)
+        else:
+            ElasticRun().go(partial(self._fit_once, task, data, start))
 
-        def fit() -> None:
-            with self.open(task, datamodule) as session:
-                if not session.engine.takes_part:
-                    return
-                session.build(train_dataloaders, val_dataloaders, ckpt_path, init_weights, strict)
-                self._fitted = session
-                session.hooks("on_fit_start")
-                session.sanity_check()
-                with session.signals:
-                    loop.fit(session.run)
-                    session.finish_writing()
-                session.hooks("on_fit_end")
+    def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
+        with self._open("fit", task, data, attempts) as stage:
+            if not stage.engine.takes_part:
+                return
+            self._fitted = run = build_run(stage, start)
+            run.hooks("on_fit_start")
+            run.evaluator.sanity_check()
+            with run.stopping:
+                loop.fit(run)
+                run.checkpoints.finish()
+            run.hooks("on_fit_end")
 
-        keep_going(next((c for c in self.callbacks if isinstance(c, Elastic)), None), fit, lambda: self.session)
+    def _open(self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None) -> Stage:
+        """Return the stage of an entry point, not entered; an evaluation continues in the folder of the run before it."""
+        options, earlier = self.options, self._run
+        if kind != "fit" and options.run_dir is None and earlier is not None and "run_dir" in vars(earlier):
+            options = replace(options, run_dir=str(earlier.run_dir))
+        stage = Stage(kind, task, data, self.callbacks, options, attempts)
+        self._run = stage.run
+        return stage
 
     def validate(
         self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
     ) -> dict[str, float]:
         """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ("validation_step",))
-        with self._start(task, "validate", datamodule) as session:
-            if not session.engine.takes_part:
+        with self._open("validate", task, DataSources({"val": dataloaders}, datamodule)) as stage:
+            if not stage.engine.takes_part:
                 return {}
-            return session.evaluate("validation", session.eval_feeds("val", dataloaders), ckpt_path)
+            evaluator, feeds = build_evaluator(stage, "val", ckpt_path)
+            return evaluator.evaluate("validation", feeds)
 
     def test(
         self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
     ) -> dict[str, float]:
         """Evaluate on the test data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ())
-        with self._start(task, "test", datamodule) as session:
-            if not session.engine.takes_part:
+        with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
+            if not stage.engine.takes_part:
                 return {}
-            return session.evaluate("test", session.eval_feeds("test", dataloaders), ckpt_path)
+            evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
+            return evaluator.evaluate("test", feeds)
 
     def predict(
         self,
@@ -283,31 +248,111 @@ class Trainer(Running):
                 `trainkit.read_predictions` reads them.
         """
         check_overrides(task, ())
-        with self._start(task, "predict", datamodule) as session:
-            if not session.engine.takes_part:
+        with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
+            if not stage.engine.takes_part:
                 return None
-            own = session.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
-            return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path, own, return_predictions)
+            folder = stage.run.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
+            evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
+            return evaluator.predict(feeds, folder, return_predictions)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`."""
+        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`.
+
+        Raises:
+            ConfigError: there was no fit yet.
+        """
         if self.engine.takes_part:
-            text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
-            place, _, name = text.rpartition("/")
-            self._trained.save_checkpoint(make_store(place), name, weights_only)
-            self._trained.finish_writing()
+            if self._fitted is None:
+                raise ConfigError("There was no fit yet, so there is nothing trained: call fit first.")
+            self._fitted.save_checkpoint(filepath, weights_only)
 
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""
-        self.state.request_stop(reason)
+        self.run.request_stop(reason)
 
-    def open(self, task: Task, datamodule: DataModule | None = None) -> FitSession:
-        """Return the session of a fit, not yet started; for what looks into a fit without training."""
-        self.callback_metrics = {}
-        self._session = session = FitSession(self, task, "fit", datamodule, self._session)
-        return session
+    # -- the run in progress, or the last one -----------------------------------------------------------------------
 
-    def _start(self, task: Task, stage: Stage, datamodule: DataModule | None) -> Session:
-        self.callback_metrics = {}
-        self._session = Session(self, task, stage, datamodule, self._session)
-        return self._session
+    @property
+    def run(self) -> Run:
+        """The run in progress, or the last one; hooks receive it.
+
+        Raises:
+            ConfigError: nothing has run yet.
+        """
+        if self._run is None:
+            raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
+        return self._run
+
+    @property
+    def state(self) -> TrainState:
+        """The counters."""
+        return self.run.state
+
+    @property
+    def engine(self) -> Engine:
+        """The ranks."""
+        return self.run.engine
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder, the same on all ranks."""
+        if not self.engine.takes_part:
+            raise ConfigError("trainer.run_dir: this rank is none of engine.process_set, and has no part in the run's files.")
+        return self.run.run_dir
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """The arithmetic of batch and learning rate of the last fit."""
+        if self._fitted is None:
+            raise ConfigError("There was no fit yet, so there is no plan of batch and rate: call fit first.")
+        return self._fitted.batch_plan
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The latest logged values; empty before the first run."""
+        return {} if self._run is None else self._run.callback_metrics
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.state.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch in progress, from 0."""
+        return self.state.current_epoch
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The limit of epochs."""
+        return self.options.limits.max_epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        """The limit of steps."""
+        return self.options.limits.max_steps
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training ends, or ended, after the current step."""
+        return self.state.should_stop
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.engine.is_main
+
+    @property
+    def global_rank(self) -> int:
+        """This rank."""
+        return self.engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.engine.world_size
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Optimizer steps of the whole run; see RunView."""
+        return self.run.estimated_stepping_batches

@@ -27,11 +27,15 @@ class Callback:
 
     Attributes:
         runs_last: its hooks run behind those of all others, the Task's included.
-        uses_step_clock: it reads `trainer.step_clock`, which runs only where somebody does.
+        uses_step_clock: it reads `trainer.step_clock`, which runs only if a callback does.
+        is_step_clock: it is `trainer.step_clock`.
+        ends_run: it ends the run by itself, as a limit of time does; max_epochs and max_steps may then both be None.
     """
 
     runs_last = False
     uses_step_clock = False
+    is_step_clock = False
+    ends_run = False
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Before anything of `stage` ("fit", "validate", "test", "predict") runs."""

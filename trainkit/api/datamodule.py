@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Stage = Literal["fit", "validate", "test", "predict"]
+StageName = Literal["fit", "validate", "test", "predict"]
 
 
 class DataModule:
@@ -16,10 +16,10 @@ class DataModule:
     def prepare_data(self) -> None:
         """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
 
-    def setup(self, stage: Stage) -> None:
+    def setup(self, stage: StageName) -> None:
         """Make data sets; called on all ranks."""
 
-    def teardown(self, stage: Stage) -> None:
+    def teardown(self, stage: StageName) -> None:
         """Let go of what `setup` took."""
 
     def train_dataloader(self) -> Any:

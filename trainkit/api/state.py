@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-Stage = Literal["fit", "sanity_check", "validate", "test", "predict"]
+StageName = Literal["fit", "sanity_check", "validate", "test", "predict"]
 
 
 _BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_values": {}, "epoch_done": False}  # of an epoch
@@ -29,6 +29,8 @@ class TrainState:
         epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch, once the
             validation at the end is done.
         skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
+        half_updated: between an update's first change of weights and its count.
+        oom_pieces: into how many pieces each microbatch is split for memory (trainer.halve_batch_on_oom); 1 for whole.
         should_stop: set it (or call request_stop) to end after the current step.
         stop_reason: why, in words for the user.
     """
@@ -44,9 +46,11 @@ class TrainState:
     step_open: bool = False
     end_open: bool = False
     epoch_done: bool = False
+    half_updated: bool = field(default=False, metadata={"saved": False})
+    oom_pieces: int = field(default=1, metadata={"saved": False})
     should_stop: bool = field(default=False, metadata={"saved": False})
     stop_reason: str | None = field(default=None, metadata={"saved": False})
-    stage: Stage = field(default="fit", metadata={"saved": False})
+    stage: StageName = field(default="fit", metadata={"saved": False})
     started: float = field(default_factory=time.monotonic, metadata={"saved": False})
 
     def request_stop(self, reason: str) -> None:
@@ -64,6 +68,11 @@ class TrainState:
     def next_epoch(self) -> None:
         """Stand at the beginning of the next epoch."""
         self.load_state_dict(self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING})
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made: steps without those that mixed precision held back."""
+        return self.global_step - self.skipped_steps
 
     @property
     def owes_validation(self) -> bool:

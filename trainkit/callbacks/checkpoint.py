@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from concurrent.futures import Future
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import Duration, PositiveInt, checked, not_logged, seconds_of
+from trainkit.checkpoint.manager import Changes
 from trainkit.checkpoint.retention import Kept
 from trainkit.checkpoint.store import LINKS, Store, make_store
 from trainkit.errors import ConfigError
 
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
+@dataclass(frozen=True)
+class _Pending:
+    """A save whose outcome is not known yet, and the retention before it."""
+
+    name: str
+    before: Kept
+    outcome: Future[bool]
 
 
 _NEVER = (-1, -1, 0)  # a step, the epoch that would come next, and whether a validation is still to come
@@ -75,8 +84,8 @@ class ModelCheckpoint(Callback):
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename, self.dirpath = save_weights_only, filename, dirpath
         self._check_filename()
-        self._pending = ""  # what is being written, also while an elastic fit is begun again
-        self._round = 0
+        self._pending: _Pending | None = None  # the save whose outcome is not known yet
+        self._earlier: _Pending | None = None  # the same, of an earlier attempt of an elastic fit
         self._begin()
 
     def _check_filename(self) -> None:
@@ -96,30 +105,34 @@ class ModelCheckpoint(Callback):
         # Of the last attempt, the same on all ranks whether the disk took it or not: who saves again is a collective.
         self._saved_at, self._saved_score, self._saved_when = _NEVER, math.nan, 0.0
         self._dropping: list[str] = []
-        self._written = ""  # rank 0: the name that the last attempt gave a checkpoint; "" where it failed
-        self.failed = False  # rank 0: whether it did
+        self._written = ""  # rank 0: the name that the last attempt gave a checkpoint; "" if it failed
+        self._failed = False  # rank 0: whether it did
         self._unkept: list[str] = []  # written for going on alone: they go with the next one, or at the end
-        self._round += 1
+        if self._pending is not None:
+            self._earlier, self._pending = self._pending, None
 
     @property
     def best_model_path(self) -> str:
         """See the class."""
+        self._settle_if_done()
         return self.store.path_of(self._kept.best) if self._kept.best else ""
 
     @property
     def best_model_score(self) -> float | None:
         """See the class."""
+        self._settle_if_done()
         return self._kept.scores[self._kept.best] if self.monitor is not None and self._kept.best else None
 
     @property
     def last_model_path(self) -> str:
         """See the class."""
+        self._settle_if_done()
         return self.store.path_of(self._kept.last) if self._kept.last else ""
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Find out where."""
-        self.store: Store = self._place(trainer)
-        places = [c._place(trainer).place for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
+        """Find the store, and refuse one that another ModelCheckpoint has."""
+        self.store: Store = self.store_of(trainer.run_dir)
+        places = [c.store_of(trainer.run_dir).place for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
         if places.count(self.store.place) > 1:
             raise ConfigError(
                 f"Two ModelCheckpoints write to {self.store.place} and would delete each other's: set a dirpath on one."
@@ -127,43 +140,45 @@ class ModelCheckpoint(Callback):
         if stage == "fit":  # a second fit of the same Trainer is another run
             self._begin()
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Count the time from here on, and take away what a killed run no longer came to delete."""
         if self._interval_s is not None:
-            self._saved_when = trainer.session.pulse.look()
+            self._saved_when = trainer.coordinator.sync_clock()
         if trainer.is_global_zero:
             for name in self._dropping:
                 self.store.remove(name)
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Note where the step begins, should it fail."""
         if self.save_on_exception:
-            trainer.session.remember_step()
+            trainer.checkpoints.remember_step()
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Save where a step's number or the time says so."""
-        due = self._interval_s is not None and trainer.session.pulse.now - self._saved_when >= self._interval_s
+        due = self._interval_s is not None and trainer.coordinator.now - self._saved_when >= self._interval_s
         if due or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
             self.save(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Save where an epoch's number says so."""
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self.save(trainer)
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Save what was trained since the last checkpoint."""
         if self.save_last:
             self.save(trainer)
-        elif trainer.is_global_zero:
-            trainer.session.writer.wait()
+            return
+        trainer.checkpoints.wait()
+        self._settle()
+        if trainer.is_global_zero:
             for name in self._unkept:
                 self.store.remove(name)
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Save what there was before the step that failed."""
         if self.save_on_exception and isinstance(exception, Exception):
-            trainer.session.rescue(lambda: self.save(trainer, "-exception", always=True))
+            trainer.checkpoints.rescue(lambda: self.save(trainer, "-exception", always=True))
 
     def renew(self) -> None:
         """Save again when a save is due, though no step was taken: a callback has changed the weights."""
@@ -171,19 +186,20 @@ class ModelCheckpoint(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return which are kept and which is best, by name, so that a run's folder can be moved."""
+        self._settle_if_done()
         own = {"saved_at": self._saved_at, "saved_score": self._saved_score}
         return self._kept.state_dict() | own | {"dropping": list(self._dropping), "unkept": list(self._unkept)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over those that are still there."""
-        there = {*self.store.names(), self._pending}
+        there = {*self.store.names(), self._earlier.name if self._earlier else ""}
         self._kept.load_state_dict(state_dict, there)
         self._dropping = [name for name in state_dict["dropping"] if name in there and name not in self._kept.scores]
         # It need not be written again where this run adds no step. What this rank sees of the disk may not decide that.
         self._saved_at, self._saved_score = tuple(state_dict["saved_at"]), state_dict["saved_score"]
         self._unkept, self._written = list(state_dict["unkept"]), self._kept.last
 
-    def save(self, trainer: Trainer, end: str = "", always: bool = False) -> None:
+    def save(self, trainer: RunView, end: str = "", always: bool = False) -> None:
         """Save now, unless this step is saved. Call it on all ranks.
 
         Args:
@@ -197,64 +213,81 @@ class ModelCheckpoint(Callback):
         again = here[0] == self._saved_at[0]
         if here == self._saved_at and not self._has_new_score(trainer):
             return
-        trainer.session.writer.wait()  # its outcome is known from here on
+        trainer.checkpoints.wait()
+        self._settle()
         early = always or (state.current_epoch == 0 and not ended)  # values may still be to come
         name, score = self._name(trainer, early) + end, self._score(trainer, early)
         before, last = self._kept.copy(), self._written
         if again and last:
             self._kept.scores.pop(last, None)
-        self._saved_at, self._saved_score, self._saved_when = here, score, trainer.session.pulse.now
+        self._saved_at, self._saved_score, self._saved_when = here, score, trainer.coordinator.now
         # Decided before writing, so that the checkpoint itself remembers it.
         dropped = dict.fromkeys([*self._kept.add(name, score), *[last] * again, *self._unkept])
         self._dropping = [known for known in dropped if known and known != name]
         if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
             return  # others are better
         self._unkept = [] if name in self._kept.scores else [name]
-        self._pending, begun = name, self._round
+        links = dict(zip(LINKS, (self._kept.last if self.save_last else "", self._kept.best), strict=True))
+        changes = Changes(
+            {link: target for link, target in links.items() if target},
+            [old for old in self._dropping if old not in self._kept.scores],
+        )
+        outcome = trainer.checkpoints.save(self.store, name, self.save_weights_only, changes)
+        self._pending = _Pending(name, before, outcome)
 
-        def settle(written: bool) -> None:
-            """Rank 0, in the writing thread: what follows from the outcome."""
-            self._pending = ""
-            if begun != self._round:  # ranks have changed since: what is kept is what was known then
-                if not written:
-                    self._kept.scores.pop(name, None)
-                elif name not in self._kept.scores:
-                    self._unkept.append(name)
-                return
-            self.failed, self._written = not written, name if written else ""
+    def save_now(self, trainer: RunView) -> bool:
+        """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
+        trainer.checkpoints.wait()
+        self._settle()
+        if trainer.engine.broadcast_object(self._failed):
+            self.renew()
+        self.save(trainer, always=True)
+        trainer.checkpoints.wait()
+        self._settle()
+        return not trainer.engine.broadcast_object(self._failed)
+
+    def _settle_if_done(self) -> None:
+        if all(pending is None or pending.outcome.done() for pending in (self._earlier, self._pending)):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take the outcome of the last save into account. Nothing is being written."""
+        if self._earlier is not None:  # of an attempt before ranks changed: what was restored counts
+            name, written = self._earlier.name, self._earlier.outcome.result()
+            self._earlier = None
             if not written:
-                self._kept = before
-                return
-            for link, target in zip(LINKS, (self._kept.last if self.save_last else "", self._kept.best), strict=True):
-                if target:
-                    trainer.session.try_files(lambda: self.store.point(link, target), f"'{link}' could not be set")  # noqa: B023
-            for dropped in self._dropping:
-                if dropped not in self._kept.scores:
-                    self.store.remove(dropped)
+                self._kept.scores.pop(name, None)
+            elif name not in self._kept.scores and name not in self._unkept:
+                self._unkept.append(name)
+        if self._pending is not None:
+            written = self._pending.outcome.result()
+            self._failed, self._written = not written, self._pending.name if written else ""
+            if not written:
+                self._kept = self._pending.before
+            self._pending = None
 
-        trainer.session.save_checkpoint(self.store, name, self.save_weights_only, settle)
+    def store_of(self, run_dir: Path) -> Store:
+        """Return where the checkpoints are in a run with this folder."""
+        return make_store(self.dirpath or run_dir / "checkpoints")
 
-    def _place(self, trainer: Trainer) -> Store:
-        return make_store(self.dirpath or trainer.run_dir / "checkpoints")
-
-    def _has_new_score(self, trainer: Trainer) -> bool:
+    def _has_new_score(self, trainer: RunView) -> bool:
         """Whether the value has changed since this step was saved: its validation came after."""
-        if self.monitor is None or trainer.session.run.metrics_at.get(self.monitor) != trainer.global_step:
+        if self.monitor is None or trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return False
         return self._saved_score != trainer.callback_metrics[self.monitor]
 
-    def _score(self, trainer: Trainer, early: bool) -> float:
+    def _score(self, trainer: RunView, early: bool) -> float:
         if self.monitor is None:
             return float(trainer.global_step)
         if self.monitor not in trainer.callback_metrics:
-            if early or trainer.session.awaits_validation:
+            if early or trainer.evaluator.is_awaited:
                 return math.nan  # it is still to come: this one ranks last
             raise ConfigError(f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
-        if trainer.session.run.metrics_at.get(self.monitor) != trainer.global_step:
+        if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this one ranks last
         return trainer.callback_metrics[self.monitor]
 
-    def _name(self, trainer: Trainer, early: bool) -> str:
+    def _name(self, trainer: RunView, early: bool) -> str:
         values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
         places = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         try:
@@ -278,8 +311,3 @@ class _Early(dict[str, Any]):
 
     def __missing__(self, name: str) -> float:
         return math.nan
-
-
-def keepers(callbacks: Sequence[Callback]) -> list[ModelCheckpoint]:
-    """Return the ModelCheckpoints among callbacks."""
-    return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]

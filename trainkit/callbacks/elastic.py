@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
-from trainkit.checkpoint.in_memory import Memory
-from trainkit.run.signals import Signals
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -38,46 +30,23 @@ class Elastic(Callback):
     Args:
         commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights
             and optimizer state into host memory, and one gathering of each rank's random numbers and epoch means.
-
-    Attributes:
-        memory: the last commit.
-        run_dir: the run's folder, once this process has been in it.
-        signals: what asked this process to end; noted from the first step on, also while ranks are formed anew.
-        has_begun: whether a session of this fit has been begun in this process.
-        has_data: whether it has prepared the data before the others waited for it.
-        writing: what an earlier session of this process left to be written.
     """
 
     runs_last = True  # it keeps what the others, and the Task's own hooks, did
 
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
         self.commit_every_n_steps = commit_every_n_steps
-        self.memory, self._held = Memory(), contextlib.ExitStack()
-        self.begin()
 
-    def begin(self) -> None:
-        """Forget an earlier fit."""
-        self._held.close()
-        self._is_held = False
-        self.memory.forget()
-        self.run_dir: Path | None = None
-        self.signals, self._held = Signals(), contextlib.ExitStack()
-        self.writing: Any = None
-        self.has_begun = self.has_data = False
-
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Commit: also a rank that has just come can go on from here."""
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
+        """Commit: also a rank that has just joined can resume from here."""
         trainer.engine.whereabouts.step = trainer.global_step
-        if not self._is_held and trainer.session.is_elastic:
-            self._held.enter_context(self.signals)
-            self._is_held = True
-        if trainer.session.is_elastic:
-            trainer.session.commit()
+        if trainer.elastic is not None:
+            trainer.elastic.begin()
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Commit where a step's number says so; the launcher hears how far this rank is."""
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
+        """Commit every few steps, and report progress to the launcher."""
         here = trainer.engine.whereabouts
         here.step = trainer.global_step
         here.progress += 1
-        if trainer.session.is_elastic and trainer.global_step % self.commit_every_n_steps == 0:
-            trainer.session.commit()
+        if trainer.elastic is not None and trainer.global_step % self.commit_every_n_steps == 0:
+            trainer.elastic.commit()

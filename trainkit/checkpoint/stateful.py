@@ -1,4 +1,4 @@
-"""What of a run goes into a checkpoint, and how it comes back."""
+"""The states that checkpoints hold: random numbers, plain values, and their packing for a commit in memory."""
 
 from __future__ import annotations
 
@@ -9,82 +9,45 @@ import platform
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainkit.api.callback import Callback
-from trainkit.errors import CheckpointError, TaskError
-from trainkit.metrics import objects as metric_objects
+from trainkit.errors import TaskError
 from trainkit.version import __version__
 
-if TYPE_CHECKING:
-    from trainkit.loop import Run
 
 # What a reader that runs no code can build again. By exact type: numpy.float64 is a float, and is refused when read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 
 
-def own_part(run: Run) -> dict[str, Any]:
-    """Return what a checkpoint keeps of this rank alone. Waits for the device where values are still being computed."""
-    log = {"log": run.log.state_dict(), "objects": metric_objects.state_of(run.task, run.log.objects)}
-    return {"random": random_state(), "metrics": log}
-
-
-def gather(run: Run, others: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collect everything but the weights.
-
-    Args:
-        run: what the loop works with.
-        others: what callbacks and hooks keep: `of_callbacks`.
-        ranks: each rank's `own_part`; none where `with_ranks` adds them later.
-
-    Returns:
-        Tensors and plain values, for `format.write`.
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's weights and buffers by name.
 
     Raises:
-        TaskError: something else is among them, which no reader would take; names it.
+        TaskError: its state_dict holds something else.
     """
-    contents = {
-        "state": run.state.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
-        "rates": run.rates.state_dict(),
-        "scaler": run.precision.scaler.state_dict(),
-        **_of_ranks(ranks),
-        "values": {"metrics": dict(run.metrics), "at": dict(run.metrics_at)},
-        **others,
-    }
-    _require_plain(contents, "")
-    return contents
+    state: dict[str, Any] = model.state_dict()
+    if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
+        raise TaskError(
+            f"{type(model).__name__}.state_dict()['{strange[0]}'] is a {type(state[strange[0]]).__name__}; weights are tensors. "
+            "Keep other things in on_save_checkpoint."
+        )
+    return state
 
 
-def of_callbacks(callbacks: Sequence[Callback], extra: dict[str, Any]) -> dict[str, Any]:
-    """Return what callbacks keep, by class name and place, and what hooks have added (`extra`).
-
-    Raises:
-        TaskError: as `gather`.
-    """
-    kept = {"callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks)}, "extra": extra}
-    _require_plain(kept, "")
-    return kept
-
-
-def _of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"random": [part["random"] for part in ranks], "metrics": [part["metrics"] for part in ranks]}
-
-
-def packed_part(own: dict[str, Any], others: dict[str, Any] | None) -> bytes:
-    """Return `own_part` for a commit; on rank 0 with what callbacks keep there, who alone know of the run's files."""
-    return pack(own if others is None else own | {"of_rank_0": without_tensors(others)})
+def packed_part(own: dict[str, Any], of_rank_0: dict[str, Any] | None) -> bytes:
+    """Return a rank's parts for a commit; on rank 0 with the parts that it alone knows in full."""
+    return pack(own if of_rank_0 is None else own | {"of_rank_0": without_tensors(of_rank_0)})
 
 
 def with_ranks(contents: dict[str, Any], packed: Sequence[bytes | memoryview]) -> dict[str, Any]:
-    """Return what `gather` has collected of no ranks, with the `packed_part` of each: any rank can go on from it as rank 0."""
+    """Return contents that were collected of no ranks, with each rank's `packed_part`: any rank can resume as rank 0."""
     ranks = [unpack(part) for part in packed]
-    others: dict[str, Any] = with_tensors(ranks[0]["of_rank_0"], contents)
-    return contents | _of_ranks(ranks) | others
+    of_rank_0: dict[str, Any] = with_tensors(ranks[0].pop("of_rank_0"), contents)
+    return contents | {name: [own[name] for own in ranks] for name in ranks[0]} | of_rank_0
 
 
 _SMALL_BYTES = 1 << 20  # of a tensor that a callback may have on rank 0 alone
@@ -114,59 +77,6 @@ def with_tensors(tree: Any, own: Any) -> Any:
         held = list(own)[: len(tree)] if isinstance(own, (list, tuple)) else []
         return type(tree)(map(with_tensors, tree, [*held, *[None] * (len(tree) - len(held))]))
     return tree
-
-
-def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -> list[str]:
-    """Put a run where `gather` found it.
-
-    The optimizers' state is put back where `saved` has it: rank 0 alone needs it, since `engine.prepare` sends it on.
-
-    Returns:
-        What could not be put back, in words: states of callbacks that this run does not have, and the like.
-
-    Raises:
-        CheckpointError: it belongs to other optimizers.
-    """
-    run.state.load_state_dict(saved["state"])
-    if len(saved["optimizers"]) != len(run.optimizers):
-        raise CheckpointError(
-            f"The checkpoint has {len(saved['optimizers'])} optimizers, this task {len(run.optimizers)}: they do not fit."
-        )
-    for optimizer, state in zip(run.optimizers, saved["optimizers"], strict=True):
-        try:
-            optimizer.load_state_dict(state)
-        except ValueError as error:
-            raise CheckpointError(f"The checkpoint's optimizer state does not fit this task: {error}.") from error
-    run.rates.load_state_dict(saved["rates"], run.state.global_step - run.state.skipped_steps)
-    if run.precision.scaler.is_enabled() and saved["scaler"]:
-        run.precision.scaler.load_state_dict(dict(saved["scaler"]))
-    kept = dict(saved["callbacks"])
-    for key, callback in _keyed(callbacks):
-        if key in kept:
-            callback.load_state_dict(kept.pop(key))
-    run.metrics.update(saved["values"]["metrics"])
-    run.metrics_at.update(saved["values"]["at"])
-    engine, ranks = run.engine, saved["metrics"]
-    run.log.load_state_dict([part["log"] for part in ranks], engine.rank, engine.world_size, engine.device)
-    objects = [part["objects"] for part in ranks]
-    lost = metric_objects.restore(run.task, run.log.objects, objects, engine.rank, engine.world_size)
-    states = saved["random"]
-    if len(states) == engine.world_size:  # at another number of ranks there is nothing to give each
-        set_random_state(states[engine.rank])
-    return [*_left(kept), *(f"the metric '{name}' (make it an attribute of the Task, and it is kept)" for name in lost)]
-
-
-def _left(kept: Mapping[str, Any]) -> list[str]:
-    """Name the callbacks whose state nobody has taken. Without a ModelCheckpoint or a logger a run goes on just as well."""
-    names = {key: key.partition(".")[0] for key, state in kept.items() if state}
-    told = []
-    for key, name in names.items():
-        average = kept[key].get("average") if isinstance(kept[key], Mapping) else None
-        hint = " (the saved weights are its averages: add it to go on from the trained ones)"
-        averages = isinstance(average, Mapping) and average.get("aside") is not None
-        if name != "ModelCheckpoint" and not name.endswith("Logger"):
-            told.append(f"the state of {name}{hint * averages}")
-    return told
 
 
 def versions() -> dict[str, str]:
@@ -202,26 +112,21 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers.tolist()), gauss_next))
 
 
-def _keyed(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
-    seen: dict[str, int] = {}
-    keyed = []
-    for callback in callbacks:
-        name = type(callback).__name__
-        seen[name] = seen.get(name, -1) + 1
-        keyed.append((f"{name}.{seen[name]}", callback))
-    return keyed
+def require_plain(value: Any, place: str = "") -> None:
+    """Refuse what no reader would take that runs no code.
 
-
-def _require_plain(value: Any, place: str) -> None:
+    Raises:
+        TaskError: an object is no tensor and no plain value; names its place.
+    """
     if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
         return
     if type(value) in (dict, OrderedDict, Counter):
         for key, item in value.items():
-            _require_plain(key, place)
-            _require_plain(item, f"{place}.{key}" if place else str(key))
+            require_plain(key, place)
+            require_plain(item, f"{place}.{key}" if place else str(key))
     elif type(value) in (list, tuple, set):
         for i, item in enumerate(value):
-            _require_plain(item, f"{place}[{i}]")
+            require_plain(item, f"{place}[{i}]")
     else:
         raise TaskError(
             f"The checkpoint's {place} is of type {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps "

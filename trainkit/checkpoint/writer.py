@@ -61,12 +61,14 @@ class Writer:
     """Runs one piece of writing at a time in a thread; the next waits for it, so that they never pile up.
 
     Attributes:
-        get_on: is called while somebody waits.
+        on_wait: is called each second while a caller waits: a slow disk is no stall.
+        unwritten: paths of checkpoints that could not be written.
     """
 
     def __init__(self) -> None:
         self.host = HostCopy()
-        self.get_on: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
+        self.unwritten: list[str] = []
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -98,11 +100,11 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for the last work, if any; `get_on` is called each second, since a slow disk is no stall."""
+        """Wait for the last work, if any, and call `on_wait` each second."""
         if self._thread is not None:
             while self._thread.is_alive():
                 self._thread.join(1.0)
-                self.get_on()
+                self.on_wait()
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

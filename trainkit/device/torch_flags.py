@@ -16,7 +16,7 @@ _LARGEST, _NEVER = 2**25, -1
 
 
 @contextlib.contextmanager
-def torch_switches(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
+def torch_flags(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
     """Set what is asked for; leave alone what is not.
 
     Args:
@@ -46,7 +46,7 @@ def torch_switches(deterministic: bool, benchmark: bool, detect_anomaly: bool) -
 
 
 @contextlib.contextmanager
-def memory_kept() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Let the process keep the memory that a step on the CPU frees, for the next one.
 
     Activations and gradients come and go with each step. glibc hands what it can back to the kernel, which gives it out anew

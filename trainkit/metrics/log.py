@@ -270,3 +270,20 @@ class MetricLog:
             self._epoch.clear()
             self.objects.clear()
         return values
+
+
+class LatestMetrics(dict[str, float]):
+    """The latest logged values by name, as `trainer.callback_metrics`.
+
+    Attributes:
+        logged_at: the step that each value is of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged_at: dict[str, int] = {}
+
+    def put(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values of a step."""
+        self.update(values)
+        self.logged_at |= dict.fromkeys(values, step)

@@ -25,7 +25,7 @@ Scaling = Literal["linear", "sqrt", "none"]
 
 
 @dataclass(frozen=True)
-class Contract:
+class BatchPlan:
     """The numbers of a run.
 
     Attributes:
@@ -53,7 +53,7 @@ class Contract:
                 "are of unknown size, so that nothing can be related to it. Use a DataLoader, or leave it out."
             )
 
-    def at(self, epoch: int) -> Contract:
+    def at(self, epoch: int) -> BatchPlan:
         """Return the contract of an epoch, in which nothing changes any more."""
         return replace(self, accumulate=accumulation_at(((0, self.accumulate), *self.later), epoch), later=())
 
@@ -103,7 +103,7 @@ class Contract:
             rate += f", warm-up from {start} over {self.warmup_steps} steps"
         return [("batch", batch), ("learning rate", rate)]
 
-    def differences(self, other: Contract) -> list[str]:
+    def differences(self, other: BatchPlan) -> list[str]:
         """Return in words what is other in `other`."""
         words = {"accumulate": "accumulate_grad_batches", "later": "accumulate_grad_batches by epoch"}
         pairs = [(words.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]

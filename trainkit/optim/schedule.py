@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import CheckpointError, ConfigError, TaskError
-from trainkit.optim.batch_plan import Contract
+from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 
 # Absolute rates beside `lr`, which follow the factor as it does: of parameter groups, of schedulers (lists), of schedulers.
@@ -38,7 +38,7 @@ class LearningRates:
         self,
         optimizers: Sequence[Optimizer],
         schedules: Sequence[ScheduleConfig],
-        contract: Contract,
+        contract: BatchPlan,
         momentum_correction: bool = True,
     ) -> None:
         """Scale the rates, and the base rates that the schedulers remember, by the contract's factor.

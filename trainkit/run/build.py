@@ -1,260 +1,260 @@
-"""FitSession: a fit from the start of the engine to its end.
+"""build_run: from an entered stage to a run that the loop can train. `plan` and `replay` call it too.
 
-build   feeds -> contract of batch and learning rate -> weights placed -> optimizers -> checkpoint, if asked ->
-        rank 0's state to everyone -> each rank its own random numbers
+weights placed -> checkpoint found -> feeds -> plan of batch and rate -> engine.shard -> optimizers -> parts of the step ->
+restored, or begun -> rank 0's state to all ranks
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from trainkit.callbacks.checkpoint import keepers
-from trainkit.checkpoint import stateful
+from trainkit.api.options import BatchOptions, NumericOptions
+from trainkit.api.view import checkpoint_policies
+from trainkit.checkpoint.manager import Contents
+from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
-from trainkit.data.feed import Feed, MapFeed, StreamFeed
-from trainkit.data.loader import read_source
+from trainkit.console import try_to_write
+from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.order import mix
+from trainkit.data.seeding import seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.engine.sync_batchnorm import check_even, release
-from trainkit.errors import ConfigError
-from trainkit.loop import Run
-from trainkit.optim.batch_plan import Contract, derive_accumulation, derive_warmup
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.optim.batch_plan import BatchPlan, derive_warmup
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.fused import use_fused
+from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
-from trainkit.run import evaluation
-from trainkit.run import feeds as assembly
-from trainkit.run.elastic import ElasticSession
+from trainkit.run.evaluator import Evaluator, ValidationData
+from trainkit.run.data_sources import read_training_data
+from trainkit.run.feeds import Feeds, make_feeds
 from trainkit.run.finite import FiniteLosses
 from trainkit.run.folder import set_aside
 from trainkit.run.oom import Halving
-from trainkit.run.options import Limits
-from trainkit.run.setup import seed_everything
+from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
+from trainkit.run.placement import check_parameters, place
+from trainkit.run.rescue import Rescue
+from trainkit.run.resume import declared_ranks, find_saved, restore
+from trainkit.run.run import Run, StepParts
+from trainkit.run.setup import Stage
+from trainkit.run.stopping import Stopping
 
 
-class FitSession(ElasticSession):
-    """A Session that trains; `run` and `contract` are there after `build`."""
+@dataclass(frozen=True)
+class StartFrom:
+    """Where a fit starts.
 
-    def __enter__(self) -> FitSession:
-        super().__enter__()
-        return self
+    Attributes:
+        ckpt_path: the checkpoint to resume from: "last", "best", "auto", a folder or a URL.
+        init_weights: weights alone; a checkpoint to resume from wins.
+        strict: whether all of `init_weights` must fit.
+    """
 
-    def __init__(self, *args: Any) -> None:
-        """See Session."""
-        super().__init__(*args)
-        self.user_lrs: list[float] = []
-        self.validation_names: set[str] = set()
-        self._feed: Feed | None = None
+    ckpt_path: str | None = None
+    init_weights: str | None = None
+    strict: bool = True
 
-    def build(
-        self, train_data: Any, val_data: Any, ckpt_path: str | None, init_weights: str | None = None, strict: bool = True
-    ) -> None:
-        """Build what the loop works with, and put it where the checkpoint left it."""
-        task, engine, settings = self.task, self.engine, self.settings
-        data = assembly.find_data("train", train_data, task, self._datamodule)
-        if data is None:
-            raise ConfigError(
-                "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
-            )
-        source = read_source(data, "train_dataloaders", training=True)
-        batch_size = assembly.batch_size_of(data, source, engine)
-        if engine.is_main and not self.writer.is_busy:  # a draft may be an earlier session's of this process
-            for store in self.stores:
-                self.try_files(store.tidy, f"{store.place} could not be tidied")
-        assembly.place(task, engine, self.precision, self.channels_last)  # before weights are loaded: loading casts
-        saved = self._find(ckpt_path)
-        self.declared_ranks = declared = self._declared_ranks(saved)
-        changes = derive_accumulation(batch_size, declared, settings.accumulate, settings.global_batch_size)
-        if settings.overfit and source is not None:
-            source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
-        feed = assembly.train_feed(
-            data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad, declared
+
+def build_run(stage: Stage, start: StartFrom) -> Run:
+    """Add the parts of a fit to the stage's run, at the state of the checkpoint, and return the run."""
+    run, task, engine, options = stage.run, stage.task, stage.engine, stage.options
+    data = read_training_data(stage.data, task, engine)
+    _tidy(stage)
+    place(task, engine, run.precision, options.numerics.uses_channels_last(engine.device))  # first: loading casts
+    saved = find_saved(stage, start.ckpt_path)
+    stage.declared_ranks = declared_ranks(stage, saved)
+    feeds = make_feeds(stage, data, stage.declared_ranks)
+    run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds)
+    _synchronise_norms(stage, feeds, run.batch_plan)
+    engine.shard(task)
+    optimizers, schedules = read_optimizers(task.configure_optimizers())
+    use_fused(optimizers)
+    check_parameters(task, optimizers)
+    task.zero_grad(set_to_none=True)  # gradients of an earlier run that broke off would count as this one's
+    run.optimizers = optimizers
+    run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
+    run.step = _step_parts(run, options.numerics)
+    run.evaluator = Evaluator(run, task, run.hooks, _validation_data(stage, feeds))
+    run.stopping = Stopping(run, stage.signals, run.coordinator, stage.elastic if stage.is_elastic else None)
+    run.checkpoints.connect(_contents(run), Rescue(run))
+    if stage.is_elastic and stage.elastic is not None:
+        run.elastic = stage.elastic
+        run.elastic.attach(run)
+    seed_everything(mix(options.seed, engine.rank))
+    if saved is not None:
+        restore(run, saved)
+    else:
+        _begin(run, start)
+    engine.prepare(task, optimizers)
+    return run
+
+
+def plan_batches(options: BatchOptions, feeds: Feeds) -> BatchPlan:
+    """Return the plan of batch and rate."""
+    warmup = derive_warmup(options.lr_warmup_steps, options.lr_warmup_epochs, feeds.train.num_steps_in)
+    (_, accumulate), *later = feeds.accumulation
+    scaling, reference = options.lr_scaling, options.lr_reference_batch_size
+    return BatchPlan(feeds.batch_size, feeds.declared_ranks, accumulate, scaling, reference, warmup, tuple(later))
+
+
+def build_evaluator(stage: Stage, kind: Literal["val", "test", "predict"], ckpt_path: str | None) -> tuple[Evaluator, list[Feed]]:
+    """Return an evaluator with the checkpoint's weights in the task, and the feeds of the data of a kind.
+
+    Raises:
+        ConfigError: there is no such data.
+        CheckpointError: there is no such checkpoint.
+    """
+    run, task, engine, limits = stage.run, stage.task, stage.engine, stage.options.evaluation
+    feeds = stage.eval_feeds(stage.data.find(kind, task), f"{kind}_dataloaders", getattr(limits, f"limit_{kind}_batches"))
+    if not feeds:
+        raise ConfigError(f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader().")
+    stage.keep(feeds)
+    place(task, engine, run.precision, stage.options.numerics.uses_channels_last(engine.device))  # first: loading casts
+    if ckpt_path is not None:
+        run.checkpoints.resumed_from = engine.run_on_main(lambda: _read_weights(stage, ckpt_path))
+    engine.prepare(task, [])
+    run.evaluator = Evaluator(run, task, run.hooks)
+    return run.evaluator, feeds
+
+
+def _read_weights(stage: Stage, ckpt_path: str) -> str:
+    """Rank 0: load the weights of a checkpoint of ours, or of a file of weights; return its path."""
+    if Path(ckpt_path).is_file():
+        load_into(stage.task, read_weights(ckpt_path), ckpt_path)
+        return ckpt_path
+    found = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
+    if found is None:
+        raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {stage.checkpoints.stores[0].place}.")
+    return found[0]
+
+
+def _tidy(stage: Stage) -> None:
+    """Remove drafts of checkpoints that a killed run left, unless one is being written by an attempt of this process."""
+    if stage.engine.is_main and not stage.checkpoints.is_writing:
+        for store in stage.checkpoints.stores:
+            try_to_write(store.tidy, f"{store.place} could not be tidied")
+
+
+def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
+    if numerics.assert_no_sync and numerics.compile and run.engine.device.type == "cpu":
+        raise ConfigError(
+            "trainer.assert_no_sync and trainer.compile are both set: on the CPU the calls are watched in a way that keeps "
+            "torch.compile from compiling. Check without compile."
         )
-        if isinstance(feed, StreamFeed) and declared != engine.world_size:
-            self.tell(
-                "The training data is a stream, of which each rank reads its own: for the "
-                f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
-                f"{engine.world_size}, and of this epoch samples may be left out or come again."
-            )
-        self._feed = feed
-        self._feeds.append(feed)
-        val_feeds = self._val_feeds(val_data)
-        interval = settings.limits.val_check_interval
-        for epoch, _ in changes:
-            steps = feed.num_steps_in(epoch)
-            if val_feeds and interval and steps is not None and interval > steps:
-                raise ConfigError(
-                    f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
-                    "validation in it. Use a smaller one, or null for the epoch's end."
-                )
-        self.contract = Contract(
-            batch_size,
-            declared,
-            changes[0][1],
-            settings.lr_scaling,
-            settings.lr_reference_batch_size,
-            derive_warmup(settings.lr_warmup_steps, settings.lr_warmup_epochs, feed.num_steps_in),
-            tuple(changes[1:]),
-        )
-        if settings.assert_no_sync and settings.compile and engine.device.type == "cpu":
+    engine = run.engine
+    return StepParts(
+        SampleWeights(type(run.task).__name__, engine.device, engine.all_reduce),
+        sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
+        finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,
+        halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
+    )
+
+
+def _validation_data(stage: Stage, feeds: Feeds) -> ValidationData:
+    def sanity_feeds(limit: int) -> list[Feed]:
+        return stage.eval_feeds(feeds.val_data, "val_dataloaders", limit)
+
+    return ValidationData(feeds.val, sanity_feeds, stage.run.step.log.prog_bar)
+
+
+def _contents(run: Run) -> Contents:
+    @contextlib.contextmanager
+    def saving() -> Any:
+        extra: dict[str, Any] = {}
+        try:
+            run.hooks("on_save_checkpoint", extra)
+            yield extra
+        finally:
+            run.hooks("on_save_checkpoint_end")
+
+    def about() -> dict[str, Any]:
+        found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
+        found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
+        return found | {"versions": versions(), "config": run.options.config}
+
+    return Contents(
+        task=run.task,
+        parts={
+            "state": run.state,
+            "optimizers": OptimizersPart(run.optimizers),
+            "rates": RatesPart(run.rates, run.state),
+            "scaler": ScalerPart(run.precision),
+            "callbacks": CallbacksPart(run.callbacks),
+            "values": ValuesPart(run.callback_metrics),
+            "validations": run.evaluator,
+            "contract": PlanPart(run.batch_plan),
+        },
+        rank_parts={"metrics": LogPart(run.task, run.step, run.engine), "random": RandomPart(run.engine)},
+        about=about,
+        saving=saving,
+    )
+
+
+def _begin(run: Run, start: StartFrom) -> None:
+    run.engine.run_on_main(lambda: _refuse_foreign(run))
+    if run.is_global_zero:
+        set_aside(run.run_dir)
+    if start.init_weights is not None:
+        _load_weights(run, start.init_weights, start.strict)
+
+
+def _refuse_foreign(run: Run) -> None:
+    """A run from the start would replace and delete another run's checkpoints in a folder that both were given."""
+    for policy in checkpoint_policies(run.callbacks):
+        if policy.dirpath and (there := policy.store_of(run.run_dir).names()):
+            shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
             raise ConfigError(
-                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the calls are watched in a way that keeps "
-                "torch.compile from compiling. Check without compile."
+                f"ModelCheckpoint.dirpath is '{policy.dirpath}', which holds checkpoints of another run ({shown}). "
+                "Resume from them (ckpt_path=last, or resume=auto), or give another folder."
             )
-        if settings.sync_batchnorm:
-            self._synchronise_norms(feed)
-        optimizers, schedules = read_optimizers(task.configure_optimizers())
-        use_fused(optimizers)
-        not_optimized = assembly.check_parameters(task, optimizers)
-        task.zero_grad(set_to_none=True)  # what an earlier, broken-off run left would count as this one's
-        rates = LearningRates(optimizers, schedules, self.contract, settings.lr_momentum_correction)
-        self.user_lrs = rates.user_lrs
-        self.run = Run(
-            task=task,
-            engine=engine,
-            precision=self.precision,
-            optimizers=optimizers,
-            rates=rates,
-            feed=feed,
-            limits=settings.limits,
-            state=self.state,
-            hooks=self.hooks,
-            pulse=self.check_pulse,
-            validate=(lambda: self._validate(val_feeds)) if val_feeds else None,
-            metrics=self.trainer.callback_metrics,
-            not_optimized=not_optimized,
-            sync_guard=SyncGuard(engine.device) if settings.assert_no_sync else contextlib.nullcontext(),
-            finite=FiniteLosses(engine, feed, self.state) if settings.stop_on_nonfinite else None,
-            halving=Halving(engine, self.tell) if settings.halve_batch_on_oom else None,
+
+
+def _load_weights(run: Run, weights: str, strict: bool) -> None:
+    """Load weights from anywhere into the task, on rank 0; `engine.prepare` sends them on."""
+
+    def read() -> list[str]:
+        with local_copy(weights) as path:
+            return load_into(run.task, read_weights(path), weights, strict)
+
+    left = run.engine.run_on_main(read)
+    run.say(f"Weights from {weights}" + (", without those that do not fit:\n  " + "\n  ".join(left) if left else "") + ".")
+
+
+def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
+    """Let batch norm take its statistics over all ranks (trainer.sync_batchnorm), if each has samples in every step."""
+    engine, numerics = stage.engine, stage.options.numerics
+    if not numerics.sync_batchnorm:
+        return
+    if numerics.halve_batch_on_oom and engine.world_size > 1:
+        raise ConfigError(
+            "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
+            "pieces than others would wait for them in batch norm. Leave one of the two out."
         )
-        self.prog_bar_names = self.run.log.prog_bar
-        seed_everything(mix(settings.seed, engine.rank))
-        if saved is not None:
-            self._put_back(saved)
-        else:
-            engine.run_on_main(self._refuse_foreign)
-            if engine.is_main:
-                set_aside(self.run_dir)
-            if init_weights is not None:
-                self._begin_with(init_weights, strict)
-        engine.prepare(task, optimizers)
-
-    def _refuse_foreign(self) -> None:
-        """A run from the start would replace and delete what another left in a folder that both were given."""
-        for keeper in keepers(self.trainer.callbacks):
-            if keeper.dirpath and (there := keeper.store.names()):
-                shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
-                raise ConfigError(
-                    f"ModelCheckpoint.dirpath is '{keeper.dirpath}', which holds checkpoints of another run ({shown}). "
-                    "Go on with them (ckpt_path=last, or resume=auto), or give another folder."
-                )
-
-    def _begin_with(self, weights: str, strict: bool) -> None:
-        """Load weights from anywhere into the task, on rank 0; the others get them from there."""
-
-        def read() -> list[str]:
-            with local_copy(weights) as path:
-                return load_into(self.task, read_weights(path), weights, strict)
-
-        left = self.engine.run_on_main(read)
-        self.tell(f"Weights from {weights}" + (", without what does not fit:\n  " + "\n  ".join(left) if left else "") + ".")
-
-    def _synchronise_norms(self, feed: Feed) -> None:
-        if self.settings.halve_batch_on_oom and self.engine.world_size > 1:
-            raise ConfigError(
-                "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
-                "pieces than others would wait for them in batch norm. Leave one of the two out."
-            )
-        if self.engine.is_elastic and not self.engine.most_ranks:
-            raise ConfigError(
-                "trainer.sync_batchnorm is true in an elastic job without --max-np: a rank more than an epoch's last step has "
-                "samples would end it. Say to how many ranks it may grow: --max-np N."
-            )
-        now, most = self.engine.world_size, self.engine.most_ranks
-        for ranks in range(2 if self.engine.is_elastic else now, most + 1) if most > 1 else ():
-            for epoch in (0, *(first for first, _ in self.contract.later)):
-                try:
-                    plan = feed.plan_of(epoch) if isinstance(feed, MapFeed) else None
-                    check_even(None if plan is None else dataclasses.replace(plan, world_size=ranks))
-                except ConfigError as error:
-                    if ranks <= now:
-                        raise
-                    raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
-        self.engine.convert_sync_batchnorm(self.task)
-        self._stack.callback(release, self.task)
-
-    def let_go(self) -> None:
-        """See ElasticSession."""
-        super().let_go()
-        self._feed = None
-
-    @property
-    def num_training_steps(self) -> int | None:
-        """Steps of the current epoch, where they are known."""
-        return None if self._feed is None else self._feed.num_steps_in(self.state.current_epoch)
-
-    @property
-    def total_steps(self) -> int | None:
-        """Steps of the whole run, where they are known."""
-        return None if self._feed is None else planned_steps(self._feed, self.settings.limits, self.contract)
-
-    def sanity_check(self) -> None:
-        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
-        limit = self.settings.num_sanity_val_steps
-        if self.run.validate is None or limit == 0 or self.state.global_step:
-            return
-        self.hooks("on_sanity_check_start")
-        self.state.stage = "sanity_check"
-        feeds = self._val_feeds(None, limit)
-        evaluation.evaluate("validation", self.task, feeds, self.engine, self.precision, self.hooks)
-        self.hooks("on_validation_end")
-        for feed in feeds:  # their workers need not live as long as the run
-            self._feeds.remove(feed)
-            feed.close()
-        self.state.stage = "fit"
-        self.hooks("on_sanity_check_end")
-
-    def _val_feeds(self, given: Any, limit: int | None = None) -> list[Feed]:
-        if limit is None:
-            self._val_data = assembly.find_data("val", given, self.task, self._datamodule)
-        return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
-
-    def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
-        self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
-        self._part_before = stateful.own_part(self.run)  # a signal within it ends the run as of here
-        self.pulse.quicken()
-        self._count_batches(feeds)
-        metrics, prog_bar = evaluation.evaluate(
-            "validation", self.task, feeds, self.engine, self.precision, self.hooks, self.check_pulse
+    if engine.is_elastic and not engine.most_ranks:
+        raise ConfigError(
+            "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an epoch's "
+            "last step would end it. Limit the number of ranks: --max-np N."
         )
-        self._part_before = None
-        self.pulse.quicken()
-        self.prog_bar_names |= prog_bar
-        self.num_validations += 1
-        self.validation_names |= metrics.keys()
-        self.trainer.callback_metrics.update(metrics)
-        self.hooks("on_metrics", metrics, self.state.global_step)
-        self.hooks("on_validation_end")
-        return metrics
-
-    @property
-    def awaits_validation(self) -> bool:
-        """Whether there is validation data and no validation has run yet."""
-        return self.run.validate is not None and self.num_validations == 0
+    now, most = engine.world_size, engine.most_ranks
+    for ranks in range(2 if engine.is_elastic else now, most + 1) if most > 1 else ():
+        for epoch in (0, *(first for first, _ in plan.later)):
+            _check_even(feeds, epoch, ranks, now)
+    engine.convert_sync_batchnorm(stage.task)
+    stage.on_exit(release, stage.task)
 
 
-def planned_steps(feed: Feed, limits: Limits, contract: Contract) -> int | None:
-    """Return the optimizer steps of the whole run, or None where nobody can know."""
-    known = [] if limits.max_steps is None else [limits.max_steps]
-    per_epoch = feed.num_steps_in(0)
-    if limits.max_epochs is not None and per_epoch is not None:
-        total, last = 0, limits.max_epochs
-        for first, _ in reversed(((0, 0), *contract.later)):  # each stretch of epochs of one accumulation
-            total += max(0, last - first) * (feed.num_steps_in(first) or 0)
-            last = min(last, first)
-        known.append(total)
-    return min(known, default=None)
+def _check_even(feeds: Feeds, epoch: int, ranks: int, now: int) -> None:
+    try:
+        plan = feeds.train.plan_of(epoch) if isinstance(feeds.train, MapFeed) else None
+        check_even(None if plan is None else dataclasses.replace(plan, world_size=ranks))
+    except ConfigError as error:
+        if ranks <= now:
+            raise
+        raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
+
+

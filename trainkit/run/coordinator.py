@@ -1,12 +1,12 @@
-"""Pulse: about twice a second all ranks agree, at the same step, on what one of them has noticed.
+"""Coordinator: about twice a second all ranks agree, at the same step, on something that one of them has noticed.
 
-Who was asked to end by a signal, and from rank 0 whether an elastic launcher asks for other ranks, whether a callback there
-wishes for something, and what time its clock shows, travel in one number. How many rounds lie between
-two beats is rank 0's to say, from how fast they go by, and travels with them; so nothing is sent in most steps, and all
-ranks come to a beat at the same round whatever their clocks show.
+One number carries it: how many ranks received a signal, and from rank 0 the answers of those that registered a question (the
+elastic launcher requests other ranks; a recording was requested), the rounds until the next exchange, and rank 0's clock. A
+round is a training step or a validation batch. Rank 0 sets the distance from the measured duration of a round, so most steps
+send nothing, and all ranks exchange at the same round whatever their clocks show.
 
-Nobody waits for a beat: it is sent between two rounds, travels beside the next, and is read behind that. Where rounds take
-long, or their duration is not known yet, it is read at once: a round more would be late, and the wait is a small part of one.
+No rank waits for an exchange: it starts between two rounds, travels beside the next, and is read after it. If rounds are long,
+or their duration is not known yet, it is read at once: one more round would be late, and the wait is a small part of one.
 """
 
 from __future__ import annotations
@@ -17,96 +17,127 @@ from collections.abc import Callable
 from trainkit.engine.base import Engine
 from trainkit.run.signals import Signals
 
-BEAT_S = 0.5
+INTERVAL_S = 0.5
 LONG_ROUND_S = 2.0
-_MOST_ROUNDS = 255  # between two beats: rounds may grow slower without notice
-# Bits: ranks that were signalled, then rank 0's rounds, whether ranks change, its wish, and its hundredths of a second.
-_ROUNDS_AT, _CHANGE_AT, _WISH_AT, _TIME_AT = 20, 28, 29, 30
+_MAX_ROUNDS = 255  # between two exchanges: rounds may become slower without notice
+_MAX_QUESTIONS = 4
+# Bits: signalled ranks, then rank 0's rounds, answers and hundredths of a second (31 bits of an int64: 248 days).
+_ROUNDS_AT, _ANSWERS_AT = 20, 28
+_TIME_AT = _ANSWERS_AT + _MAX_QUESTIONS
 
 
-class Pulse:
+class Question:
+    """A question that rank 0 answers at each exchange.
+
+    Attributes:
+        latest: rank 0's answer at the last exchange; the same on all ranks.
+        agreed: set once an answer was yes; the same on all ranks. The one that acts on it clears it.
+    """
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self.ask = ask
+        self.latest = self.agreed = False
+
+
+class Coordinator:
     """See the module.
 
     Attributes:
-        now: seconds since the start by rank 0's clock, as of the last beat; the same on all ranks.
-        signalled: ranks that had been signalled at the last beat.
-        is_among_them: whether this rank was; a signal that came after the beat was sent does not count.
-        ranks_change: whether the launcher asked for other ranks at the last beat.
-        wish: asked on rank 0 at each beat: whether all ranks are to do something at the same step (Timeline: record).
-        wished: set on all ranks by a beat at which it was so; whoever does it clears it.
+        now: seconds since the start by rank 0's clock, as of the last exchange; the same on all ranks.
+        num_signalled: ranks that had received a signal at the last exchange.
+        includes_this_rank: whether this rank was one of them; a signal after the exchange began does not count.
     """
 
     def __init__(self, engine: Engine, signals: Signals) -> None:
         self._engine, self._signals = engine, signals
         self._started = self._last = time.monotonic()
         self._every, self._rounds = 1, 0
-        self._wait: Callable[[], int] | None = None  # for the beat that is under way
-        self._told = False  # that beat, that this rank was signalled
-        self._is_long = True  # whether beats are read at once; the same on all ranks, as the next two are
-        self._sent_at: float | None = None  # the last one's time by rank 0's clock, where rounds are still of that kind
+        self._wait: Callable[[], int] | None = None  # of the exchange in flight
+        self._reported = False  # in that exchange: this rank received a signal
+        self._is_long = True  # whether exchanges are read at once; the same on all ranks, as the next two are
+        self._sent_at: float | None = None  # the last one's time by rank 0's clock, if rounds are still of that kind
         self._counted = 1  # the rounds before it
+        self._questions: dict[str, Question] = {}
         self.now = 0.0
-        self.signalled, self.is_among_them, self.ranks_change = 0, False, False
-        self.wish: Callable[[], bool] = bool
-        self.wished = False
+        self.num_signalled, self.includes_this_rank = 0, False
+        self._change = self.register("ranks", lambda: engine.ranks_change)
 
-    def quicken(self) -> None:
-        """Beat at the next round: rounds are of another kind from here on. Call it on all ranks."""
+    def register(self, name: str, ask: Callable[[], bool]) -> Question:
+        """Ask rank 0 at each exchange from now on. Call it on all ranks, in the same order.
+
+        Args:
+            name: of the question; the same name again replaces the earlier one.
+            ask: is called on rank 0 at each exchange; must be cheap.
+        """
+        question = self._questions[name] = Question(ask)
+        assert len(self._questions) <= _MAX_QUESTIONS, "make room in the number: see _MAX_QUESTIONS"
+        return question
+
+    @property
+    def ranks_change(self) -> bool:
+        """Whether the launcher requested other ranks at the last exchange."""
+        return self._change.latest
+
+    def expect_new_pace(self) -> None:
+        """Exchange at the next round: rounds are of another kind from here on. Call it on all ranks."""
         self.settle()
         self._every, self._rounds, self._last = 1, 0, time.monotonic()
         self._is_long, self._sent_at = True, None
 
     def settle(self) -> None:
-        """Wait for the beat that is under way, if any. Call it on all ranks."""
+        """Wait for the exchange in flight, if any. Call it on all ranks."""
         if self._wait is not None:
             wait, self._wait = self._wait, None
             self._read(wait())
 
-    def look(self) -> float:
-        """Bring `now` up to date and return it: a message of its own, for a moment that counts. Call it on all ranks."""
+    def sync_clock(self) -> float:
+        """Bring `now` up to date and return it, by a message of its own. Call it on all ranks."""
         self.now = float(self._engine.broadcast_object(time.monotonic() - self._started))
         return self.now
 
-    def beat(self) -> bool:
-        """Count a round; return whether a signal came to any rank, or ranks change. Call it on all ranks, once a round."""
+    def count_round(self) -> bool:
+        """Count a round; return whether a rank received a signal, or ranks change. Call it on all ranks, once a round."""
         self._rounds += 1
         if self._wait is not None:
             self.settle()
-            if self._has_come:
+            if self._must_act:
                 return True
         if self._rounds < self._every:
             return False
-        self._told = self._signals.received is not None
+        self._reported = self._signals.received is not None
         if self._engine.world_size == 1:
             self.now = time.monotonic() - self._started
-            self.signalled, self.is_among_them, self.ranks_change = int(self._told), self._told, self._engine.ranks_change
-            self.wished = self.wished or self.wish()
-            return self._has_come
-        self._wait = self._engine.start_sum(self._told + (self._say() if self._engine.is_main else 0))
+            self.num_signalled, self.includes_this_rank = int(self._reported), self._reported
+            for question in self._questions.values():
+                question.latest = question.ask()
+                question.agreed = question.agreed or question.latest
+            return self._must_act
+        self._wait = self._engine.start_sum(self._reported + (self._of_rank_0() if self._engine.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:
             return False
         self.settle()
-        return self._has_come
+        return self._must_act
 
     @property
-    def _has_come(self) -> bool:
-        return bool(self.signalled) or self.ranks_change
+    def _must_act(self) -> bool:
+        return bool(self.num_signalled) or self.ranks_change
 
-    def _say(self) -> int:
-        """Return rank 0's part: the rounds until the next beat, and the time."""
+    def _of_rank_0(self) -> int:
+        """Return rank 0's part: the rounds until the next exchange, the answers, and the time."""
         now = time.monotonic()
-        a_round = max(1e-6, (now - self._last) / self._rounds)
+        round_s = max(1e-6, (now - self._last) / self._rounds)
         self._last = now
-        rounds = max(1, min(int(BEAT_S / a_round), 2 * self._every, _MOST_ROUNDS))
-        asks = (int(self._engine.ranks_change) << _CHANGE_AT) + (int(self.wish()) << _WISH_AT)
-        return (rounds << _ROUNDS_AT) + asks + (int((now - self._started) * 100) << _TIME_AT)
+        rounds = max(1, min(int(INTERVAL_S / round_s), 2 * self._every, _MAX_ROUNDS))
+        answers = sum(int(question.ask()) << i for i, question in enumerate(self._questions.values()))
+        return (rounds << _ROUNDS_AT) + (answers << _ANSWERS_AT) + (int((now - self._started) * 100) << _TIME_AT)
 
     def _read(self, total: int) -> None:
-        self._every, sent_at = (total >> _ROUNDS_AT) & _MOST_ROUNDS, (total >> _TIME_AT) / 100
+        self._every, sent_at = (total >> _ROUNDS_AT) & _MAX_ROUNDS, (total >> _TIME_AT) / 100
         if self._sent_at is not None:
             self._is_long = (sent_at - self._sent_at) / self._counted > LONG_ROUND_S
         self._sent_at, self.now = sent_at, max(self.now, sent_at)
-        self.signalled, self.is_among_them = total & (1 << _ROUNDS_AT) - 1, self._told
-        self.ranks_change = bool(total >> _CHANGE_AT & 1)
-        self.wished = self.wished or bool(total >> _WISH_AT & 1)
+        self.num_signalled, self.includes_this_rank = total & (1 << _ROUNDS_AT) - 1, self._reported
+        for i, question in enumerate(self._questions.values()):
+            question.latest = bool(total >> _ANSWERS_AT + i & 1)
+            question.agreed = question.agreed or question.latest

@@ -1,11 +1,11 @@
-"""Which callbacks a Trainer has, and in which order: those that it was given, and those that it brings itself."""
+"""The callbacks of a Trainer, in order: those that it was given, and those that it adds. The one list of concrete callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from trainkit.api.callback import Callback
-from trainkit.arguments import Duration
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.elastic import Elastic
@@ -18,44 +18,30 @@ from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 
 
-def arrange(
-    given: Sequence[Callback],
-    loggers: Sequence[Logger] | bool,
-    clock: StepClock,
-    *,
-    max_time: Duration | None,
-    profiler: str | Callback | None,
-    shows_banner: bool,
-    shows_progress: bool,
-    saves: bool,
-    leaves_no_files: bool,
-) -> list[Callback]:
-    """Return all callbacks in the order in which their hooks are called.
+def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
+    """Return all callbacks of a Trainer, in the order in which their hooks are called.
 
     Args:
-        given: by the user.
-        loggers: true for CSV and TensorBoard, false for none.
-        clock: is there where a callback reads it.
-        max_time: of training.
-        profiler: one of PROFILERS, or a callback.
-        shows_banner: of the run, at its start.
-        shows_progress: a ProgressBar is added where none is given; false drops those.
-        saves: a ModelCheckpoint is added where none is given; false drops those.
-        leaves_no_files: drops what writes.
+        arguments: the Trainer's, by name: callbacks, logger, max_time, profiler, fast_dev_run and the enable_... ones.
     """
-    found: list[Callback] = [*([Banner()] if shows_banner else []), *given]
-    if max_time is not None:
-        found.append(Timer(max_time))
+    given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
+    quick = bool(arguments["fast_dev_run"])  # leaves no files
+    found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
+    found += [given] if isinstance(given, Callback) else list(given or [])
+    if arguments["max_time"] is not None and not quick:
+        found.append(Timer(arguments["max_time"]))
     if profiler is not None:
         found.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
-    found = _one_or_none(found, ProgressBar, shows_progress)
+    found = _one_or_none(found, ProgressBar, arguments["enable_progress_bar"])
     if isinstance(loggers, bool):
-        loggers = [CSVLogger(), TensorBoardLogger()] if loggers else []
-    found = _one_or_none([*found, *loggers], ModelCheckpoint, saves)
-    if leaves_no_files:
+        found += [CSVLogger(), TensorBoardLogger()] if loggers and not quick else []
+    else:
+        found += [loggers] if isinstance(loggers, Logger) else list(loggers)
+    found = _one_or_none(found, ModelCheckpoint, arguments["enable_checkpointing"] and not quick)
+    if quick:
         found = [callback for callback in found if not isinstance(callback, (ModelCheckpoint, Logger))]
     if any(callback.uses_step_clock for callback in found):
-        found.append(clock)
+        found.append(StepClock())
     return sorted(found, key=_place)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainkit.api.state import TrainState
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import Engine
 
@@ -26,14 +27,14 @@ NO_OBJECTS = (
 class Halving:
     """Takes steps as transactions over all ranks.
 
-    Attributes:
-        pieces: into how many a microbatch is split now, 1 at first; the same on all ranks.
+    Args:
+        engine: the ranks.
+        state: its `oom_pieces` is the number of pieces of a microbatch, the same on all ranks.
+        say: prints on rank 0.
     """
 
-    def __init__(self, engine: Engine, tell: Callable[[str], None]) -> None:
-        """Take the ranks, and what tells the user of a split."""
-        self.pieces = 1
-        self._engine, self._tell = engine, tell
+    def __init__(self, engine: Engine, state: TrainState, say: Callable[[str], None]) -> None:
+        self._engine, self._state, self._say = engine, state, say
 
     def __call__(self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]) -> None:
         """Compute the gradients of a step and sum them over ranks.
@@ -55,16 +56,16 @@ class Halving:
             undo()
             largest = max((microbatch.num_samples for microbatch in held), default=0)
             sizes = self._engine.all_gather_object((largest, failure))
-            if self.pieces >= max(size for size, _ in sizes):
+            if self._state.oom_pieces >= max(size for size, _ in sizes):
                 raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
-            self.pieces *= 2
+            self._state.oom_pieces *= 2
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             ranks = [str(rank) for rank, (_, text) in enumerate(sizes) if text is not None]
-            self._tell(
-                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into {self.pieces} pieces from "
+            self._say(
+                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into {self._state.oom_pieces} pieces from "
                 "now on and take the step anew. The samples of a step and the learning rate stay the same; "
-                f"data.batch_size={max(1, max(size for size, _ in sizes) // self.pieces)} would avoid it."
+                f"data.batch_size={max(1, max(size for size, _ in sizes) // self._state.oom_pieces)} would avoid it."
             )
 
     def _attempt(self, step: Step, compute: Callable[[Step], None]) -> str | None:
@@ -75,12 +76,12 @@ class Halving:
         return None
 
     def _split(self, held: Sequence[Microbatch]) -> Iterator[Microbatch]:
-        if self.pieces == 1:
+        if self._state.oom_pieces == 1:
             yield from held
             return
         for microbatch in held:
-            slices = _slices(microbatch.num_samples, self.pieces)
-            batches = split(microbatch.batch, microbatch.num_samples, self.pieces)
+            slices = _slices(microbatch.num_samples, self._state.oom_pieces)
+            batches = split(microbatch.batch, microbatch.num_samples, self._state.oom_pieces)
             for i, (batch, part) in enumerate(zip(batches, slices, strict=True), 1):
                 ends = i == len(slices)
                 yield microbatch._replace(

@@ -1,88 +1,116 @@
-"""Session: one validate, test or predict from the start of the engine to its end; and what fit shares with them.
+"""Stage: everything around a fit, validate, test or predict.
 
-enter   engine starts, device pinned -> run folder agreed -> hooks -> data prepared and set up -> precision
-exit    teardown; after an error, on_exception first
-
-A fit is a FitSession (fitting.py): it adds `build`.
+enter   engine started, device pinned -> torch's flags -> run folder agreed and locked -> hooks -> data prepared and set up
+        -> modules compiled
+exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
-
-from trainkit.api.datamodule import DataModule, Stage
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import StageName
 from trainkit.api.dispatch import Hooks
-from trainkit.api.state import TrainState
+from trainkit.api.options import Limit, Options
 from trainkit.api.task import Task
-from trainkit.callbacks.checkpoint import keepers
-from trainkit.checkpoint.find import load
+from trainkit.api.view import checkpoint_policies
+from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.store import Store, make_store
-from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.checkpoint.writer import Writer
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
-from trainkit.device.torch_flags import memory_kept, torch_switches
-from trainkit.device.transfer import to_device
-from trainkit.engine.base import Engine
+from trainkit.device.torch_flags import keep_freed_memory, torch_flags
+from trainkit.device.transfer import Mover
+from trainkit.engine.base import Engine, PeerError, RanksChanged
 from trainkit.engine.select import make_engine
-from trainkit.errors import CheckpointError, ConfigError, Preempted
+from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.metrics.objects import reset_metrics
-from trainkit.run import evaluation
-from trainkit.run import feeds as assembly
 from trainkit.run.compile import compiled
+from trainkit.run.coordinator import Coordinator
+from trainkit.run.elastic import ElasticRun, ElasticState
+from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.folder import job_started, make_run_dir
-from trainkit.run.lock import one_at_a_time
-from trainkit.run.predictions import clear_predictions, write_prediction
+from trainkit.run.lock import RunLock, one_at_a_time
+from trainkit.run.run import Run
+from trainkit.run.signals import Signals
 
-if TYPE_CHECKING:
-    from trainkit.trainer import Trainer
-
-
-def seed_everything(seed: int) -> int:
-    """Seed random, numpy and torch (all devices) of this process; return the seed."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
-    return seed
+_LOCK_TIMEOUT_S = 60.0  # a rank 0 that left an elastic job may still be writing its last checkpoint
 
 
-class Session:
-    """See the module. A context manager."""
+class Stage:
+    """See the module. A context manager; nothing starts before it is entered.
 
-    hooks: Hooks
-    precision: Precision
-    run_dir: Path
-    declared_ranks: int | None = None  # that limits are meant for, where it is not as many as there are
-    _stays = False  # whether a later session of this process goes on with the Task and its data as they are
+    Args:
+        kind: "fit", "validate", "test" or "predict".
+        task: the Task.
+        data: what the user handed in.
+        callbacks: all of them.
+        options: the Trainer's.
+        attempts: the attempts that this one belongs to, if a callback asks for an elastic run.
+        has_data: whether the data needs no preparation.
+
+    Attributes:
+        run: what hooks see; parts of a fit are added by build_run.
+        elastic: what outlives this attempt of an elastic run.
+        signals: that this process received.
+        declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
+    """
 
     def __init__(
-        self, trainer: Trainer, task: Task, stage: Stage, datamodule: DataModule | None, earlier: Session | None
+        self,
+        kind: StageName,
+        task: Task,
+        data: DataSources,
+        callbacks: Sequence[Callback],
+        options: Options,
+        attempts: ElasticRun | None = None,
+        has_data: bool = False,
     ) -> None:
-        """Make the engine; nothing starts yet. An evaluation goes on in the folder of the `earlier` session."""
-        self.trainer, self.task, self.stage, self._datamodule = trainer, task, stage, datamodule
-        self.settings = trainer.settings
-        self._folder_wish: str | Path | None = self.settings.run_dir
-        if self._folder_wish is None and earlier is not None and stage != "fit":
-            self._folder_wish = getattr(earlier, "run_dir", None)
-        wish = self.settings.engine
-        self.engine = wish if isinstance(wish, Engine) else make_engine(wish)  # type: ignore[arg-type]
-        self.state = TrainState(stage=stage)
-        self.prog_bar_names: set[str] = set()
-        self.resumed_from: str | None = None
+        self.kind, self.task, self.data, self.options, self.has_data = kind, task, data, options, has_data
+        requested = options.engine
+        self.engine = requested if isinstance(requested, Engine) else make_engine(requested)  # type: ignore[arg-type]
+        self.run = Run(kind, task, options, callbacks, self.engine)
+        self.elastic: ElasticState | None = None
+        self.declared_ranks: int | None = None
+        self.is_set_up = False
+        self._continues = False  # whether a later attempt of this process continues with the Task and its data
         self._feeds: list[Feed] = []
-        self.num_eval_batches: int | None = None  # of this rank in a validation, test or prediction, where they are known
         self._stack = contextlib.ExitStack()
-        self._has_data = False
+        if attempts is not None:
+            attempts.attempt, self.elastic = self, attempts.state
+            self.engine.kept_step = attempts.state.memory.step
+        elif kind == "fit" and self.engine.is_elastic:
+            raise ConfigError(
+                "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot continue when "
+                "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
+            )
+        self.signals = Signals() if self.elastic is None else self.elastic.signals
+        self.run.coordinator = Coordinator(self.engine, self.signals)
 
-    def __enter__(self) -> Session:
-        self._begin_stage()
+    @property
+    def is_elastic(self) -> bool:
+        """Whether this fit continues when its ranks change."""
+        return self.elastic is not None and self.engine.is_elastic
+
+    @property
+    def is_resumed_here(self) -> bool:
+        """Whether an earlier attempt of this process set up the Task and its data."""
+        return self.elastic is not None and self.elastic.is_resumed_here
+
+    @property
+    def checkpoints(self) -> CheckpointManager:
+        """Of the run."""
+        return self.run.checkpoints
+
+    # -- enter ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Stage:
+        self._announce()
         self.engine.__enter__()
         try:
             if self.engine.takes_part:
@@ -92,59 +120,103 @@ class Session:
             raise
         return self
 
-    def _set_up(self) -> None:
-        settings = self.settings
-        self._stack.enter_context(torch_switches(settings.deterministic, settings.benchmark, settings.detect_anomaly))
-        if self.engine.device.type == "cpu":
-            self._stack.enter_context(memory_kept())
-        self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
-        self._claim()
-        self.task._trainer = self.trainer
-        self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
-        sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
-        prepares = [] if self._goes_on_here or self._has_data else [source.prepare_data for source in sources]
-        assembly.prepare_on_each_host(self.engine, prepares)
-        if self._goes_on_here:
-            self.hooks.of_callbacks("setup", self.stage)
-        else:
-            if self._datamodule is not None and not self._has_data:
-                self._datamodule.setup(self.stage)
-            self.hooks("setup", self.stage)
-        reset_metrics(self.task)  # what a run that was broken off has counted is not this one's
-        self._stack.enter_context(compiled(self.task, settings.compile))
-        self.precision = Precision(settings.precision, self.engine.device)
-        self._move = assembly.mover(self.engine, self.precision, self.channels_last)
-
-    def _begin_stage(self) -> None:
-        self.engine.begin(self.stage)
+    def _announce(self) -> None:
+        """Tell the launcher what follows; prepare the data now if other ranks wait for this one from its start on."""
+        state = self.elastic
+        if state is not None and state.has_begun:
+            self.has_data = state.has_data
+            return
+        self.engine.begin(self.kind)
         if self.engine.comes_late:
-            self._prepare_before_others_wait()
+            self.task._trainer = self.run
+            with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
+                for source in self.data.owners(self.task):
+                    source.prepare_data()
+            if self.data.datamodule is not None:
+                self.data.datamodule.setup(self.kind)
+            self.has_data = True
+        if state is not None:
+            state.has_begun, state.has_data = True, self.has_data
 
-    def _prepare_before_others_wait(self) -> None:
-        """Prepare and set up the data, which may take long; of several processes of this host one after the other."""
-        self.task._trainer = self.trainer
-        sources: list[Any] = [self.task] if self._datamodule is None else [self.task, self._datamodule]
-        with one_at_a_time(f"prepare-{job_started()}"):
-            for source in sources:
+    def _set_up(self) -> None:
+        engine, numerics, run = self.engine, self.options.numerics, self.run
+        writer = Writer() if self.elastic is None else self.elastic.writer
+        if not engine.is_main:
+            writer.wait()  # of a former rank 0: the files are another's from here on
+        flags = torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly)
+        self._stack.enter_context(flags)
+        if engine.device.type == "cpu":
+            self._stack.enter_context(keep_freed_memory())
+        run.run_dir = self._agree_on_folder()
+        writer.on_wait = self._count_progress
+        run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
+        self.task._trainer = run
+        run.hooks = Hooks(run, self.task, run.callbacks)
+        self._prepare_data()
+        reset_metrics(self.task)  # what a run that broke off has counted does not belong to this one
+        self._stack.enter_context(compiled(self.task, numerics.compile))
+        run.precision = Precision(numerics.precision, engine.device)
+        self.is_set_up = True
+        if self.elastic is not None:
+            self.elastic.run_dir = run.run_dir
+
+    def _agree_on_folder(self) -> Path:
+        earlier = None if self.elastic is None else self.elastic.run_dir
+        requested = earlier or self.options.run_dir
+        run_dir: Path = self.engine.run_on_main(lambda: make_run_dir(requested, type(self.task).__name__))
+        if self.kind == "fit":
+            lock = self._stack.enter_context(RunLock())
+            self.engine.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self.is_resumed_here))
+        return run_dir
+
+    def _stores(self) -> list[Store]:
+        stores = [policy.store_of(self.run.run_dir) for policy in checkpoint_policies(self.run.callbacks)]
+        own = make_store(self.run.run_dir / "checkpoints")
+        return stores if own.place in [store.place for store in stores] else [*stores, own]
+
+    def _prepare_data(self) -> None:
+        prepared = self.is_resumed_here or self.has_data
+        for source in () if prepared else self.data.owners(self.task):
+            if self.engine.local_rank == 0:
                 source.prepare_data()
-        if self._datamodule is not None:
-            self._datamodule.setup(self.stage)
-        self._has_data = True
+        self.engine.barrier()
+        if self.is_resumed_here:
+            self.run.hooks.of_callbacks("setup", self.kind)
+            return
+        if self.data.datamodule is not None and not self.has_data:
+            self.data.datamodule.setup(self.kind)
+        self.run.hooks("setup", self.kind)
 
-    def _claim(self) -> None:
-        """Have the run's folder for oneself; only a fit needs that."""
+    def _count_progress(self) -> None:
+        self.engine.whereabouts.progress += 1
 
-    @property
-    def _goes_on_here(self) -> bool:
-        """Whether an earlier session of this process has set up the Task and its data, and this one goes on with them."""
-        return False
+    # -- while it lasts ---------------------------------------------------------------------------------------------
 
-    def _is_orderly(self, error: BaseException | None) -> bool:
-        """Whether a session that ends with this has not failed."""
-        return isinstance(error, Preempted)
+    def mover(self) -> Mover:
+        """Return what puts a batch on this rank's device."""
+        channels_last = self.options.numerics.uses_channels_last(self.engine.device)
+        return Mover(self.engine.device, self.run.precision.input_dtype, channels_last)
+
+    def on_exit(self, call: Callable[..., object], *args: Any) -> None:
+        """Call this when the stage ends."""
+        self._stack.callback(call, *args)
+
+    def keep(self, feeds: Iterable[Feed]) -> None:
+        """Close these feeds when the stage ends."""
+        self._feeds += feeds
+
+    def eval_feeds(self, data: Any, name: str, limit: Limit) -> list[Feed]:
+        """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
+        if data is None or limit == 0:
+            return []
+        return eval_feeds(data, name, limit, self.options.seed, self.engine, self.mover(), self.declared_ranks)
+
+    # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._is_orderly(error):
+        self._continues = self.is_elastic and isinstance(error, (PeerError, RanksChanged))
+        lost_peer = isinstance(error, PeerError) and not self._continues
+        if self._continues or isinstance(error, Preempted):
             kind = error = trace = None
         try:
             if self.engine.takes_part:
@@ -154,113 +226,45 @@ class Session:
                 feed.close()
             self._stack.close()
             self.engine.__exit__(kind, error, trace)
+        if lost_peer and self.kind == "fit":  # the launcher ends this rank: the one that failed has reported why
+            self.signals.raise_again()
 
     def _tear_down(self, error: BaseException | None) -> None:
+        run, fits = self.run, self.kind == "fit"
+        if error is None and fits and not self._continues:
+            with contextlib.suppress(PeerError):  # a rank that has ended by now has done its part
+                run.coordinator.settle()  # nothing is in flight when the next fit begins
         if error is not None:
-            self.hooks("on_exception", error)
+            run.hooks("on_exception", error)
         self.task._log_to(None)
-        if self._stays:
-            self.hooks.of_callbacks("teardown", self.stage)
+        if self._continues:
+            run.hooks.of_callbacks("teardown", self.kind)  # the next attempt continues with the Task, and with the writing
             return
-        self.hooks("teardown", self.stage)
-        if self._datamodule is not None:
-            self._datamodule.teardown(self.stage)
+        run.hooks("teardown", self.kind)
+        if self.data.datamodule is not None:
+            self.data.datamodule.teardown(self.kind)
+        if fits:
+            self._finish_writing(error)
 
-    @property
-    def channels_last(self) -> bool:
-        """Whether weights and inputs of four dimensions take that memory format on this rank's device."""
-        wish = self.settings.channels_last
-        return self.engine.device.type == "cuda" if wish == "auto" else wish
+    def _finish_writing(self, error: BaseException | None) -> None:
+        try:
+            self.run.checkpoints.finish()
+        except Exception as failed:
+            if error is None:
+                raise
+            print(f"The last checkpoint failed too: {type(failed).__name__}: {failed}", flush=True)
 
-    @property
-    def hyperparams(self) -> dict[str, Any]:
-        """What the loggers keep of the run's settings: the config, or what the Task saved."""
-        return self.trainer.config or {name: value for name, value in self.task.hparams.items() if not callable(value)}
+    def drop_parts(self) -> None:
+        """Free what the loop worked with, for the next attempt."""
+        self.run.drop_parts()
+        self._feeds.clear()
 
-    def tell(self, text: str) -> None:
-        """Say something on rank 0."""
-        if self.engine.is_main:
-            print(text, flush=True)
+    def fail(self, error: BaseException) -> None:
+        """End for good a fit that no later attempt continued."""
+        if not isinstance(error, (Dismissed, Preempted)):
+            self.run.hooks("on_exception", error)
+        self.run.hooks.of_task("teardown", self.kind)
+        if self.data.datamodule is not None:
+            self.data.datamodule.teardown(self.kind)
 
-    # -- validate, test, predict --------------------------------------------------------------------------------------
 
-    def eval_feeds(self, kind: Literal["val", "test", "predict"], given: Any) -> list[Feed]:
-        """Return the feeds to evaluate on.
-
-        Raises:
-            ConfigError: there is no such data.
-        """
-        data = assembly.find_data(kind, given, self.task, self._datamodule)
-        limits = {
-            "val": self.settings.val_limit,
-            "test": self.settings.test_limit,
-            "predict": self.settings.predict_limit,
-        }
-        feeds = self._make_feeds(data, f"{kind}_dataloaders", limits[kind])
-        if not feeds:
-            raise ConfigError(f"There is no data to {self.stage} on: pass dataloaders, or define {kind}_dataloader().")
-        return feeds
-
-    def evaluate(self, kind: Literal["validation", "test"], feeds: Sequence[Feed], ckpt_path: str | None) -> dict[str, float]:
-        """Evaluate and return the values."""
-        self._load(ckpt_path)
-        self._count_batches(feeds)
-        metrics, _ = evaluation.evaluate(kind, self.task, feeds, self.engine, self.precision, self.hooks)
-        self.trainer.callback_metrics.update(metrics)
-        self.hooks(f"on_{kind}_end")
-        return metrics
-
-    def _count_batches(self, feeds: Sequence[Feed]) -> None:
-        counts = [feed.num_steps_in(0) for feed in feeds]
-        self.num_eval_batches = None if None in counts else sum(filter(None, counts))
-
-    def predict(self, feeds: Sequence[Feed], ckpt_path: str | None, write_to: Path | None, keep: bool) -> list[Any] | None:
-        """Predict; write each batch when it is there, where asked; return all ranks' outputs in the data's order."""
-        if len(feeds) > 1:
-            raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
-        self._load(ckpt_path)
-        self._count_batches(feeds)
-        if write_to is not None:
-            self.engine.run_on_main(lambda: clear_predictions(write_to))
-        own: list[tuple[int, Any]] = []
-        for i, (places, outputs) in enumerate(evaluation.predict(self.task, feeds[0], self.precision, self.hooks)):
-            place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
-            if write_to is not None:
-                write_prediction(write_to, place, self.engine.rank, on_cpu)
-            if keep:
-                own.append((place, on_cpu))
-        if not keep:
-            self.engine.barrier()  # all files are there
-            return None
-        everyone = [pair for rank in self.engine.all_gather_object(own) for pair in rank]
-        return [outputs for _, outputs in sorted(everyone, key=lambda pair: pair[0])]
-
-    def _load(self, ckpt_path: str | None) -> None:
-        assembly.place(self.task, self.engine, self.precision, self.channels_last)  # first: loading casts
-        if ckpt_path is not None:
-            self.resumed_from = self.engine.run_on_main(lambda: self._read(ckpt_path))
-        self.engine.prepare(self.task, [])
-
-    def _read(self, ckpt_path: str) -> str:
-        """Rank 0: load the weights of a checkpoint of ours, or of a file of weights."""
-        if Path(ckpt_path).is_file():
-            load_into(self.task, read_weights(ckpt_path), ckpt_path)
-            return ckpt_path
-        found = load(ckpt_path, self.stores, self.task, False, self.tell)
-        if found is None:
-            raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {self.stores[0].place}.")
-        return found.path
-
-    @property
-    def stores(self) -> list[Store]:
-        """Where this run's checkpoints lie."""
-        stores = [keeper.store for keeper in keepers(self.trainer.callbacks)]
-        own = make_store(self.run_dir / "checkpoints")
-        return stores if own.place in [store.place for store in stores] else [*stores, own]
-
-    def _make_feeds(self, data: Any, name: str, limit: float | None) -> list[Feed]:
-        if data is None or limit == 0:
-            return []
-        feeds = assembly.eval_feeds(data, name, limit, self.settings.seed, self.engine, self._move, self.declared_ranks)
-        self._feeds += feeds
-        return feeds

@@ -11,7 +11,7 @@ import pytest
 PAGES = """
 import contextlib, resource, sys
 import torch
-from trainkit.device.torch_flags import memory_kept
+from trainkit.device.torch_flags import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -22,7 +22,7 @@ def faults():
 
 faults()
 found = [faults()]
-with memory_kept():
+with keep_freed_memory():
     faults()
     found.append(faults())
 faults()

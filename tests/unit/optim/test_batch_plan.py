@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.optim.batch_plan import Contract, derive_accumulation, derive_warmup
+from trainkit.optim.batch_plan import BatchPlan, derive_accumulation, derive_warmup
 
 
-def contract(**changes: Any) -> Contract:
+def contract(**changes: Any) -> BatchPlan:
     """Return a contract of 4 ranks of 8 samples, 2 accumulated: 64 samples a step."""
     known: dict[str, Any] = {
         "batch_size": 8,
@@ -21,7 +21,7 @@ def contract(**changes: Any) -> Contract:
         "lr_reference_batch_size": None,
         "warmup_steps": 0,
     }
-    return Contract(**(known | changes))
+    return BatchPlan(**(known | changes))
 
 
 @pytest.mark.parametrize(
@@ -173,5 +173,5 @@ def test_rates_of_groups_are_shown_each() -> None:
 
 def test_a_checkpoint_keeps_the_contract() -> None:
     """The contract is saved as plain values from which it can be built again."""
-    assert Contract(**contract(warmup_steps=3).to_dict()) == contract(warmup_steps=3)
-    assert math.isclose(contract().lr_factor, Contract(**contract().to_dict()).lr_factor)
+    assert BatchPlan(**contract(warmup_steps=3).to_dict()) == contract(warmup_steps=3)
+    assert math.isclose(contract().lr_factor, BatchPlan(**contract().to_dict()).lr_factor)

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as sched
 from torch.optim.swa_utils import SWALR
 
 from trainkit.errors import CheckpointError, TaskError
-from trainkit.optim.batch_plan import Contract
+from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
 from trainkit.optim.schedule import LearningRates
 
@@ -44,9 +44,9 @@ def sgd() -> SGD:
     return SGD(groups, lr=1.0, momentum=0.9)
 
 
-def contract(factor: int, warmup_steps: int = 0) -> Contract:
+def contract(factor: int, warmup_steps: int = 0) -> BatchPlan:
     """Return a contract that scales the rates by `factor`."""
-    return Contract(1, factor, 1, "linear", None, warmup_steps)
+    return BatchPlan(1, factor, 1, "linear", None, warmup_steps)
 
 
 def plain_rates(make: Callable[[Optimizer], Any], steps: int) -> list[list[float]]:

@@ -98,7 +98,7 @@ def test_a_slow_disk_is_no_stall() -> None:
     """Who waits for a checkpoint to be written gets on."""
     seen = []
     writer = Writer()
-    writer.get_on = lambda: seen.append(1)
+    writer.on_wait = lambda: seen.append(1)
     writer.start(lambda: time.sleep(1.2))
     writer.wait()
     assert len(seen) >= 2

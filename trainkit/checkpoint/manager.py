@@ -1,0 +1,309 @@
+"""CheckpointManager: saves and restores named parts of a run; a thread writes beside training.
+
+save      rank-local parts gathered -> weights and parts copied to the host -> a thread writes, sets links, removes old ones
+find      rank 0 finds and verifies (find.py) and loads the weights -> the rest is sent to all ranks
+restore   each part takes its own back
+rescue    after an error rank 0 alone saves the state from before the step that failed
+
+It knows parts with `state_dict`, and neither a run nor a callback. Which checkpoints are written, and which stay, is the
+policy's (callbacks/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import nn
+
+from trainkit.checkpoint.find import load
+from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.stateful import require_plain, tensors_of
+from trainkit.checkpoint.store import Store
+from trainkit.checkpoint.writer import Writer
+from trainkit.engine.base import Engine
+from trainkit.errors import CheckpointError, TrainkitError
+
+MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
+
+
+class Part(Protocol):
+    """A part of a run whose state is the same on all ranks."""
+
+    def state_dict(self) -> Any:
+        """Return tensors and plain values."""
+
+    def load_state_dict(self, state: Any) -> Sequence[str] | None:
+        """Take them back; return, in words, states that found no place."""
+
+
+class RankPart(Protocol):
+    """A part of a run whose state differs between ranks."""
+
+    def state_dict(self) -> Any:
+        """Return this rank's tensors and plain values."""
+
+    def load_state_dicts(self, states: list[Any]) -> Sequence[str] | None:
+        """Take back this rank's share of the states of all ranks that saved, in their order; return as above."""
+
+
+class StepUndo(Protocol):
+    """Brings a run back to where a step that failed began."""
+
+    def remember(self) -> None:
+        """Note where this rank is, before a step."""
+
+    def undo(self) -> dict[str, Any] | None:
+        """Return this rank's parts as of the last update; None if the weights are half updated."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint is made of.
+
+    Attributes:
+        task: its weights and buffers.
+        parts: by name, in the order in which they are restored.
+        rank_parts: the same, of each rank.
+        about: returns what the manifest says of the run.
+        saving: a context within which the weights are those to save; yields what hooks add (plain values and tensors).
+    """
+
+    task: nn.Module
+    parts: Mapping[str, Part]
+    rank_parts: Mapping[str, RankPart]
+    about: Callable[[], dict[str, Any]]
+    saving: Callable[[], AbstractContextManager[dict[str, Any]]]
+    rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What follows a checkpoint that was written, in the same thread.
+
+    Attributes:
+        links: a link's name -> the checkpoint that it points to.
+        removed: checkpoints to remove.
+    """
+
+    links: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[str] = ()
+
+
+class CheckpointManager:
+    """See the module.
+
+    Attributes:
+        stores: where this run's checkpoints are, those of policies first.
+        resumed_from: the checkpoint that this run resumed from, MEMORY, or None.
+        saves_alone: whether rank 0 saves without the other ranks, after an error.
+    """
+
+    def __init__(self, engine: Engine, stores: Sequence[Store], say: Callable[[str], None], writer: Writer | None = None) -> None:
+        self._engine, self.stores, self._say = engine, list(stores), say
+        self.writer = writer or Writer()
+        self.resumed_from: str | None = None
+        self.saves_alone = False
+        self._contents: Contents | None = None
+        self._undo: StepUndo | None = None
+        self._held_parts: dict[str, Any] | None = None
+
+    def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
+        """Take the parts of a run that was built."""
+        self._contents, self._undo = contents, undo
+
+    @property
+    def contents(self) -> Contents:
+        """The parts.
+
+        Raises:
+            CheckpointError: no fit has been built.
+        """
+        if self._contents is None:
+            raise CheckpointError("There is nothing to save: a checkpoint holds a fit, and none has been built yet.")
+        return self._contents
+
+    @property
+    def resumed_from_memory(self) -> bool:
+        """Whether the run resumed from host memory after ranks changed."""
+        return self.resumed_from == MEMORY
+
+    @property
+    def resumed_in_place(self) -> bool:
+        """Whether the run resumed from its own checkpoint, or from memory, and not from another run's checkpoint."""
+        source = self.resumed_from or ""
+        return self.resumed_from_memory or any(source.startswith(f"{store.place}/") for store in self.stores)
+
+    # -- save -------------------------------------------------------------------------------------------------------
+
+    def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = Changes()) -> Future[bool]:  # noqa: B008
+        """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
+
+        Args:
+            store: where.
+            name: its name there.
+            weights_only: leave out everything that a run needs to resume.
+            changes: links and removals that follow, if it was written.
+
+        Returns:
+            A future, on rank 0: whether it was written (a full disk does not end training). On other ranks it is done, and
+            true.
+        """
+        contents, outcome = self.contents, Future[bool]()
+        if not self.saves_alone:
+            self._engine.broadcast_tensors(contents.task.buffers())
+        with contents.saving() as extra:
+            training = None
+            if not weights_only:
+                own = self.rank_parts()
+                ranks = [own] if self.saves_alone else self._engine.all_gather_object(own)
+                training = self.collect(extra, ranks)
+            if self._engine.is_main:
+                snapshot = self.writer.snapshot(tensors_of(contents.task), training, contents.about())
+        if self._engine.is_main:
+            self.writer.start(lambda: outcome.set_result(self._write(store, name, snapshot, changes)))
+        else:
+            outcome.set_result(True)
+        return outcome
+
+    def rank_parts(self) -> dict[str, Any]:
+        """Return what is saved of this rank alone. Waits for the device if values are still being computed."""
+        return self._held_parts or {name: part.state_dict() for name, part in self.contents.rank_parts.items()}
+
+    @contextlib.contextmanager
+    def holding_rank_parts(self) -> Iterator[None]:
+        """Within the context a checkpoint holds this rank's parts as they are now: a validation draws random numbers."""
+        self._held_parts = self.rank_parts()
+        yield
+        self._held_parts = None  # not after an error: the checkpoint that follows is of the state before
+
+    def collect(self, extra: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return everything but the weights.
+
+        Args:
+            extra: what hooks added.
+            ranks: `rank_parts` of each rank; none if they are added later.
+
+        Raises:
+            TaskError: an object is among them that is no tensor or plain value; names it.
+        """
+        found = {name: part.state_dict() for name, part in self.contents.parts.items()}
+        found |= {name: [own[name] for own in ranks] for name in self.contents.rank_parts}
+        found["extra"] = extra
+        require_plain(found)
+        return found
+
+    def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
+        """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises, the run is worth more."""
+        try:
+            store.write(name, snapshot)
+        except Exception as error:
+            self.writer.unwritten.append(store.path_of(name))
+            print(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.", flush=True)
+            return False
+        for link, target in changes.links.items():
+            try:
+                store.point(link, target)
+            except OSError as error:
+                print(f"'{link}' could not be set: {error}. Training continues.", flush=True)
+        for old in changes.removed:
+            store.remove(old)
+        return True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self.writer.is_busy
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        self.writer.wait()
+
+    def finish(self) -> None:
+        """Wait for the last checkpoint, and repeat which ones the disk did not take."""
+        self.writer.wait()
+        if self.writer.unwritten:
+            print(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.", flush=True)
+            self.writer.unwritten.clear()
+
+    # -- find and restore -------------------------------------------------------------------------------------------
+
+    def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
+        """Load on rank 0 the weights that the run resumes from; return what was saved beside them, on all ranks.
+
+        The optimizers' state stays on rank 0, whose `engine.prepare` sends it on; the others get its settings alone.
+
+        Args:
+            read: on rank 0: loads weights into the task, and returns their source and what was saved beside them.
+
+        Returns:
+            None if there is nothing to resume from.
+        """
+        states: list[dict[str, Any]] = []
+
+        def read_on_rank_0() -> tuple[str, dict[str, Any]] | None:
+            found = read()
+            if found is None:
+                return None
+            path, training = found
+            states.extend(training["optimizers"])
+            settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
+            return path, training | {"optimizers": settings}
+
+        found = self._engine.run_on_main(read_on_rank_0)
+        if found is None:
+            return None
+        self.resumed_from, saved = found
+        return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
+
+    def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
+        """Rank 0: load a checkpoint's weights into the task; return its path and what was saved beside them.
+
+        Args:
+            ckpt_path: see find.load.
+            task: gets the weights.
+            resume: whether a run resumes from it: checkpoints of weights alone do not count.
+        """
+        found = load(ckpt_path, self.stores, task, resume, self._say)
+        return None if found is None else (found.path, found.training or {})
+
+    def restore(self, saved: Mapping[str, Any]) -> list[str]:
+        """Let each part take its state back; return, in words, states that found no place."""
+        left: list[str] = []
+        for name, part in self.contents.parts.items():
+            left += part.load_state_dict(saved[name]) or []
+        for name, rank_part in self.contents.rank_parts.items():
+            left += rank_part.load_state_dicts(saved[name]) or []
+        return left
+
+    # -- after an error ---------------------------------------------------------------------------------------------
+
+    def remember_step(self) -> None:
+        """Note where this rank is before a step, for `rescue`."""
+        if self._undo is not None:
+            self._undo.remember()
+
+    def rescue(self, save: Callable[[], None]) -> None:
+        """Let rank 0 save the state from before the step that failed; the other ranks may be anywhere."""
+        if not self._engine.is_main or self._undo is None:
+            return
+        parts = self._undo.undo()
+        if parts is None:
+            return
+        self._held_parts = self._held_parts or parts
+        self.saves_alone = True
+        try:
+            save()
+            self.finish()
+        except Exception as error:  # the first error is the one to report
+            print(f"No checkpoint of this error: {_describe(error)}", flush=True)
+        finally:
+            self.saves_alone = False
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, (OSError, TrainkitError)) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,91 @@
+"""SampleWeights: the share of a step's samples that each microbatch holds.
+
+The gradient of a step is that of the mean loss over all its samples: the mean loss of a microbatch counts (its samples) /
+(the step's samples). A Task that returns "num_samples" weighs its batches itself (tokens, say). The step's total is then known
+only when all ranks are done, so losses are weighted against the planned number of samples, and gradients corrected after their
+sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.device.sync_guard import allowed_read
+from trainkit.errors import TaskError
+
+
+class SampleWeights:
+    """The weights of one run's microbatches.
+
+    Args:
+        task_name: for errors.
+        device: where losses are.
+        all_reduce: returns the sum of a tensor over ranks.
+    """
+
+    def __init__(self, task_name: str, device: torch.device, all_reduce: Callable[[Tensor], Tensor]) -> None:
+        self._task_name, self._device, self._all_reduce = task_name, device, all_reduce
+        self._held: Tensor | None = None  # the Task's own weights of this step, float64
+        self._by_task: bool | None = None  # None until this rank has had a batch
+        self._is_agreed = False  # whether all ranks know of `_by_task`
+
+    def weighted(self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int) -> Tensor:
+        """Return the loss times the microbatch's share of the step.
+
+        Args:
+            loss: a scalar, the mean over the microbatch.
+            outputs: of training_step; a mapping may hold "num_samples".
+            num_samples: of the microbatch.
+            num_in_step: of the step, on all ranks.
+
+        Raises:
+            TaskError: the Task weighs some batches only.
+        """
+        own = outputs.get("num_samples") if isinstance(outputs, Mapping) else None
+        if self._by_task is None:
+            self._by_task = own is not None
+        if self._by_task != (own is not None):
+            raise TaskError(self._some())
+        if own is None:
+            return loss if num_samples == num_in_step else loss * (num_samples / num_in_step)
+        if isinstance(own, Tensor):
+            weight = own.to(self._device, torch.float64)
+        else:  # a number is filled in on the device: copied to it, the host would wait
+            weight = torch.full((), own, dtype=torch.float64, device=self._device)
+        self._held = weight if self._held is None else self._held + weight
+        return loss * (weight / num_in_step)
+
+    def correction(self, num_in_step: int) -> Tensor | None:
+        """Return the factor for the summed gradients, or None if the Task weighs nothing. Call it on all ranks.
+
+        Raises:
+            TaskError: the Task weighs batches on some ranks only.
+        """
+        if not self._is_agreed:
+            self._agree()
+        if not self._by_task:
+            return None
+        held = self._held if self._held is not None else torch.zeros((), dtype=torch.float64, device=self._device)
+        total = self._all_reduce(held)
+        self._held = None
+        return torch.where(total == 0, total, num_in_step / total)  # if all samples are masked there is no gradient
+
+    def forget(self) -> None:
+        """Drop the weights of a step that is taken again."""
+        self._held = None
+
+    def _agree(self) -> None:
+        """Let all ranks know, once a run: a rank without a sample in the first step cannot know by itself."""
+        with allowed_read():
+            own = torch.tensor(float(self._by_task or False), device=self._device)
+            on_any = bool(self._all_reduce(own) > 0)
+        if self._by_task is not None and self._by_task != on_any:
+            raise TaskError(self._some())
+        self._by_task, self._is_agreed = on_any, True
+
+    def _some(self) -> str:
+        return f"{self._task_name}.training_step returned 'num_samples' for some batches only; return it for all or none."

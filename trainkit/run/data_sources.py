@@ -1,0 +1,228 @@
+"""The data that the user handed in, and the feeds that are made of it: map-style data, streams, evaluation data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainkit.api.datamodule import DataModule
+from trainkit.api.options import Limit
+from trainkit.api.task import Task
+from trainkit.data.feed import AccumulateAt, Feed, MapFeed, StreamFeed
+from trainkit.data.loader import ShardedLoader, Source, read_source
+from trainkit.data.order import mix
+from trainkit.data.plan import StepPlan
+from trainkit.data.workers import shield
+from trainkit.device.precision import Precision
+from trainkit.device.transfer import Mover, count_samples
+from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.optim.batch_plan import Accumulation, accumulation_at
+
+@dataclass(frozen=True)
+class DataSources:
+    """The data that the user handed to an entry point of the Trainer.
+
+    Attributes:
+        given: dataloaders by kind: "train", "val", "test" or "predict".
+        datamodule: brings them in their place.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    datamodule: DataModule | None = None
+
+    def owners(self, task: Task) -> list[Any]:
+        """Return the objects whose prepare_data is called."""
+        return [task] if self.datamodule is None else [task, self.datamodule]
+
+    def find(self, kind: str, task: Task) -> Any:
+        """Return the data of a kind: that given, else the DataModule's, else the Task's.
+
+        Raises:
+            ConfigError: both were given.
+        """
+        given = self.given.get(kind)
+        if given is not None and self.datamodule is not None:
+            raise ConfigError(f"Both {kind}_dataloaders and datamodule were given. Give one of the two.")
+        if isinstance(given, DataModule):
+            raise ConfigError(f"{kind}_dataloaders is a DataModule; pass it as datamodule=...")
+        if given is not None:
+            return given
+        return getattr(task if self.datamodule is None else self.datamodule, f"{kind}_dataloader")()
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training data as it was handed in.
+
+    Attributes:
+        data: a DataLoader, a Dataset, or an iterable of batches.
+        source: what was read of it; None for a stream.
+        batch_size: of one rank's microbatch; None if unknown.
+    """
+
+    data: Any
+    source: Source | None
+    batch_size: int | None
+
+
+def read_training_data(data: DataSources, task: Task, engine: Engine) -> TrainingData:
+    """Find the training data.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = data.find("train", task)
+    if found is None:
+        raise ConfigError(
+            "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
+        )
+    source = read_source(found, "train_dataloaders", training=True)
+    return TrainingData(found, source, batch_size_of(found, source, engine))
+
+
+def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:
+    """Return the microbatch of one rank, or None for a stream that does not tell, or whose ranks' batches differ."""
+    if source is not None:
+        return source.batch_size
+    if isinstance(data, DataLoader):
+        own = data.batch_size
+    else:
+        own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
+    everyone = engine.all_gather_object(own)  # each rank reads a stream of its own
+    return own if all(size == own for size in everyone) else None
+
+
+def train_feed(
+    data: Any,
+    source: Source | None,
+    changes: Accumulation,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
+    pad: bool = False,
+    declared_ranks: int | None = None,
+) -> Feed:
+    """Return the feed of training data.
+
+    Args:
+        data: what the user handed in.
+        source: what was read of it; None for a stream.
+        changes: microbatches of a rank in a step, by epoch.
+        limit: trainer.limit_train_batches.
+        seed: of order and augmentation.
+        engine: the ranks.
+        move: puts a batch on the device.
+        pad: trainer.pad_last_step.
+        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: as many as there are.
+
+    Raises:
+        ConfigError: a limit leaves nothing, or a short last step is to be filled that is dropped or unknown.
+        DataError: there are fewer samples than ranks.
+    """
+    if limit is not None and limit == 0:
+        raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
+    if pad and (source is None or source.drop_last):
+        why = (
+            "the training data is a stream, whose last step nobody knows" if source is None else "drop_last=True leaves it out"
+        )
+        raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
+    accumulate_at = functools.partial(accumulation_at, changes)
+    declared = declared_ranks or engine.world_size
+    if source is None:
+        _refuse_own_batches(data, engine)
+        return _stream(data, accumulate_at, limit, seed, engine, move, declared / engine.world_size)
+    if source.num_samples < declared:
+        raise DataError(
+            f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
+            "least. Start fewer ranks."
+        )
+    samples = _limited(source, limit, declared)
+    drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
+    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad, declared)
+    if plan.num_steps == 0:
+        raise DataError(
+            f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
+            f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
+        )
+    return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move, accumulate_at)
+
+
+def eval_feeds(
+    data: Any,
+    name: str,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
+    declared_ranks: int | None = None,
+) -> list[Feed]:
+    """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders. See `train_feed`."""
+    several = isinstance(data, (list, tuple)) and all(isinstance(item, DataLoader) for item in data) and data
+    feeds: list[Feed] = []
+    for item in data if several else [data]:
+        source = read_source(item, name, training=False)
+        if source is None:
+            _refuse_own_batches(item, engine)
+            feeds.append(_stream(item, lambda epoch: 1, limit, seed, engine, move))
+        else:
+            source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
+            samples = _limited(source, limit, declared_ranks or engine.world_size)
+            plan = StepPlan(samples, source.batch_size, engine.world_size)
+            feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
+    return feeds
+
+
+def _refuse_own_batches(data: Any, engine: Engine) -> None:
+    """A DataLoader that makes its own batches yields the same ones on every rank: each sample would be used by all."""
+    own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+    if own and engine.world_size > 1:
+        raise ConfigError(
+            f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.world_size} ranks would each "
+            "use all of them. "
+            "Give batch_size and a sampler (they are dealt to the ranks), or an IterableDataset that is sharded by rank."
+        )
+
+
+def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
+    return ShardedLoader(source, plan, engine.rank, seed, engine.broadcast_object)
+
+
+def _stream(
+    data: Any,
+    accumulate_at: AccumulateAt,
+    limit: Limit,
+    seed: int,
+    engine: Engine,
+    move: Callable[[Any], Any],
+    share: float = 1.0,
+) -> StreamFeed:
+    if isinstance(limit, float):
+        raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
+    lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
+    length = None if None in lengths else max(lengths)
+    return StreamFeed(shield(data), length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank), share)
+
+
+def _length_of(stream: Any) -> int | None:
+    try:
+        return len(stream)
+    except TypeError:  # a DataLoader has __len__, and its iterable data set may have none
+        return None
+
+
+def _limited(source: Source, limit: Limit, world_size: int) -> int:
+    """Return the samples that are left under a limit: a count of microbatches of each rank, or a share of the data."""
+    if limit is None:
+        return source.num_samples
+    if isinstance(limit, float):
+        return max(1, int(source.num_samples * limit)) if limit > 0 else 0
+    return min(source.num_samples, limit * source.batch_size * world_size)

@@ -1,0 +1,232 @@
+"""Evaluator: sanity check, validation, test and prediction; each sample once, on whatever number of ranks.
+
+    validate        inside a fit: rank 0's buffers to all ranks -> evaluate -> hooks
+    sanity_check    a few validation batches before training
+    evaluate        one pass over the feeds; a gather at its end combines the logged values exactly
+    predict         one pass over one feed
+
+Ranks take disjoint shares; a rank may have a batch more or none, but all go through the same rounds. But for the coordinator's
+exchange, about twice a second inside a fit, no collective runs between batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainkit.api.dispatch import Hooks
+from trainkit.api.task import LogTarget, Task
+from trainkit.api.view import RunView
+from trainkit.data.feed import Feed
+from trainkit.device.transfer import to_device
+from trainkit.errors import ConfigError
+from trainkit.metrics.log import MetricLog
+from trainkit.run.coordinator import Coordinator
+from trainkit.run.predictions import clear_predictions, write_prediction
+
+Kind = Literal["validation", "test"]
+_STEPS = {"validation": "validation_step", "test": "test_step"}
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """The validation data of a fit.
+
+    Attributes:
+        feeds: one for each loader.
+        sanity_feeds: returns feeds of so many batches of the same data.
+        training_names: names that training logs for the progress bar.
+    """
+
+    feeds: Sequence[Feed]
+    sanity_feeds: Callable[[int], list[Feed]]
+    training_names: set[str]
+
+
+class Evaluator:
+    """See the module.
+
+    Args:
+        run: the run.
+        task: what is evaluated.
+        hooks: of the run.
+        data: the validation data of a fit.
+
+    Attributes:
+        num_validations: that have run; a part of the checkpoint.
+        names: of the values that validation logged.
+        num_batches: of this rank in the evaluation in progress, if known.
+    """
+
+    def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
+        self._run, self._task, self._hooks = run, task, hooks
+        self._data = data or ValidationData([], lambda limit: [], set())
+        self._own_names: set[str] = set()
+        self.num_validations = 0
+        self.names: set[str] = set()
+        self.num_batches: int | None = None
+
+    def state_dict(self) -> int:
+        """Return the number of validations."""
+        return self.num_validations
+
+    def load_state_dict(self, state: int) -> None:
+        """Take it back."""
+        self.num_validations = state
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a fit has validation data."""
+        return bool(self._data.feeds)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is validation data, and no validation has run yet."""
+        return self.has_data and self.num_validations == 0
+
+    @property
+    def prog_bar_names(self) -> set[str]:
+        """Names of the values that are meant for the progress bar."""
+        return self._data.training_names | self._own_names
+
+    # -- inside a fit -----------------------------------------------------------------------------------------------
+
+    def sanity_check(self) -> None:
+        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
+        limit, state = self._run.options.evaluation.num_sanity_val_steps, self._run.state
+        if not self.has_data or limit == 0 or state.global_step:
+            return
+        self._hooks("on_sanity_check_start")
+        state.stage = "sanity_check"
+        feeds = self._data.sanity_feeds(limit)
+        try:
+            self._pass("validation", feeds, lambda: None)
+            self._hooks("on_validation_end")
+        finally:
+            for feed in feeds:  # their workers need not live as long as the run
+                feed.close()
+        state.stage = "fit"
+        self._hooks("on_sanity_check_end")
+
+    def validate(self, coordinator: Coordinator, check: Callable[[], None]) -> Mapping[str, float]:
+        """Validate inside a fit and return the logged values; empty without validation data.
+
+        Args:
+            coordinator: rounds are batches while this lasts.
+            check: is called in each round, the same one on all ranks; may end the run.
+        """
+        run = self._run
+        if not self.has_data:
+            return {}
+        run.engine.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
+        with run.checkpoints.holding_rank_parts():  # a signal within the validation ends the run as of here
+            coordinator.expect_new_pace()
+            self._count(self._data.feeds)
+            metrics = self._pass("validation", self._data.feeds, check)
+        coordinator.expect_new_pace()
+        self.num_validations += 1
+        self.names |= metrics.keys()
+        run.callback_metrics.update(metrics)
+        run.log_metrics(metrics)
+        self._hooks("on_validation_end")
+        return metrics
+
+    # -- entry points of their own ----------------------------------------------------------------------------------
+
+    def evaluate(self, kind: Kind, feeds: Sequence[Feed]) -> dict[str, float]:
+        """Evaluate; return the logged values over all samples of all ranks, on all ranks."""
+        self._count(feeds)
+        metrics = self._pass(kind, feeds, lambda: None)
+        self._run.callback_metrics.update(metrics)
+        self._hooks(f"on_{kind}_end")
+        return metrics
+
+    def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool) -> list[Any] | None:
+        """Predict; return all ranks' outputs in the data's order, or None unless `keep`.
+
+        Args:
+            feeds: one.
+            write_to: a folder for each batch's outputs, written as it is there.
+            keep: whether outputs stay in memory.
+        """
+        if len(feeds) > 1:
+            raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
+        self._count(feeds)
+        engine = self._run.engine
+        if write_to is not None:
+            engine.run_on_main(lambda: clear_predictions(write_to))
+        own: list[tuple[int, Any]] = []
+        for i, (places, outputs) in enumerate(self._predictions(feeds[0])):
+            place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
+            if write_to is not None:
+                write_prediction(write_to, place, engine.rank, on_cpu)
+            if keep:
+                own.append((place, on_cpu))
+        if not keep:
+            engine.barrier()  # all files are there
+            return None
+        pairs = [pair for rank in engine.all_gather_object(own) for pair in rank]
+        return [outputs for _, outputs in sorted(pairs, key=lambda pair: pair[0])]
+
+    # -- one pass ---------------------------------------------------------------------------------------------------
+
+    def _count(self, feeds: Sequence[Feed]) -> None:
+        counts = [feed.num_steps_in(0) for feed in feeds]
+        self.num_batches = None if None in counts else sum(filter(None, counts))
+
+    def _pass(self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]) -> dict[str, float]:
+        with _eval_mode(self._task):
+            self._hooks(f"on_{kind}_start")
+            step, metrics = getattr(self._task, _STEPS[kind]), {}
+            takes_index = "dataloader_idx" in inspect.signature(step).parameters
+            for index, feed in enumerate(feeds):
+                log = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
+                log.new_step(is_read=False)  # there is no axis for an evaluation's steps
+                # no_grad, not inference_mode: a table that a model caches from here must be good for training too.
+                with torch.no_grad(), self._run.precision.autocast():
+                    for batch_idx, (batch, num_samples, _) in enumerate(_batches(feed, check)):
+                        self._task._log_to(LogTarget(log, num_samples, on_step=False, on_epoch=True))
+                        self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
+                        outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
+                        self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
+                self._task._log_to(None)
+                metrics |= log.epoch_values(self._run.engine.all_gather_object)
+                if self._run.state.stage == "fit":
+                    self._own_names |= log.prog_bar
+        return metrics
+
+    def _predictions(self, feed: Feed) -> Iterator[tuple[range | None, Any]]:
+        """Yield (places in the data set, outputs of `predict_step`) for each batch of this rank."""
+        self._hooks("on_predict_start")
+        with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
+            for batch_idx, (batch, _, places) in enumerate(_batches(feed, lambda: None)):
+                self._hooks("on_predict_batch_start", batch, batch_idx, 0)
+                outputs = self._task.predict_step(batch, batch_idx)
+                self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
+                yield places, outputs
+        self._hooks("on_predict_end")
+
+
+@contextlib.contextmanager
+def _eval_mode(task: Task) -> Iterator[None]:
+    """Put all modules into eval mode, and back into the mode of each: a part that the user set to eval() stays so."""
+    modes = [(module, module.training) for module in task.modules()]
+    task.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _batches(feed: Feed, check: Callable[[], None]) -> Iterator[tuple[Any, int, range | None]]:
+    for step in feed.steps(epoch=0):
+        for microbatch in step.microbatches:
+            yield microbatch.batch, microbatch.num_samples, microbatch.places
+        check()

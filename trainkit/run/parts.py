@@ -1,0 +1,194 @@
+"""The named parts of a run that a checkpoint holds: what each saves, and how it takes its state back.
+
+The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values, validations, contract; and of
+each rank: metrics, random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.api.callback import Callback
+from trainkit.api.state import TrainState
+from trainkit.checkpoint.stateful import random_state, set_random_state
+from trainkit.device.precision import Precision
+from trainkit.engine.base import Engine
+from trainkit.errors import CheckpointError
+from trainkit.metrics import objects as metric_objects
+from trainkit.metrics.log import LatestMetrics
+from trainkit.optim.batch_plan import BatchPlan
+from trainkit.optim.schedule import LearningRates
+from trainkit.run.run import StepParts
+
+
+@dataclass
+class OptimizersPart:
+    """The optimizers' states, put back on rank 0: `engine.prepare` sends them on."""
+
+    optimizers: Sequence[torch.optim.Optimizer]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return one state for each optimizer."""
+        return [optimizer.state_dict() for optimizer in self.optimizers]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Put them back.
+
+        Raises:
+            CheckpointError: they belong to other optimizers.
+        """
+        if len(state) != len(self.optimizers):
+            raise CheckpointError(
+                f"The checkpoint has {len(state)} optimizers, this task {len(self.optimizers)}: they do not fit."
+            )
+        for optimizer, own in zip(self.optimizers, state, strict=True):
+            try:
+                optimizer.load_state_dict(own)
+            except ValueError as error:
+                raise CheckpointError(f"The checkpoint's optimizer state does not fit this task: {error}.") from error
+
+
+@dataclass
+class RatesPart:
+    """The schedules, at the number of updates of the counters, which are restored before."""
+
+    rates: LearningRates
+    state: TrainState
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedules' states."""
+        return self.rates.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put them back."""
+        self.rates.load_state_dict(state, self.state.num_updates)
+
+
+@dataclass
+class ScalerPart:
+    """The loss scale of fp16."""
+
+    precision: Precision
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it; empty for other precisions."""
+        return self.precision.scaler.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back, if both runs have one."""
+        if self.precision.scaler.is_enabled() and state:
+            self.precision.scaler.load_state_dict(dict(state))
+
+
+@dataclass
+class CallbacksPart:
+    """The callbacks' states, by class name and place."""
+
+    callbacks: Sequence[Callback]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return them."""
+        return {key: callback.state_dict() for key, callback in self._keyed()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Put them back; return states that no callback of this run took."""
+        remaining = dict(state)
+        for key, callback in self._keyed():
+            if key in remaining:
+                callback.load_state_dict(remaining.pop(key))
+        return _describe(remaining)
+
+    def _keyed(self) -> list[tuple[str, Callback]]:
+        seen: dict[str, int] = {}
+        keyed = []
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] = seen.get(name, -1) + 1
+            keyed.append((f"{name}.{seen[name]}", callback))
+        return keyed
+
+
+def _describe(remaining: Mapping[str, Any]) -> list[str]:
+    """Name callbacks whose state was not taken; without a ModelCheckpoint or a logger a run resumes just as well."""
+    found = []
+    for key, state in remaining.items():
+        name = key.partition(".")[0]
+        if not state or name == "ModelCheckpoint" or name.endswith("Logger"):
+            continue
+        average = state.get("average") if isinstance(state, Mapping) else None
+        averages = isinstance(average, Mapping) and average.get("aside") is not None
+        hint = " (the saved weights are its averages: add it to resume from the trained ones)"
+        found.append(f"the state of {name}{hint * averages}")
+    return found
+
+
+@dataclass
+class ValuesPart:
+    """The latest logged values."""
+
+    metrics: LatestMetrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return values and their steps."""
+        return {"metrics": dict(self.metrics), "at": dict(self.metrics.logged_at)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put them back."""
+        self.metrics.update(state["metrics"])
+        self.metrics.logged_at.update(state["at"])
+
+
+@dataclass
+class PlanPart:
+    """The plan of batch and rate: saved to be compared; a run computes its own."""
+
+    plan: BatchPlan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its numbers."""
+        return self.plan.to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: see run/resume.py."""
+
+
+@dataclass
+class LogPart:
+    """This rank's part of the epoch's means, and its metric objects."""
+
+    task: nn.Module
+    step: StepParts
+    engine: Engine
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part."""
+        return {"log": self.step.log.state_dict(), "objects": metric_objects.state_of(self.task, self.step.log.objects)}
+
+    def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
+        """Put them back, dealt to as many ranks as there are; return metric objects that are no attribute of the Task."""
+        rank, size = self.engine.rank, self.engine.world_size
+        self.step.log.load_state_dict([state["log"] for state in states], rank, size, self.engine.device)
+        objects = [state["objects"] for state in states]
+        lost = metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
+        return [f"the metric '{name}' (make it an attribute of the Task, and it is saved)" for name in lost]
+
+
+@dataclass
+class RandomPart:
+    """This rank's random numbers."""
+
+    engine: Engine
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generators' states."""
+        return random_state()
+
+    def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
+        """Put this rank's back; at another number of ranks no state belongs to each."""
+        if len(states) == self.engine.world_size:
+            set_random_state(states[self.engine.rank])

@@ -1,0 +1,59 @@
+"""Brings a run back to the beginning of a step that failed, for a checkpoint of the state before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.checkpoint.stateful import random_state
+from trainkit.metrics import objects as metric_objects
+from trainkit.metrics.log import MetricLog
+from trainkit.run.run import Run
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Where a step began."""
+
+    step: int
+    batch_idx: int
+    log: MetricLog
+    random: dict[str, Any]
+    buffers: dict[str, Tensor]
+    undo_metrics: Callable[[], None]
+
+
+class Rescue:
+    """The undo of one step of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._begun: _Begun | None = None
+
+    def remember(self) -> None:
+        """Note where this rank is, before a step."""
+        run, state = self._run, self._run.state
+        buffers = {name: buffer.detach().clone() for name, buffer in run.task.named_buffers()}
+        undo = metric_objects.remember(metric_objects.metrics_in(run.task))
+        self._begun = _Begun(state.global_step, state.batch_idx, run.step.log.copy(), random_state(), buffers, undo)
+
+    def undo(self) -> dict[str, Any] | None:
+        """Return this rank's parts as of the last update; None if there is nothing to save."""
+        run, begun = self._run, self._begun
+        if run.state.global_step == 0:
+            return None
+        if run.state.half_updated:
+            print("No checkpoint of this error: it came while the weights were being changed.", flush=True)
+            return None
+        if begun is None or begun.step != run.state.global_step:
+            return run.checkpoints.rank_parts()
+        run.forget_gradients(begun.log, begun.batch_idx)
+        begun.undo_metrics()
+        with torch.no_grad():
+            for name, buffer in run.task.named_buffers():
+                buffer.copy_(begun.buffers[name])
+        return run.checkpoints.rank_parts() | {"random": begun.random}

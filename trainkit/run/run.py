@@ -1,0 +1,208 @@
+"""Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as `trainer`.
+
+A Run begins with the stage (setup.py): counters, ranks, folder, hooks. Before training build.py adds the parts of a fit: feeds,
+plan, optimizers, rates. Hooks see it as api/view.py's RunView.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainkit.api.callback import Callback
+from trainkit.api.dispatch import Hooks
+from trainkit.api.options import Options
+from trainkit.api.state import StageName, TrainState
+from trainkit.api.task import Task
+from trainkit.checkpoint.manager import CheckpointManager
+from trainkit.checkpoint.store import make_store
+from trainkit.data.feed import Feed
+from trainkit.device.precision import Precision
+from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError
+from trainkit.metrics.log import LatestMetrics, MetricLog
+from trainkit.optim.batch_plan import BatchPlan
+from trainkit.optim.sample_weights import SampleWeights
+from trainkit.optim.schedule import LearningRates
+from trainkit.run.coordinator import Coordinator
+from trainkit.run.elastic import ElasticState
+from trainkit.run.evaluator import Evaluator
+from trainkit.run.finite import FiniteLosses
+from trainkit.run.oom import Halving
+from trainkit.run.stopping import Stopping
+
+
+@dataclass
+class StepParts:
+    """What a training step works with beside the optimizers.
+
+    Attributes:
+        weights: of the microbatches.
+        log: the values of this epoch so far.
+        sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
+        finite: looks at losses (trainer.stop_on_nonfinite).
+        halving: splits microbatches (trainer.halve_batch_on_oom).
+    """
+
+    weights: SampleWeights
+    log: MetricLog = field(default_factory=MetricLog)
+    sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    finite: FiniteLosses | None = None
+    halving: Halving | None = None
+
+
+class Run:
+    """See the module; the Trainer's docstring explains `options`, RunView the rest.
+
+    The parts of a fit are there once it is built; asked for earlier, they raise ConfigError.
+    """
+
+    hooks: Hooks
+    run_dir: Path
+    precision: Precision
+    checkpoints: CheckpointManager
+    coordinator: Coordinator
+    stopping: Stopping
+    evaluator: Evaluator
+    train_feed: Feed
+    batch_plan: BatchPlan
+    optimizers: Sequence[torch.optim.Optimizer]
+    rates: LearningRates
+    step: StepParts
+
+    def __init__(self, stage: StageName, task: Task, options: Options, callbacks: Sequence[Callback], engine: Engine) -> None:
+        self.task, self.options, self.callbacks, self.engine = task, options, list(callbacks), engine
+        self.state = TrainState(stage=stage)
+        self.callback_metrics = LatestMetrics()
+        self.elastic: ElasticState | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Run.__annotations__:
+            raise ConfigError(f"trainer.{name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
+        raise AttributeError(f"'trainer' (the run) has no attribute '{name}'")
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.state.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch in progress, from 0."""
+        return self.state.current_epoch
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The limit of epochs."""
+        return self.options.limits.max_epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        """The limit of steps."""
+        return self.options.limits.max_steps
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training ends after the current step."""
+        return self.state.should_stop
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the few validation batches before training run now."""
+        return self.state.stage == "sanity_check"
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.engine.is_main
+
+    @property
+    def global_rank(self) -> int:
+        """This rank."""
+        return self.engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.engine.world_size
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None if unknown: data without a length, or a limit of time alone."""
+        limits, plan = self.options.limits, self.batch_plan
+        known = [] if limits.max_steps is None else [limits.max_steps]
+        if limits.max_epochs is not None and self.train_feed.num_steps_in(0) is not None:
+            total, last = 0, limits.max_epochs
+            for first, _ in reversed(((0, 0), *plan.later)):  # each stretch of epochs of one accumulation
+                total += max(0, last - first) * (self.train_feed.num_steps_in(first) or 0)
+                last = min(last, first)
+            known.append(total)
+        return min(known, default=None)
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Optimizer steps of the whole run, for schedules.
+
+        Raises:
+            ConfigError: the number is unknown: the training data has no length, or time alone ends the run, and max_steps is
+                not set.
+        """
+        if (steps := self.total_steps) is None:
+            raise ConfigError(
+                "The number of steps of the run is not known: the training data has no length, or trainer.max_time alone ends "
+                "it. Set trainer.max_steps."
+            )
+        return steps
+
+    @property
+    def step_clock(self) -> Any:
+        """The StepClock among the callbacks."""
+        return next(callback for callback in self.callbacks if callback.is_step_clock)
+
+    def request_stop(self, reason: str) -> None:
+        """End training after the current step. Call it on all ranks at the same step."""
+        self.state.request_stop(reason)
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.engine.is_main:
+            print(text, flush=True)
+
+    def log_metrics(self, values: dict[str, float]) -> None:
+        """Hand values of this step to the loggers."""
+        self.hooks("on_metrics", values, self.global_step)
+
+    def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put something around each call of a hook; see Hooks.wrap."""
+        self.hooks.wrap(around)
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
+        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
+        text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
+        place, _, name = text.rpartition("/")
+        self.checkpoints.save(make_store(place), name, weights_only)
+        self.checkpoints.finish()
+
+    def forget_gradients(self, log: MetricLog, batch_idx: int) -> None:
+        """Return to where the run was before the gradients of this step were computed.
+
+        Args:
+            log: the epoch's values as of then.
+            batch_idx: this rank's microbatches as of then.
+        """
+        self.task.zero_grad(set_to_none=True)
+        self.step.log, self.state.batch_idx = log.copy(), batch_idx
+        self.step.weights.forget()
+        if self.step.finite is not None:
+            self.step.finite.forget()
+
+    def drop_parts(self) -> None:
+        """Free the parts of a fit: an elastic run builds them again."""
+        for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
+            self.__dict__.pop(name, None)

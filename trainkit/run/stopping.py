@@ -1,0 +1,74 @@
+"""Stopping: what ends a run early, between two steps, on all ranks at the same one.
+
+A signal to any rank: all save a checkpoint, wait for the disk, and raise Preempted. In an elastic run a rank that received one
+leaves alone, and the others form new ranks without it; they do too if the launcher requests other ranks.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NoReturn
+
+from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.engine.base import RanksChanged
+from trainkit.errors import Preempted
+from trainkit.run.coordinator import Coordinator
+from trainkit.run.elastic import ElasticState
+from trainkit.run.signals import Signals
+
+
+class Stopping:
+    """See the module. A context manager: within it, signals are noted.
+
+    Args:
+        run: the run.
+        signals: that this rank received.
+        coordinator: lets all ranks know.
+        elastic: of an elastic run.
+    """
+
+    def __init__(self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None) -> None:
+        self._run, self._signals, self._coordinator, self._elastic = run, signals, coordinator, elastic
+        self._was_signalled = False
+
+    def __enter__(self) -> Stopping:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._signals.__exit__()
+
+    def check(self) -> None:
+        """End the run if it must end. Call it on all ranks, once between two steps or batches.
+
+        Raises:
+            Preempted: all ranks end, with a checkpoint; or this rank leaves an elastic run.
+            RanksChanged: other ranks take over an elastic run from here.
+        """
+        if not self._coordinator.count_round():
+            return
+        signalled = self._coordinator.num_signalled
+        if self._elastic is None or signalled == self._run.world_size:
+            self._end_with_checkpoint()
+        if signalled and not self._was_signalled:
+            self._was_signalled = True  # the other ranks may be about to receive the same signal
+            return
+        self._elastic.commit()
+        step = self._run.global_step
+        if self._coordinator.includes_this_rank:
+            raise Preempted(f"{self._signals.received}: this rank left after step {step}; the others continue.")
+        raise RanksChanged(f"The ranks are formed again after step {step}.")
+
+    def _end_with_checkpoint(self) -> NoReturn:
+        run, engine = self._run, self._run.engine
+        received: list[str | None] = engine.all_gather_object(self._signals.received)
+        full = [policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only]
+        written = any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
+        engine.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
+        from_where = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(received) if name)
+        how = f"to resume: ckpt_path=last run_dir={run.run_dir}"
+        if not written:
+            how = "its checkpoint was NOT written; older ones are left." if full else "no checkpoint was requested."
+        text = f"{from_where}: the run ended after step {run.global_step}; {how}"
+        run.say(text)
+        raise Preempted(text)
