@@ -36,7 +36,7 @@ def test_time_ends_all_ranks_at_one_step(start: str, results: Any) -> None:
     """The clock is rank 0's, whatever the others' show, and the same seconds are kept on all."""
     ranks = results[start]["timer"]
     assert all(own == ranks[0] for own in ranks)
-    assert ranks[0]["reason"].startswith("the time is over:")
+    assert ranks[0]["reason"].startswith("the time limit is reached:")
     assert 0.8 <= ranks[0]["kept"]["time_elapsed"] < 60
 
 

@@ -1,4 +1,4 @@
-"""What a user sees first: engine, ranks, precision, the arithmetic of batch and learning rate, where the files are."""
+"""Banner: the lines printed at the start: engine, ranks, precision, arithmetic of batch and learning rate, output folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Banner(Callback):
     """Prints a few lines on rank 0 when a fit starts."""
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Print."""
+        """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:
             return
         engine, session, console = trainer.engine, trainer.session, console_of()
         if session.goes_on_from_memory:
-            console.print(_going_on(trainer), soft_wrap=True)
+            console.print(_describe_resume(trainer), soft_wrap=True)
             return
         ranks = plural(engine.world_size, "rank")
-        told = "".join(f", {option} {value}" for option, value in engine.told.items())
-        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{told}")]
+        extra = "".join(f", {option} {value}" for option, value in engine.told.items())
+        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{extra}")]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
@@ -50,24 +50,24 @@ class Banner(Callback):
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Name an optimizer, and which of torch's implementations makes its update where it is not the plain loop."""
+    """Return an optimizer's class, preceded by its torch implementation (fused, foreach) unless that is the plain loop."""
     chosen = [name for name in ("fused", "foreach") if any(group.get(name) for group in optimizer.param_groups)]
     return " ".join([*chosen, type(optimizer).__name__])
 
 
 def _device(device: torch.device) -> str:
-    """Name a rank's device; on the CPU with its threads, which the engine shares out among the ranks of a host."""
+    """Name a rank's device; on the CPU with its threads, which the engine divides among the ranks of a host."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
     return f"{device} with {plural(threads, 'thread')} a rank"
 
 
-def _going_on(trainer: Trainer) -> str:
-    """Say, in an elastic run, what goes on with how many ranks."""
+def _describe_resume(trainer: Trainer) -> str:
+    """Describe how an elastic run resumes from memory: the step, the ranks, the split of a batch."""
     ranks, feed = trainer.world_size, trainer.session.run.feed
-    who = f"{ranks} ranks go" if ranks > 1 else "1 rank goes"
-    text = f"{who} on from step {trainer.global_step} (epoch {trainer.current_epoch + 1}), kept in memory"
+    resumed = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
+    text = f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
     if isinstance(feed, MapFeed) and ranks != trainer.contract.world_size:
         shares = feed.plan_of(trainer.current_epoch).microbatches(0, 0)
         sizes = ", ".join(map(str, sorted({len(share) for share in shares}, reverse=True)))
@@ -78,7 +78,7 @@ def _going_on(trainer: Trainer) -> str:
 
 
 def _plan(trainer: Trainer) -> str:
-    """Say how long the run is."""
+    """Describe the length of the run."""
     per_epoch, total = trainer.session.num_training_steps, trainer.session.total_steps
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"

@@ -1,4 +1,4 @@
-"""DeviceStatsMonitor: memory, load, temperature and power of rank 0's device and host, beside the other values."""
+"""DeviceStatsMonitor: logs memory, load, temperature and power of rank 0's device and host."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from trainkit.trainer import Trainer
 
 _OF_HOST = ("cpu_", "host_", "process_")
-_MEANS = ("_ratio", "_watts")  # of what goes up and down a mean says more than the highest
+_MEANS = ("_ratio", "_watts")  # these fluctuate: their mean says more than their maximum
 
 
 _FIRST_S = 0.5
 
 
 class Sampler:
-    """Reads numbers in a thread now and then, so that nobody waits for a driver.
+    """Reads numbers in a thread at an interval, so that training never waits for a driver.
 
     Args:
         read: returns the numbers.
@@ -41,9 +41,9 @@ class Sampler:
         self._thread.start()
 
     def take(self) -> dict[str, float]:
-        """Return the readings since the last call as one: means of ratios and watts, the highest of all else.
+        """Return the readings since the last call as one: the mean of ratios and watts, the maximum of all others.
 
-        Where nothing was read since, it is the same as the last time; before the first reading it is empty.
+        Without a new reading the last result is returned again; before the first reading the result is empty.
         """
         with self._lock:
             held, self._held = self._held, []
@@ -53,12 +53,12 @@ class Sampler:
         return dict(self._last)
 
     def stop(self) -> None:
-        """End the thread, after the reading that it is at."""
+        """End the thread after its current reading."""
         self._stopped.set()
         self._thread.join()
 
     def _work(self) -> None:
-        if self._stopped.wait(min(_FIRST_S, self._every_s)):  # of no time at all there is no load
+        if self._stopped.wait(min(_FIRST_S, self._every_s)):  # a load needs an interval to be measured over
             return
         while True:
             reading = self._read()
@@ -74,15 +74,15 @@ def _joined(name: str, values: list[float]) -> float:
 
 @checked
 class DeviceStatsMonitor(Callback):
-    """Writes `device/...` each log_every_n_steps, of rank 0's device and host alone.
+    """Logs `device/...` of rank 0's device and host every log_every_n_steps.
 
     The numbers are those of trainkit.device.stats (`gpu_memory_used_bytes`, `gpu_utilization_ratio`, `gpu_power_watts`,
-    `host_memory_used_bytes`, ...; GPUs need nvidia-ml-py, hosts psutil), and on a GPU torch's `gpu_memory_peak_bytes` and
-    `gpu_alloc_retries` (each one freed torch's cache and waited: memory is short). A thread reads them, as a driver may take
-    milliseconds; what is written are means of ratios and watts, and the highest of all else, since the last writing.
+    `host_memory_used_bytes`, ...; GPUs need nvidia-ml-py, hosts psutil) and, on a GPU, torch's `gpu_memory_peak_bytes` and
+    `gpu_alloc_retries` (each retry freed torch's cache and waited: memory is short). A thread reads them, because a driver call
+    may take milliseconds. Logged are the mean of ratios and watts and the maximum of all others since the last log step.
 
     Args:
-        cpu_stats: whether those of host and process are written too. Default: where the device is the CPU.
+        cpu_stats: log the host's and the process's numbers too. Default: only if the device is the CPU.
         sample_s: seconds between two readings.
     """
 
@@ -93,7 +93,7 @@ class DeviceStatsMonitor(Callback):
         self._sampler: Sampler | None = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin to read."""
+        """Start the reading thread on rank 0."""
         if not trainer.is_global_zero:
             return
         device = trainer.engine.device
@@ -106,12 +106,12 @@ class DeviceStatsMonitor(Callback):
 
         if not read():
             what = "nvidia-ml-py" if device.type == "cuda" else "psutil" if with_host else "a GPU, or cpu_stats=true"
-            trainer.session.tell(f"callbacks.device_stats: there is nothing to read here; it needs {what}.")
+            trainer.session.tell(f"callbacks.device_stats: nothing can be read here; it needs {what}.")
             return
         self._sampler = Sampler(read, self.sample_s)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Write what was read."""
+        """Log the readings."""
         if self._sampler is not None and is_log_step(trainer):
             write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
 
@@ -124,7 +124,7 @@ class DeviceStatsMonitor(Callback):
         self._stop()
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Stop reading, where a signal ended the run."""
+        """Stop reading if a signal ended the run."""
         self._stop()
 
     def _stop(self) -> None:

@@ -1,7 +1,7 @@
-"""DivergenceGuard: notices when ranks no longer hold the same model.
+"""DivergenceGuard: detects that ranks no longer hold the same model.
 
-Every rank computes the same updates from the same sums. Where one comes to other bits all the same (a damaged memory
-cell, a task that draws weights by rank, an operation that is not deterministic), each goes on alone and nothing fails.
+Every rank computes the same updates from the same reduced gradients. If a rank still gets other bits (a damaged memory cell,
+a task that draws weights by rank, a nondeterministic operation), all ranks keep training and nothing fails.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _SHOWN = 3
 
 @checked
 class DivergenceGuard(Callback):
-    """Compares weights, buffers and optimizer state of all ranks by their hashes.
+    """Compares hashes of the weights, buffers and optimizer state of all ranks.
 
-    A hash is a sum over a tensor's bits on its device: every change of one element shows, wherever it is. Only the sums
-    travel (16 bytes a tensor), and only then does the host wait. Batch norm's running statistics are left out where each
-    rank keeps its own (without trainer.sync_batchnorm): they differ by nature, and rank 0's are evaluated and saved.
+    A hash is a sum over a tensor's bits on its device: a change of any one element changes it. Only the hashes are gathered (16
+    bytes per tensor), and the host waits only then. Batch norm's running statistics are left out if each rank has its own
+    (without trainer.sync_batchnorm): they differ by design, and rank 0's are evaluated and saved.
 
     Args:
         every_n_steps: optimizer steps between two comparisons.
-        action: "stop" ends the run on all ranks; "repair" sends rank 0's tensors to everyone, says so, and goes on.
+        action: "stop" ends the run on all ranks; "repair" broadcasts rank 0's tensors, reports it and continues.
     """
 
     config_key = "callbacks.divergence_guard"
@@ -46,11 +46,11 @@ class DivergenceGuard(Callback):
         self.repairs = 0
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Compare once before the first step: what differs from the beginning never becomes equal."""
+        """Compare once before the first step: a difference at the start never vanishes."""
         self._compare(trainer, task)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Compare where it is due."""
+        """Compare every `every_n_steps` steps."""
         if trainer.global_step % self.every_n_steps == 0:
             self._compare(trainer, task)
 
@@ -64,20 +64,20 @@ class DivergenceGuard(Callback):
         hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
         ranks = engine.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
-        told = [told for name in names if (told := _difference(name, [rank.get(name) for rank in ranks]))]
-        if not told:
+        found = [text for name in names if (text := _difference(name, [rank.get(name) for rank in ranks]))]
+        if not found:
             return
-        more = f" (and {len(told) - _SHOWN} more)" if len(told) > _SHOWN else ""
-        what = f"At step {trainer.global_step} ranks no longer hold the same model: {'; '.join(told[:_SHOWN])}{more}."
+        more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+        what = f"At step {trainer.global_step} ranks no longer hold the same model: {'; '.join(found[:_SHOWN])}{more}."
         if self.action == "stop":
             raise DivergenceError(
-                f"{what} Look for what a rank does alone: weights drawn or changed by rank, an operation that is not "
-                "deterministic. The last checkpoint holds rank 0's weights; action=repair would go on with them."
+                f"{what} Look for work that differs by rank: weights drawn or changed by rank, a nondeterministic operation. "
+                "The last checkpoint holds rank 0's weights; action=repair would continue with them."
             )
         for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
             _send(engine, tensors[name])
         self.repairs += 1
-        trainer.session.tell(f"{what} Rank 0's tensors were sent to all ranks, and training goes on.")
+        trainer.session.tell(f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
 
 
 def _send(engine: Engine, tensor: Tensor) -> None:
@@ -96,9 +96,9 @@ def hash_of(tensor: Tensor) -> Tensor:
         return hash_of(merged.values()) + hash_of(merged.indices()) * 31
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if len(flat) % 8 or flat.storage_offset() % 8:
-        flat = nn.functional.pad(flat, (0, -len(flat) % 8))  # whole words, that begin where words may
+        flat = nn.functional.pad(flat, (0, -len(flat) % 8))  # whole, aligned words
     words = flat.view(torch.int64)
-    # The plain sum shows any single change. The second one weighs by place (odd numbers), so that swaps show too.
+    # The plain sum changes with any single element. The second sum is weighted by place (odd numbers), so that swaps show too.
     places = torch.arange(1, 2 * len(words), 2, device=words.device)
     return torch.stack([words.sum(), (words * places).sum()])
 
@@ -120,7 +120,7 @@ def _keeps_its_own(module: nn.Module) -> bool:
 
 
 def _difference(name: str, hashes: list[tuple[int, int] | None]) -> str | None:
-    """Say which ranks differ from the most, or from rank 0 where there is no most."""
+    """Name the ranks that differ from the majority, or from rank 0 if there is no majority."""
     counts = Counter(hashes).most_common()
     if len(counts) == 1:
         return None

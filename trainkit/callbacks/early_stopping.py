@@ -1,4 +1,4 @@
-"""EarlyStopping: ends a run when a value no longer improves."""
+"""EarlyStopping: ends a run when a logged value stops improving."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @checked
 class EarlyStopping(Callback):
-    """Looks at a logged value at each epoch's end, or after each validation; the value is the same on all ranks, so all stop
-    together.
+    """Checks a logged value at each epoch's end, or after each validation. The value is the same on all ranks, so all stop at
+    the same step.
 
     Args:
         monitor: the name of the logged value.
         min_delta: a change smaller than this is no improvement.
-        patience: epochs without improvement after which the run ends; where the value is one of validation, those that
-            were validated count.
-        mode: whether less ("min") or more ("max") of it is better.
+        patience: epochs without improvement after which the run ends; for a validation value only epochs with a validation
+            count.
+        mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is as good as this.
         divergence_threshold: end the run once the value is worse than this.
-        strict: it is an error where the value was not logged; false waits until it is.
-        check_on_train_epoch_end: false looks after each validation, those inside an epoch too (trainer.val_check_interval), and
-            `patience` counts them. Default: at each epoch's end.
+        strict: raise if the value was not logged; false waits until it is.
+        check_on_train_epoch_end: false checks after each validation, also within an epoch (trainer.val_check_interval), and
+            `patience` counts validations. Default: check at each epoch's end.
     """
 
     explained_arguments = {  # noqa: RUF012 - read by `checked` alone
-        "verbose": "leave it out: why a run was stopped is always told.",
-        "log_rank_zero_only": "leave it out: rank 0 tells, and the value is the same on all ranks.",
+        "verbose": "leave it out: the reason for a stop is always printed.",
+        "log_rank_zero_only": "leave it out: rank 0 prints, and the value is the same on all ranks.",
     }
 
     def __init__(
@@ -59,33 +59,33 @@ class EarlyStopping(Callback):
         self._validations_seen = 0
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Begin anew with each fit; what a checkpoint holds is put in place behind this."""
+        """Reset for each fit; a checkpoint's state is loaded after this."""
         if stage == "fit":
             self.best_score, self.wait_count = None, 0
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin to look for new values."""
+        """Count validations from here on."""
         self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        """Look, where it is to be done here."""
+        """Check, if configured for an epoch's end."""
         if self.check_on_train_epoch_end:
             self._look(trainer)
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """Look, where it is to be done here."""
+        """Check, if configured for validations."""
         if not self.check_on_train_epoch_end and trainer.session.stage == "fit":
             self._look(trainer)
 
     def _look(self, trainer: Trainer) -> None:
-        """Compare, count, and stop."""
+        """Compare with the best value, count, and request a stop."""
         session = trainer.session
         if self.monitor not in trainer.callback_metrics:
             if session.awaits_validation or not self.strict:
                 return
             raise ConfigError(f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
         if self.monitor in session.validation_names and session.num_validations == self._validations_seen:
-            return  # not validated since: it is the value that was counted already
+            return  # no validation since: this value was counted already
         self._validations_seen = session.num_validations
         value = trainer.callback_metrics[self.monitor]
         sign = 1.0 if self.mode == "min" else -1.0
@@ -108,5 +108,5 @@ class EarlyStopping(Callback):
         return {"best_score": self.best_score, "wait_count": self.wait_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them back."""
+        """Restore them."""
         self.best_score, self.wait_count = state_dict["best_score"], state_dict["wait_count"]

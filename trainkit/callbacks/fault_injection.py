@@ -1,4 +1,4 @@
-"""FaultInjection: what goes wrong on a cluster, on purpose, so that a claim can be tried on a laptop."""
+"""FaultInjection: provokes the faults of a cluster on purpose, so that recovery can be tested on a laptop."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ _KEYS: dict[str, tuple[Any, Any]] = {  # key -> (what it must be, its default)
     "host": (str, None),
     "hosts_file": (str, None),
 }
-_FOR_EVER_S = 1e9
+_NO_END_S = 1e9
 
 
 @checked
 class FaultInjection(Callback):
-    """Lets faults happen, each once in a run, however often the run is started again or its ranks change.
+    """Injects faults, each once per run, however often the run restarts or its ranks change.
 
         callbacks.faults.faults='[{do: kill, rank: 1, step: 20}]'
 
     Each fault is a mapping:
 
         do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
-                    error in the user's code), hang (the rank does not come any more), slow (each batch takes `seconds`
-                    longer, from `step` on), nan (the gradient of the first parameter is NaN in one step), cut_checkpoint
-                    (the newest checkpoint's largest file loses its second half), drop_host and add_host (`host` leaves
-                    or joins `hosts_file`, which a discovery script prints)
-        step        after so many optimizer steps
-        rank        on which rank, as ranks are counted then (default 0)
+                    error in the user's code), hang (the rank stops responding), slow (each batch takes `seconds` longer, from
+                    `step` on), nan (the gradient of the first parameter is NaN in one step), cut_checkpoint (the largest
+                    file of the newest checkpoint loses its second half), drop_host and add_host (`host` leaves or joins
+                    `hosts_file`, which a discovery script prints)
+        step        after this many optimizer steps
+        rank        the rank, in the numbering at that time (default 0)
         during      "step" (default), "validation" (its second batch), "saving" (a checkpoint or a commit is being
-                    collected), or "recovery" (a run is being put back where it was); the first one at `step` or later
-        seconds     of hang (default: for ever) and slow (default 1)
+                    collected), or "recovery" (a run is being restored); the first occurrence at `step` or later
+        seconds     of hang (default: no end) and slow (default 1)
 
-    That a fault has happened is noted in `<run_dir>/faults/`, before it does.
+    Before a fault is injected, it is recorded in `<run_dir>/faults/`.
 
     Args:
-        faults: the faults.
+        faults: the list of faults.
     """
 
     config_key = "callbacks.faults"
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
         self.faults = [_read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)]
-        self._deeds: dict[str, Callable[[dict[str, Any], Trainer, Task], None]] = {
+        self._actions: dict[str, Callable[[dict[str, Any], Trainer, Task], None]] = {
             "kill": lambda fault, *_: os.kill(os.getpid(), signal.SIGKILL),
             "terminate": lambda fault, *_: os.kill(os.getpid(), signal.SIGTERM),
             "stop": lambda fault, *_: os.kill(os.getpid(), signal.SIGSTOP),
             "raise": _raise,
-            "hang": lambda fault, *_: time.sleep(fault["seconds"] or _FOR_EVER_S),
+            "hang": lambda fault, *_: time.sleep(fault["seconds"] or _NO_END_S),
             "nan": _poison,
             "cut_checkpoint": _cut,
             "drop_host": lambda fault, *_: _edit_hosts(fault, there=False),
@@ -76,35 +76,35 @@ class FaultInjection(Callback):
         }
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Do what is due in a step."""
-        self._let_happen("step", trainer, task)
+        """Inject the faults due in a step."""
+        self._inject("step", trainer, task)
 
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
-        """Compute slowly."""
+        """Delay the rank, for "slow"."""
         for fault in self.faults:
             if fault["do"] == "slow" and fault["rank"] == trainer.global_rank and trainer.global_step >= fault["step"]:
                 time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
 
     def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Do what is due within a validation."""
+        """Inject the faults due during a validation."""
         if batch_idx == 1 and not trainer.sanity_checking:
-            self._let_happen("validation", trainer, task)
+            self._inject("validation", trainer, task)
 
     def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Do what is due while state is collected."""
-        self._let_happen("saving", trainer, task)
+        """Inject the faults due while state is collected."""
+        self._inject("saving", trainer, task)
 
     def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Do what is due while a run is put back where it was."""
-        self._let_happen("recovery", trainer, task)
+        """Inject the faults due while a run is restored."""
+        self._inject("recovery", trainer, task)
 
-    def _let_happen(self, during: str, trainer: Trainer, task: Task) -> None:
+    def _inject(self, during: str, trainer: Trainer, task: Task) -> None:
         for i, fault in enumerate(self.faults):
             here = fault["during"] == during and fault["rank"] == trainer.global_rank and fault["do"] != "slow"
             if here and trainer.global_step >= fault["step"] and self._is_first(trainer.run_dir / "faults" / str(i)):
                 text = f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step {trainer.global_step}"
                 print(text if during == "step" else f"{text}, during {during}", flush=True)
-                self._deeds[fault["do"]](fault, trainer, task)
+                self._actions[fault["do"]](fault, trainer, task)
 
     @staticmethod
     def _is_first(mark: Path) -> bool:
@@ -117,17 +117,17 @@ class FaultInjection(Callback):
 
 
 def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a fault with all keys.
+    """Return a fault with all keys, defaults filled in.
 
     Raises:
-        ConfigError: it has other keys, lacks one, or a value cannot be.
+        ConfigError: it has an unknown key, lacks a required one, or has an illegal value.
     """
     if strange := [key for key in fault if key not in _KEYS]:
-        raise ConfigError(f"{where} has the key '{strange[0]}'; there are {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
+        raise ConfigError(f"{where} has the key '{strange[0]}'; use {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
     if missing := [key for key in ("do", "step") if fault.get(key) is None]:
         raise ConfigError(f"{where} lacks '{missing[0]}'. A fault is, for example, {{do: kill, rank: 1, step: 20}}.")
     if isinstance(fault.get("do"), float) and math.isnan(fault["do"]):
-        fault = fault | {"do": "nan"}  # Hydra reads it as a number
+        fault = fault | {"do": "nan"}  # Hydra parses it as a number
     whole = {key: fault.get(key, default) for key, (_, default) in _KEYS.items()}
     for key, value in whole.items():
         kind = _KEYS[key][0]
@@ -155,7 +155,7 @@ def _raise(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
 
 
 def _poison(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
-    """Let the next gradient of the first parameter that has one be NaN."""
+    """Fill the next gradient of the first trained parameter with NaN."""
     parameter = next(p for p in task.parameters() if p.requires_grad)
 
     def fill(grad: Tensor) -> Tensor:
@@ -166,18 +166,18 @@ def _poison(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
 
 
 def _cut(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
-    """Cut the largest file of the newest checkpoint in two."""
+    """Truncate the largest file of the newest checkpoint to half its size."""
     trainer.session.writer.wait()
     newest = (trainer.run_dir / "checkpoints" / "last").resolve()
     if not newest.is_dir():
-        print(f"FaultInjection: there is no checkpoint in {newest.parent} to be cut.", flush=True)
+        print(f"FaultInjection: cut_checkpoint found no checkpoint in {newest.parent}.", flush=True)
         return
     largest = max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
 
 
 def _edit_hosts(fault: dict[str, Any], there: bool) -> None:
-    """Add a host ("name" or "name:slots") to the file, or take it out."""
+    """Add a host ("name" or "name:slots") to the file, or remove it."""
     path, host = Path(fault["hosts_file"]), fault["host"]
     others = [
         line for line in path.read_text().splitlines() if line.strip() and line.partition(":")[0] != host.partition(":")[0]

@@ -1,8 +1,8 @@
-"""Freezing parts of a model at first: BaseFinetuning to write one's own, BackboneFinetuning for the usual case.
+"""Freezing parts of a model: BaseFinetuning as a base class, BackboneFinetuning for the usual case.
 
-All parameters are the optimizer's from the start, frozen ones too: they have no gradient, and optimizers leave them alone.
-Thawing is `requires_grad` and nothing else, so that parameter groups, schedules and checkpoints never change their shape,
-and what is frozen in an epoch follows from the epoch alone. (Lightning adds parameter groups as it goes.)
+The optimizer holds all parameters from the start, frozen ones too: those have no gradient, and optimizers skip them.
+Thawing sets `requires_grad` and nothing else. So parameter groups, schedules and checkpoints keep their shape, and the epoch
+alone determines which parameters are frozen. (Lightning adds parameter groups during the run.)
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class BaseFinetuning(Callback):
-    """Override `freeze_before_training` and `finetune_function`, and call `freeze` and `make_trainable` there."""
+    """Override `freeze_before_training` and `finetune_function`; call `freeze` and `make_trainable` in them."""
 
     def __init__(self) -> None:
         self._next = 0  # the first epoch that finetune_function has not been called for
 
     def freeze_before_training(self, task: Task) -> None:
-        """Freeze what is not trained in the first epoch."""
+        """Freeze the parameters that the first epoch does not train."""
 
     def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
-        """Freeze or thaw at the start of `epoch`. A run that goes on calls it for the epochs before, too."""
+        """Freeze or thaw at the start of `epoch`. A resumed run calls it for the earlier epochs too."""
 
     @staticmethod
     def freeze(modules: nn.Module | Iterable[nn.Module], train_bn: bool = True) -> None:
-        """Let the parameters of modules and their parts be as they are.
+        """Freeze the parameters of modules and their submodules.
 
         Args:
-            modules: one or several.
-            train_bn: go on training batch norms; false freezes their statistics, too (they are put in eval mode).
+            modules: one module or several.
+            train_bn: keep training batch norms; false freezes their statistics too (puts them in eval mode).
         """
         for part in _parts(modules):
             trains = isinstance(part, _BatchNorm) and train_bn
@@ -52,7 +52,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
-        """Train the parameters of modules and their parts, and let batch norms follow their batches."""
+        """Train the parameters of modules and their submodules, and let batch norms update their statistics."""
         for part in _parts(modules):
             for parameter in part.parameters(recurse=False):
                 parameter.requires_grad_(True)
@@ -60,16 +60,16 @@ class BaseFinetuning(Callback):
                 part.train()
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Freeze before the engine looks at what is trained: frozen gradients are not sent."""
+        """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""
         if stage == "fit":
             self._next = 0
             self.freeze_before_training(task)
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
-        """Call `finetune_function` for this epoch, and for those before it where the run goes on from a checkpoint.
+        """Call `finetune_function` for this epoch and, after a resume, for the epochs before it.
 
         Raises:
-            TaskError: a parameter is thawed that no optimizer has.
+            TaskError: a thawed parameter is in no optimizer.
         """
         run = trainer.session.run
         frozen = [parameter for parameter in task.parameters() if not parameter.requires_grad]
@@ -82,15 +82,15 @@ class BaseFinetuning(Callback):
 
 @checked
 class BackboneFinetuning(BaseFinetuning):
-    """Trains a backbone only from some epoch on (and the rest from the start).
+    """Trains a backbone only from some epoch on (and the other parameters from the start).
 
     Args:
-        unfreeze_backbone_at_epoch: epochs in which it is frozen.
+        unfreeze_backbone_at_epoch: number of epochs with a frozen backbone.
         backbone: the name of a module of the task, as "backbone" or "model.layer1", or a list of names.
-        train_bn: train its batch norms from the start; false leaves them and their statistics as they are until then.
-        backbone_initial_ratio_lr: its rate in its first epoch, as a share of its parameter groups' rate. Below 1, the
+        train_bn: train its batch norms from the start; false keeps them and their statistics frozen until then.
+        backbone_initial_ratio_lr: its rate in its first epoch, as a fraction of its parameter groups' rate. Below 1, the
             backbone needs groups of its own: decay_groups(self.backbone) + decay_groups(self.head), say.
-        lr_growth: what that share is multiplied by in each later epoch, up to 1.
+        lr_growth: factor on that fraction for each later epoch, up to 1.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class BackboneFinetuning(BaseFinetuning):
         self.freeze(self._modules(task), self.train_bn)
 
     def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
-        """Thaw it in its epoch; keep its norms frozen until then."""
+        """Thaw the backbone in its epoch; keep its norms frozen until then."""
         if epoch == self.unfreeze_backbone_at_epoch:
             self.make_trainable(self._modules(task))
         elif epoch < self.unfreeze_backbone_at_epoch:
             self.freeze(self._modules(task), self.train_bn)
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Say what is frozen; refuse at once what would fail at the thaw.
+        """Print what is frozen; fail now rather than at the thaw.
 
         Raises:
-            TaskError: no optimizer has the backbone, or a group that is to have a rate of its own holds other parameters.
+            TaskError: the backbone is in no optimizer, or a group that needs its own rate holds other parameters.
         """
         parameters = [parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)]
         run = trainer.session.run
@@ -134,7 +134,7 @@ class BackboneFinetuning(BaseFinetuning):
             print(f"Finetuning: {', '.join(self.backbone)} not trained {until}.", flush=True)
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
-        """Thaw, and set the share of the rate."""
+        """Thaw, and set the backbone's fraction of the rate."""
         super().on_train_epoch_start(trainer, task)
         epochs = trainer.current_epoch - self.unfreeze_backbone_at_epoch
         if self.backbone_initial_ratio_lr < 1 and epochs >= 0:
@@ -189,6 +189,6 @@ def _check_groups(optimizers: Iterable[Optimizer], backbone: Iterable[nn.Paramet
         if 0 < inside < len(group["params"]):
             raise TaskError(
                 f"BackboneFinetuning.backbone_initial_ratio_lr gives the backbone a rate of its own, but a group holds "
-                f"{inside} of its parameters beside {len(group['params']) - inside} others. Give it groups of its own in "
+                f"{inside} of its parameters and {len(group['params']) - inside} others. Give it groups of its own in "
                 "configure_optimizers: decay_groups(self.backbone) + decay_groups(self.head), say."
             )

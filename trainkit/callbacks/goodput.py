@@ -1,4 +1,4 @@
-"""Goodput: what share of a run's time went into steps that count, over all its restarts and changes of ranks."""
+"""Goodput: the share of a run's time spent on steps that count, over all its restarts and changes of ranks."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 FILE = "goodput.json"
 PARTS = {
     "steps": "steps that count",
-    "repeating": "steps again that were lost",
+    "repeating": "repeating lost steps",
     "data": "waiting for data",
     "validating": "validating",
-    "saving": "saving: checkpoints and commits, as far as training waits",
-    "recovering": "recovering: ranks formed anew, state put back",
+    "saving": "saving: checkpoints and commits, the part that training waits for",
+    "recovering": "recovering: forming the ranks again, restoring state",
     "starting": "starting: from the callback's set-up to the first step",
     "down": "down: from the last sign of life to the next start",
-    "other": "all else: callbacks, logging, what lies between steps",
+    "other": "all else: callbacks, logging, the time between steps",
 }
 _FLUSH_S = 1.0
 
 
 class Ledger:
-    """The seconds of a run by what they went into; a file of its folder.
+    """The seconds of a run, by purpose; stored as a file in its folder.
 
     Attributes:
         seconds: by part, see PARTS.
-        furthest: the most steps that were ever taken; steps below it are repeated.
-        ranks: [step, number of ranks], from that step on; one entry for each start and each change.
-        until: rank 0's wall clock when it was last written.
+        furthest: the highest step ever reached; steps below it are repeated.
+        ranks: [first step, number of ranks] for each start and each change.
+        until: rank 0's wall clock at the last write.
     """
 
     def __init__(self, path: Path) -> None:
-        """Go on with the file, where there is one that can be read."""
+        """Continue the file if it exists and can be read."""
         self._path = path
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.furthest = 0
@@ -60,11 +60,11 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """The share of steps that count, 0 to 1."""
+        """The fraction of steps that count, 0 to 1."""
         return self.seconds["steps"] / max(1e-9, sum(self.seconds.values()))
 
     def write(self) -> None:
-        """Write the file, as a whole or not at all."""
+        """Write the file atomically."""
         self.until = time.time()
         content = {"goodput": self.goodput, "seconds": self.seconds, "furthest_step": self.furthest, "ranks": self.ranks}
         draft = self._path.with_name(f".{self._path.name}.draft")
@@ -76,8 +76,8 @@ class Ledger:
 class Goodput(Callback):
     """Keeps a ledger of the run's time in `<run_dir>/goodput.json`, prints it at the end, logs `goodput` at each epoch's end.
 
-    The time is that of rank 0's main thread; where rank 0 passes to another process, that one goes on with the file. On a GPU
-    the host runs ahead of the device: what it waits for in the end is counted where it waits.
+    The time is that of rank 0's main thread; if another process becomes rank 0, it continues the file. On a GPU the host runs
+    ahead of the device: the wait for the device counts for the part in which the host waits.
     """
 
     config_key = "callbacks.goodput"
@@ -86,12 +86,12 @@ class Goodput(Callback):
         self.ledger: Ledger | None = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Note when this process, or this attempt, began."""
+        """Record the start time of this process, or of this attempt."""
         if stage == "fit":
             self._began, self.ledger = time.perf_counter(), None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Rank 0: go on with the ledger."""
+        """Open the ledger on rank 0, or continue it."""
         if not trainer.is_global_zero:
             return
         self.ledger = ledger = Ledger(trainer.run_dir / FILE)
@@ -107,23 +107,23 @@ class Goodput(Callback):
         self._flush(trainer)
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """A stream was waited for; else what was before is neither a step nor anything that is known."""
+        """For a stream, the time before a step was spent on data; otherwise it belongs to no known part."""
         self._add("data" if isinstance(trainer.session.run.feed, StreamFeed) else "other")
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """The loader was waited for."""
+        """End the wait for the loader."""
         self._add("data")
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A part of a step."""
+        """Count a part of a step."""
         self._add_step(trainer.global_step)
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """A part of a step."""
+        """Count a part of a step."""
         self._add_step(trainer.global_step)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """The rest of a step, whose number has been counted."""
+        """Count the rest of a step; `global_step` has been incremented."""
         self._add_step(trainer.global_step - 1)
         if self.ledger is not None:
             self.ledger.furthest = max(self.ledger.furthest, trainer.global_step)
@@ -131,29 +131,29 @@ class Goodput(Callback):
                 self._flush(trainer)
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """It begins."""
+        """Start a validation."""
         self._add("other")
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """It is over."""
+        """End a validation."""
         self._add("validating")
 
     def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
-        """It begins."""
+        """Start a save."""
         self._add("other")
 
     def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
-        """It is over, as far as training waits for it."""
+        """End the part of a save that training waits for."""
         self._add("saving")
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        """Log."""
+        """Log the goodput."""
         self._add("other")
         if self.ledger is not None:
             trainer.session.hooks("on_metrics", {"goodput": self.ledger.goodput}, trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
-        """Print."""
+        """Print the ledger."""
         if self.ledger is not None:
             self._add("other")
             show(self.ledger)

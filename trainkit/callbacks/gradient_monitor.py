@@ -1,4 +1,4 @@
-"""GradientMonitor: norms of gradients by layer, and how large updates are beside the weights."""
+"""GradientMonitor: gradient norms by layer, and the size of updates relative to the weights."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @checked
 class GradientMonitor(Callback):
-    """Writes `grad_norm/total` and `grad_norm/<group>` of the gradient that the optimizer uses.
+    """Logs `grad_norm/total` and `grad_norm/<group>` of the gradient that the optimizer uses.
 
-    It is that of the whole step: summed over ranks, unscaled, and clipped where trainer.gradient_clip_val is set (the total is
-    then at most that). A group is all parameters whose names begin with the same parts. At steps that are not written
-    nothing is computed; at the others the norms stay on the device until all are read in one copy.
+    It is the gradient of the whole step: summed over ranks, unscaled, and clipped if trainer.gradient_clip_val is set (the
+    total is then at most that value). A group is all parameters that share the first parts of their name. Nothing is computed
+    at steps without logging; at the others the norms stay on the device until one copy reads them all.
 
     Args:
-        norm_type: of the p-norm, above 0; inf for the largest absolute value.
-        group_depth: how many parts of a parameter's name make a group: 1 for `model`, 2 for `model.layer1`.
-        every_n_steps: steps between two writings. Default: trainer.log_every_n_steps.
-        update_ratio: write `update_ratio/<group>` and `update_ratio/total` too: the update's norm by the weights'. It costs a
-            copy of the weights at those steps.
+        norm_type: p of the p-norm, above 0; inf for the largest absolute value.
+        group_depth: number of name parts that make a group: 1 for `model`, 2 for `model.layer1`.
+        every_n_steps: steps between two log steps. Default: trainer.log_every_n_steps.
+        update_ratio: log `update_ratio/<group>` and `update_ratio/total` too: the norm of the update divided by that of the
+            weights. It costs a copy of the weights at those steps.
     """
 
     config_key = "callbacks.gradients"
@@ -49,11 +49,11 @@ class GradientMonitor(Callback):
         self._before: dict[str, list[Tensor]] = {}
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin with nothing: the step before may have failed."""
+        """Discard norms of an earlier step, which may have failed."""
         self._norms, self._before = {}, {}
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """Take the norms, once a step, whatever the number of optimizers."""
+        """Compute the norms, once per step, whatever the number of optimizers."""
         due = is_log_step(trainer, 1, self.every_n_steps)
         if not due or not trainer.is_global_zero or optimizer is not trainer.session.run.optimizers[0]:
             return
@@ -64,7 +64,7 @@ class GradientMonitor(Callback):
             self._before = {name: [p.detach().clone() for p in own] for name, own in groups.items()}
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Read and write."""
+        """Read the norms in one copy and log them."""
         if not self._norms:
             return
         ratios = self._ratios(task) if self._before else {}
@@ -97,7 +97,7 @@ class GradientMonitor(Callback):
 
 
 def norm_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
-    """Return the p-norm of tensors as one vector, in float32 at least, on their device. Waits for nothing."""
+    """Return the p-norm of all tensors taken as one vector, in float32 at least, on their device. Does not wait."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     own = torch._foreach_norm(list(tensors), norm_type, dtype=dtype)  # a few kernels for all
     device = own[0].device
@@ -106,7 +106,7 @@ def norm_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def _dense(grad: Tensor) -> Tensor:
-    """Return the values of a gradient; a row that occurs twice in a sparse one counts as its sum."""
+    """Return the values of a gradient; rows that occur twice in a sparse gradient are summed."""
     grad = grad.detach()
     if not grad.is_sparse:
         return grad

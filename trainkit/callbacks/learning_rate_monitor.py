@@ -1,4 +1,4 @@
-"""LearningRateMonitor: writes every parameter group's learning rate, under Lightning's names."""
+"""LearningRateMonitor: logs every parameter group's learning rate, under Lightning's names."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @checked
 class LearningRateMonitor(Callback):
-    """Writes the rates that the next step uses: warm-up, factor and schedules included.
+    """Logs the rates that the next step uses: warm-up, factor and schedules included.
 
-    The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`, `lr-SGD/pg2` where there are several
-    groups (or `lr-SGD/<name>` of a group that has a "name"), and `<name>` where the `lr_scheduler` dict has a "name".
+    The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`, `lr-SGD/pg2` if there are several
+    groups (or `lr-SGD/<name>` for a group with a "name"), and `<name>` if the `lr_scheduler` dict has a "name".
 
     Args:
-        logging_interval: "step" writes each log_every_n_steps, "epoch" at each epoch's start; None at steps where something
-            moves the rates inside an epoch (warm-up, a scheduler with interval "step"), and at epochs otherwise.
-        log_momentum: write `<name>-momentum` too: the momentum, or the first of the betas.
-        log_weight_decay: write `<name>-weight_decay` too.
+        logging_interval: "step" logs every log_every_n_steps, "epoch" at each epoch's start; None logs by steps if the rates
+            change within an epoch (warm-up, a scheduler with interval "step"), otherwise by epochs.
+        log_momentum: log `<name>-momentum` too: the momentum, or the first of the betas.
+        log_weight_decay: log `<name>-weight_decay` too.
     """
 
     config_key = "callbacks.learning_rate"
@@ -47,24 +47,24 @@ class LearningRateMonitor(Callback):
         self._by_steps = False
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Find out when to write; the names are tried, so that two alike are told of now."""
+        """Choose the logging interval; fail now if two groups share a name."""
         run, contract = trainer.session.run, trainer.contract
         moves = contract.warmup_steps > 0 or any(config.interval == "step" for config in run.rates.schedules)
         self._by_steps = self.logging_interval == "step" or (self.logging_interval is None and moves)
         names_of(run.optimizers, run.rates.schedules)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Write beside the step's values."""
+        """Log with the step's values."""
         if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
             write(trainer, self.read(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
-        """Write what the epoch begins with."""
+        """Log the rates at the epoch's start."""
         if not self._by_steps and trainer.is_global_zero:
             write(trainer, self.read(trainer))
 
     def read(self, trainer: Trainer) -> dict[str, float]:
-        """Return the values by name. Waits for the device where an optimizer keeps its rate there (capturable)."""
+        """Return the values by name. Waits for the device if an optimizer keeps its rate on it (capturable)."""
         run, values = trainer.session.run, {}
         names = names_of(run.optimizers, run.rates.schedules)
         for optimizer, of_groups in zip(run.optimizers, names, strict=True):
@@ -82,7 +82,7 @@ def names_of(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig
     """Return the name of each group of each optimizer.
 
     Raises:
-        ConfigError: two would have the same one.
+        ConfigError: two groups have the same name.
     """
     given = {id(config.scheduler.optimizer): config.name for config in schedules if config.name}
     seen: Counter[str] = Counter()
@@ -97,8 +97,8 @@ def names_of(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig
     counts = Counter(name for of_groups in names for name in of_groups)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
-            f"{LearningRateMonitor.config_key}: two parameter groups are called '{twice[0]}'. "
-            'Give each a "name" of its own, or none.'
+            f"{LearningRateMonitor.config_key}: two parameter groups are named '{twice[0]}'. "
+            'Give each a "name" of its own, or remove both.'
         )
     return names
 

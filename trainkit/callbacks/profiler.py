@@ -1,4 +1,4 @@
-"""`trainer.profiler`: where the time of a fit goes, in a table at its end.
+"""`trainer.profiler`: measures where the time of a fit goes and prints a table at its end.
 
 simple      each hook of each callback and of the Task, and the parts of a step, by the host's clock
 pytorch     torch's operators in a few steps, and a trace of them for chrome://tracing or ui.perfetto.dev
@@ -32,11 +32,11 @@ STEP = ("waiting for data", "training_step", "backward", "reduce_gradients, clip
 class SimpleProfiler(Callback):
     """Times hooks and the parts of each step on rank 0; prints a table and writes `<run_dir>/reports/profile-simple.txt`.
 
-    The parts of a step are what lies between its hooks, less the hooks themselves. On a GPU the host runs ahead of the device:
-    a part's time is that of queueing its work, and what is waited for shows where the host waits.
+    The parts of a step are the times between its hooks, without the hooks. On a GPU the host runs ahead of the device: a
+    part's time is that of queueing its work, and the device's time appears where the host waits for it.
 
     Attributes:
-        seconds: of what has been timed, with its number of calls, by (whose, what).
+        seconds: (number of calls, seconds) by (owner, name).
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class SimpleProfiler(Callback):
         self._mark: tuple[float, float] | None = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Begin to time hooks."""
+        """Start to time hooks."""
         if stage == "fit":
             self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
             self._began = time.perf_counter()
@@ -53,33 +53,33 @@ class SimpleProfiler(Callback):
                 trainer.session.hooks.wrap(self._around)
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Waiting for data begins."""
+        """Start the wait for data."""
         self._mark = (time.perf_counter(), self._in_hooks)
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """The batch is there."""
+        """End the wait for data."""
         self._part(0)
 
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
-        """The loss is there."""
+        """End the forward pass."""
         self._part(1)
 
     def on_after_backward(self, trainer: Trainer, task: Task) -> None:
-        """The gradients are there."""
+        """End the backward pass."""
         self._part(2)
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """They are those of all ranks."""
+        """End the reduction and the clipping."""
         if optimizer is trainer.session.run.optimizers[0]:
             self._part(3)
 
     def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """The weights are new."""
+        """End the optimizer's update."""
         if optimizer is trainer.session.run.optimizers[0]:
             self._part(4)
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Print and write, however the fit ends."""
+        """Print the table and write the file, however the fit ends."""
         if stage == "fit" and self.seconds:
             total_s = time.perf_counter() - self._began
             console_of().print(self.table(total_s, _SHOWN))
@@ -88,7 +88,7 @@ class SimpleProfiler(Callback):
             trainer.session.try_files(lambda: _write(path, table), f"{path.name} could not be written")
 
     def table(self, total_s: float, most: int | None = None) -> Table:
-        """Return what was timed, the longest first; `most` rows, and the rest as one."""
+        """Return the timed parts, longest first; with `most`, that many rows and one for the others."""
         table = Table(title=f"time of the main thread, {total_s:.1f} s in all", title_justify="left")
         for name in ("of", "what"):
             table.add_column(name)
@@ -117,7 +117,7 @@ class SimpleProfiler(Callback):
                 seconds = time.perf_counter() - begun
                 self._depth -= 1
                 self._add(owner, name, seconds)
-                if self._depth == 0:  # a hook that calls others holds their time
+                if self._depth == 0:  # a hook's time includes that of hooks it calls
                     self._in_hooks += seconds
 
         return timed
@@ -139,13 +139,13 @@ class SimpleProfiler(Callback):
 class PyTorchProfiler(Callback):
     """Runs torch.profiler over a few steps of each rank.
 
-    Written are `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and the operators that took most time on rank 0,
-    `<run_dir>/reports/profile-pytorch.txt`. Writing takes seconds, and training waits for it once.
+    It writes `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and `<run_dir>/reports/profile-pytorch.txt`, the
+    operators that took most time on rank 0. Writing takes seconds, and training waits for it once.
 
     Args:
-        wait: steps before it begins.
-        warmup: steps that are recorded and thrown away.
-        active: steps that are kept.
+        wait: steps before the profiler starts.
+        warmup: steps that are recorded and discarded.
+        active: steps that are recorded and kept.
         row_limit: operators in the table.
     """
 
@@ -163,7 +163,7 @@ class PyTorchProfiler(Callback):
         self._done = False
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin to wait."""
+        """Start the profiler's schedule."""
         self._done = False
         on_gpu = trainer.engine.device.type == "cuda"
         self._profile = profile(
@@ -175,27 +175,27 @@ class PyTorchProfiler(Callback):
         self._profile.start()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Count a step."""
+        """Advance the schedule by a step."""
         if self._profile is not None:
             self._profile.step()
             if self._done:
                 self._stop()
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """Take what there is of a run that was too short."""
+        """Stop; report a run too short to record anything."""
         self._stop()
         if not self._done:
             needed = self.wait + self.warmup
             trainer.session.tell(
-                f"profiler=pytorch: the run ended before step {needed + 1}, with which it begins. Nothing to show."
+                f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait."
             )
 
     def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
-        """End it."""
+        """Stop the profiler."""
         self._stop()
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """End it, where a signal ended the run."""
+        """Stop the profiler if a signal ended the run."""
         self._stop()
 
     def _stop(self) -> None:

@@ -1,4 +1,4 @@
-"""StepClock: where the time of steps goes on this rank, by its own clock."""
+"""StepClock: measures the parts of steps on this rank, by its own clock."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from trainkit.trainer import Trainer
 
 PARTS = ("data", "compute", "communication", "optimizer", "hooks")
-_KEPT = 4096  # steps whose durations are kept
+_KEPT = 4096  # steps whose durations are retained
 
 
 @dataclass(frozen=True)
 class Times:
-    """A reading of a StepClock, or what lies between two: `later - earlier`.
+    """A reading of a StepClock, or the difference of two: `later - earlier`.
 
     Attributes:
-        steps: that were counted.
-        seconds: all together, by part.
+        steps: number of steps counted.
+        seconds: their sum, by part.
     """
 
     steps: int
@@ -37,31 +37,30 @@ class Times:
         return Times(self.steps - earlier.steps, {part: s - earlier.seconds[part] for part, s in self.seconds.items()})
 
     def per_step(self) -> dict[str, float]:
-        """Return the mean seconds of a step, by part."""
+        """Return the mean seconds per step, by part."""
         return {part: seconds / max(1, self.steps) for part, seconds in self.seconds.items()}
 
     @property
     def step_s(self) -> float:
-        """The mean seconds of a step."""
+        """The mean seconds per step."""
         return sum(self.seconds.values()) / max(1, self.steps)
 
 
 class StepClock(Callback):
-    """Adds up the seconds of a rank's main thread, from one hook to the next. The first of the callbacks, where one of them
-    has `uses_step_clock`; they read it as `trainer.step_clock`.
+    """Adds up the seconds of a rank's main thread, from hook to hook. It is the first callback if any callback sets
+    `uses_step_clock`; they read it as `trainer.step_clock`.
 
-        begin         on_train_step_start        ends "hooks": what callbacks did between two steps; of a stream, which is
-                                                 read there, "data"
+        begin         on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
         batch_came    on_train_batch_start       ends "data": waiting for the loader
         batch_done    on_train_batch_end         ends "compute": forward and backward
-        sums_came     on_before_optimizer_step   ends "communication": what of the sums backward did not hide
+        sums_came     on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
         end           on_train_step_end          ends "optimizer"
 
-    On a GPU the host runs ahead: there compute is what CUDA events say, and the waiting for it is taken off communication.
+    On a GPU the host runs ahead: compute is then taken from CUDA events, and the wait for it is subtracted from communication.
 
     Attributes:
-        steps: counted since training began; validations are left out.
-        durations: the seconds of the last steps, the newest last, by the host's clock.
+        steps: steps since training began; validations are left out.
+        durations: the seconds of the last steps, newest last, by the host's clock.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -79,7 +78,7 @@ class StepClock(Callback):
         self.durations: deque[float] = deque(maxlen=_KEPT)
 
     def read(self) -> Times:
-        """Return what was added up since training began. On a GPU it waits for the steps that were counted."""
+        """Return the sums since training began. On a GPU it waits for the steps counted so far."""
         if self._events:
             torch.cuda.synchronize()
             self._settle()
@@ -89,23 +88,23 @@ class StepClock(Callback):
         return Times(self.steps, self._seconds | {"compute": compute, "communication": waited})
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Start from nothing."""
+        """Reset the clock."""
         self._reset(trainer.engine.device, isinstance(trainer.session.run.feed, StreamFeed))
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin a step."""
+        """Start a step."""
         self.begin()
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """The batch is on the device."""
+        """Note that the batch is on the device."""
         self.batch_came()
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Its backward has been run, or queued."""
+        """Note that its backward has run, or is queued."""
         self.batch_done()
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """The gradients are those of the whole step."""
+        """Note that the gradients of the whole step are reduced."""
         self.sums_came()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
@@ -113,11 +112,11 @@ class StepClock(Callback):
         self.end()
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """Something else than training follows; it does not count."""
+        """Pause the clock during a validation."""
         self.pause()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step; end the time between steps."""
         if self._running:
             self._add("data" if self._stream else "hooks")
         else:
@@ -125,23 +124,23 @@ class StepClock(Callback):
             self._began = self._mark
 
     def batch_came(self) -> None:
-        """A batch is on the device."""
+        """End the wait for a batch, which is on the device now."""
         self._add("data")
         if self._on_gpu:
             self._started = _event()
 
     def batch_done(self) -> None:
-        """Its backward has been run, or queued."""
+        """End forward and backward, run or queued."""
         self._add("compute")
         if self._on_gpu:
             self._events.append((self._started, _event()))
 
     def sums_came(self) -> None:
-        """The gradients are those of the whole step."""
+        """End the wait for the reduction."""
         self._add("communication")
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._add("optimizer")
         self.steps += 1
         self.durations.append(self._mark - self._began)
@@ -149,11 +148,11 @@ class StepClock(Callback):
         self._settle()
 
     def pause(self) -> None:
-        """Training does not go on at once."""
+        """Pause: the time until the next step does not count."""
         self._running = False
 
     def _settle(self) -> None:
-        """Take in the events that have happened; waits for none."""
+        """Add the CUDA events that have completed, without waiting."""
         while self._events and self._events[0][1].query():  # type: ignore[no-untyped-call]
             begun, ended = self._events.popleft()
             self._device_s += begun.elapsed_time(ended) / 1000
@@ -171,17 +170,17 @@ def _event() -> torch.cuda.Event:
 
 
 def is_log_step(trainer: Trainer, ahead: int = 0, every_n_steps: int | None = None) -> bool:
-    """Whether step values are written at this step.
+    """Return whether this step's values are logged.
 
     Args:
-        trainer: whose `log_every_n_steps` says so.
-        ahead: 1 within a step, which is counted only when its update is done.
-        every_n_steps: in its place.
+        trainer: provides `log_every_n_steps`.
+        ahead: 1 within a step, which is counted only after its update.
+        every_n_steps: replaces `log_every_n_steps`.
     """
     return (trainer.global_step + ahead) % (every_n_steps or trainer.settings.limits.log_every_n_steps) == 0
 
 
 def write(trainer: Trainer, values: dict[str, float]) -> None:
-    """Hand numbers of this step to the loggers, on rank 0; on the others nothing happens."""
+    """Pass this step's numbers to the loggers on rank 0; do nothing on other ranks."""
     if values and trainer.is_global_zero:
         trainer.session.hooks("on_metrics", values, trainer.global_step)

@@ -1,4 +1,4 @@
-"""Stragglers: which rank is slow, and why, from each rank's own clock."""
+"""Stragglers: finds the slow rank and the cause, from each rank's own clock."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
-_OWN = {  # part -> what it is, and what helps
+_OWN = {  # part -> description, remedy
     "data": ("waits for data", "More data.num_workers, a faster disk, or smaller samples on its host."),
     "compute": ("computes", "Look at its GPU (clock, temperature, another job) or its cores."),
     "optimizer": ("updates weights", "Look at its GPU or its cores."),
     "hooks": ("is in callbacks between steps", "Something runs on this rank alone."),
 }
-_LEAST_S = 0.002  # differences below do not hurt anybody
+_LEAST_S = 0.002  # smaller differences do not matter
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that the others wait for.
+    """A rank that the other ranks wait for.
 
     Attributes:
-        rank: which.
+        rank: its number.
         host: its host's name.
-        part: of "data", "compute", "optimizer", "hooks", the one that makes the difference.
-        seconds: of that part, in a step.
-        usual: the median of all ranks.
-        behind: by how many seconds a step its own work is longer than the median rank's.
+        part: the one of "data", "compute", "optimizer", "hooks" with the largest difference.
+        seconds: seconds per step of that part.
+        usual: the median of all ranks for that part.
+        behind: seconds per step by which its own work exceeds the median rank's.
     """
 
     rank: int
@@ -55,16 +55,16 @@ class Straggler:
 
 
 def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float) -> list[Straggler]:
-    """Return the ranks whose own work takes so much longer than the median rank's, the slowest first.
+    """Return the ranks with more own work than `factor` times the median rank's, slowest first.
 
-    A rank's communication is not its own: whoever is fast waits there for the others.
+    Communication is not a rank's own work: a fast rank waits there for the others.
 
     Args:
-        ranks: (host, seconds of a step by part) of each rank; two at least.
-        factor: above 1: how much longer.
+        ranks: (host, seconds per step by part) of each rank; at least two.
+        factor: limit relative to the median rank, above 1.
     """
     own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
-    # The lower middle: of two ranks the slower one is the straggler.
+    # The lower median: of two ranks the slower one is the straggler.
     usual = statistics.median_low(own)
     found = []
     for rank, (host, parts) in enumerate(ranks):
@@ -77,15 +77,15 @@ def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float
 
 @checked
 class Stragglers(Callback):
-    """Compares the ranks' own times now and then, and names the one that the others wait for.
+    """Compares the ranks' own times at an interval and names the rank that the others wait for.
 
-    Each rank adds up the seconds of its steps by its own clock (no clocks of hosts are compared); the sums are gathered each
-    `every_n_steps`. Logged: `straggler/behind` (seconds a step that the others wait for the slowest rank) and
-    `straggler/communication` (the share of a step that the slowest rank, which waits for nobody, spends on communication).
+    Each rank adds up the seconds of its steps by its own clock (clocks of hosts are never compared); the sums are gathered each
+    `every_n_steps`. Logged: `straggler/behind` (seconds per step that the others wait for the slowest rank) and
+    `straggler/communication` (the share of a step that the slowest rank, which waits for no other, spends on communication).
 
     Args:
         every_n_steps: steps between two comparisons.
-        factor: a rank whose own work takes so much longer than the median rank's is told of, once until it has changed.
+        factor: a rank is reported if its own work takes more than this times the median rank's; again only after a change.
     """
 
     config_key = "callbacks.stragglers"
@@ -94,19 +94,19 @@ class Stragglers(Callback):
     def __init__(self, every_n_steps: PositiveInt = 100, factor: PositiveFloat = 1.25) -> None:
         if factor <= 1:
             raise ConfigError(
-                f"{self.config_key}.factor is {factor}; it must be above 1: how much longer than the median rank's."
+                f"{self.config_key}.factor is {factor}; it must be above 1: it multiplies the median rank's time."
             )
         self.every_n_steps, self.factor = every_n_steps, factor
         self._before: Times | None = None
         self.found: list[Straggler] = []
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Start with nothing."""
+        """Reset."""
         self._before = trainer.step_clock.read()
-        self._told: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Compare where it is due."""
+        """Compare every `every_n_steps` steps."""
         assert self._before is not None, "training has begun"
         if trainer.world_size > 1 and trainer.step_clock.steps - self._before.steps >= self.every_n_steps:
             times = trainer.step_clock.read()
@@ -117,9 +117,9 @@ class Stragglers(Callback):
         ranks = trainer.engine.all_gather_object((socket.gethostname(), times.per_step()))
         self.found = find_stragglers(ranks, self.factor)
         for straggler in self.found:
-            if (straggler.rank, straggler.part) not in self._told:
+            if (straggler.rank, straggler.part) not in self._reported:
                 trainer.session.tell(str(straggler))
-        self._told = {(straggler.rank, straggler.part) for straggler in self.found}
+        self._reported = {(straggler.rank, straggler.part) for straggler in self.found}
         if trainer.is_global_zero:
             own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
             slowest = max(range(len(own)), key=own.__getitem__)

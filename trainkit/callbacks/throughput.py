@@ -1,4 +1,4 @@
-"""ThroughputMonitor: samples a second, the spread of step times, what is waited for, and how much of the device is used."""
+"""ThroughputMonitor: samples per second, the spread of step times, waiting times, and the device's utilization."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where the run was at a moment."""
+    """The counters of the run at a moment."""
 
     seconds: float
     step: int
@@ -42,26 +42,26 @@ class _Mark:
 
 @checked
 class ThroughputMonitor(Callback):
-    """Writes each log_every_n_steps, over the last `window_size` steps (validations and the first step are left out):
+    """Logs every log_every_n_steps, over the last `window_size` steps (without validations and the first step):
 
         throughput/samples_per_s       of all ranks
-        throughput/items_per_s         of all ranks, where there is a `length_fn`
+        throughput/items_per_s         of all ranks, with a `length_fn`
         throughput/step_ms_p50, ...    percentiles (p50, p90, p99, max) of rank 0's steps, by the host's clock
-        throughput/data_share          of a step's time, waiting for data; communication_share: for the other ranks
-        throughput/tflops              TFLOP/s of one rank, where the FLOPs of a sample are known
-        throughput/mfu                 their share of what the device can do, where that is known too
+        throughput/data_share          share of a step spent waiting for data; communication_share: for the other ranks
+        throughput/tflops              TFLOP/s of one rank, if the FLOPs of a sample are known
+        throughput/mfu                 tflops as a fraction of the device's peak, if that is known too
 
     The FLOPs of a sample are counted while the first microbatch trains, forward and backward, by torch's FlopCounterMode
-    (matrix products, convolutions, attention); nothing runs twice, so that the run is the same bit for bit. What activation
-    checkpointing computes again is counted too. Under torch.compile operators cannot be seen: give `flops_per_sample`.
+    (matrix products, convolutions, attention); nothing runs twice, so the run stays bit-identical. Recomputation by activation
+    checkpointing is counted too. Under torch.compile operators are invisible: give `flops_per_sample`.
 
     Args:
-        batch_size_fn: returns the samples of a batch. Default: as trainkit counts them.
-        length_fn: returns the items (tokens, say) of a batch.
-        window_size: steps that are looked back on.
-        flops_per_sample: of forward and backward, in place of counting.
-        peak_flops: FLOP/s that one rank's device can do at most. Default: a table of GPUs, by name and precision, of the
-            vendors' figures for dense matrices; on the CPU there is none.
+        batch_size_fn: returns the number of samples of a batch. Default: trainkit's own count.
+        length_fn: returns the number of items (tokens, say) of a batch.
+        window_size: number of steps averaged over.
+        flops_per_sample: FLOPs of forward and backward, in place of counting.
+        peak_flops: peak FLOP/s of one rank's device. Default: from a table of GPUs by name and precision, the vendors' figures
+            for dense matrices; none on the CPU.
     """
 
     config_key = "callbacks.throughput"
@@ -87,7 +87,7 @@ class ThroughputMonitor(Callback):
         self._counted: float | None = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin anew, and find out what the device can do."""
+        """Reset, and look up the device's peak."""
         self._forget()
         session, device = trainer.session, trainer.engine.device
         self._counts = self.flops_per_sample is None and not session.settings.compile and trainer.is_global_zero
@@ -96,13 +96,13 @@ class ThroughputMonitor(Callback):
             name, precision = torch.cuda.get_device_name(device), session.settings.precision
             self._peak = peak_flops_of(name, precision)
             if self._peak is None:
-                session.tell(f"No MFU: nobody knows what {name} can do at {precision}. Give {self.config_key}.peak_flops.")
+                session.tell(f"No MFU: the peak of {name} at {precision} is unknown. Give {self.config_key}.peak_flops.")
         if session.settings.compile and self.flops_per_sample is None:
             session.tell(f"No MFU: FLOPs cannot be counted under trainer.compile. Give {self.config_key}.flops_per_sample.")
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """Count what is in the batch, and FLOPs from here on where it is the first."""
-        self._stop_counting()  # what went before failed, and is taken anew
+        """Count the batch's samples and items; start to count FLOPs at the first batch."""
+        self._stop_counting()  # an earlier attempt at this batch failed and is repeated
         self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
         self._items += _number(self.length_fn, "length_fn", batch)
         if self._counts and self._counted is None:
@@ -110,14 +110,14 @@ class ThroughputMonitor(Callback):
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Take the count."""
+        """Take the FLOPs counted."""
         if self._counter is not None:
             flops, target = self._stop_counting(), task._log_target
             assert target is not None, "the loop has set it"
             self._counted = flops / target.num_samples
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Begin with the first step's end; write where it is due."""
+        """Set the first mark at the first step's end; log when due."""
         if self._marks and not is_log_step(trainer):
             return
         with allowed_read():
@@ -129,15 +129,15 @@ class ThroughputMonitor(Callback):
         self._marks.append(mark)
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """It does not count."""
+        """Exclude the validation from the time."""
         self._paused_at = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """Training goes on."""
+        """Resume the time of training."""
         self._paused += time.perf_counter() - self._paused_at
 
     def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
-        """Leave nothing behind that counts."""
+        """Stop counting FLOPs."""
         self._stop_counting()
 
     def _stop_counting(self) -> int:
@@ -153,7 +153,7 @@ class ThroughputMonitor(Callback):
             samples = engine.sum_number(self._samples)
         if self.length_fn is not None:
             items = engine.sum_number(self._items)
-        times = trainer.step_clock.read()  # waits for the device, so that the moment is that of the samples
+        times = trainer.step_clock.read()  # waits for the device, so that the time fits the samples
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 
     def _values(self, trainer: Trainer, before: _Mark, now: _Mark) -> dict[str, float]:
@@ -176,7 +176,7 @@ class ThroughputMonitor(Callback):
 
 
 def percentiles(durations: Sequence[float]) -> dict[str, float]:
-    """Return step_ms_p50, p90, p99 and max of seconds; nothing of nothing."""
+    """Return step_ms_p50, p90, p99 and max of durations in seconds; empty if there are none."""
     if not durations:
         return {}
     found = np.percentile(np.asarray(durations) * 1000, list(_PERCENTILES.values()))
@@ -189,7 +189,7 @@ def _number(function: Callable[[Any], int] | None, name: str, batch: Any) -> int
     number = function(batch)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise TaskError(
-            f"{ThroughputMonitor.config_key}.{name} returned {number!r} ({type(number).__name__}); it must be a whole number "
-            "of the host, 0 or more: take it from a shape, or len()."
+            f"{ThroughputMonitor.config_key}.{name} returned {number!r} ({type(number).__name__}); it must be an int, not a "
+            "tensor, 0 or more: take it from a shape, or len()."
         )
     return number

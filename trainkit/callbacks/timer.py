@@ -1,4 +1,4 @@
-"""Timer: how long a run has trained, over its restarts, and its end when the time is over."""
+"""Timer: measures the training time of a run over its restarts, and ends the run at a limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STAGES = ("train", "validate", "test")
 class Timer(Callback):
     """Measures training, and ends it after `duration`, at the same step on all ranks.
 
-    What counts is the time from training's first hook to its last, validations within it included, of all starts of the run:
-    a checkpoint keeps it. The clock is rank 0's, of which all ranks hear about twice a second; a step that has begun is
-    finished. A ModelCheckpoint with save_last writes where the run has ended. `trainer.max_time` adds one of these.
+    It counts the time from training's first hook to its last, validations included, over all starts of the run: the
+    checkpoint stores it. The clock is rank 0's, sent to all ranks about twice a second; a started step is finished. A
+    ModelCheckpoint with save_last saves at the end of the run. `trainer.max_time` adds a Timer.
 
     Args:
-        duration: how long to train; None measures alone.
-        interval: whether to look at the clock at each step's end or at each epoch's.
+        duration: training time limit; None only measures.
+        interval: check the clock at each step's end or at each epoch's.
     """
 
     config_key = "callbacks.timer"
@@ -37,47 +37,47 @@ class Timer(Callback):
         self._begun: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._before = 0.0  # seconds of training before this start
-        self._pulse_at_start = 0.0
-        self._agreed = 0.0  # seconds of training by the pulse, the same on all ranks
+        self._clock_at_start = 0.0
+        self._agreed = 0.0  # seconds of training by the agreed clock, the same on all ranks
 
     def start_time(self, stage: str = "train") -> float | None:
-        """Return when a stage began ("train", "validate", "test"), by time.monotonic(); None where it has not."""
+        """Return when a stage began ("train", "validate", "test"), by time.monotonic(); None if it has not."""
         return self._begun.get(_known(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
-        """Return when a stage ended, by time.monotonic(); None where it has not."""
+        """Return when a stage ended, by time.monotonic(); None if it has not."""
         return self._ended.get(_known(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Return the seconds of a stage, of training those before a restart included, by this rank's clock."""
+        """Return the seconds of a stage by this rank's clock; those of training include the time before a restart."""
         begun, before = self.start_time(stage), self._before if stage == "train" else 0.0
         return before if begun is None else before + self._ended.get(stage, time.monotonic()) - begun
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Return the seconds that are left of `duration`, 0 at least; None where there is no limit."""
+        """Return the seconds left of `duration`, at least 0; None without a limit."""
         return None if self.duration_s is None else max(0.0, self.duration_s - self.time_elapsed(stage))
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Begin anew: a second fit is another run."""
+        """Reset: a second fit is another run."""
         if stage == "fit":
             self._before = self._agreed = 0.0
             self._begun.clear()
             self._ended.clear()
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin; a run that goes on may have no time left."""
+        """Start the clock; a resumed run may have no time left."""
         self._begin("train")
-        self._pulse_at_start = trainer.session.pulse.look()
+        self._clock_at_start = trainer.session.pulse.look()
         self._look(trainer)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Look at the clock."""
-        self._agreed = self._before + trainer.session.pulse.now - self._pulse_at_start
+        """Check the clock."""
+        self._agreed = self._before + trainer.session.pulse.now - self._clock_at_start
         if self.interval == "step":
             self._look(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        """Look at the clock."""
+        """Check the clock."""
         self._look(trainer)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
@@ -85,7 +85,7 @@ class Timer(Callback):
         self._ended["train"] = time.monotonic()
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """Measure."""
+        """Start measuring."""
         self._begin("validate")
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
@@ -93,7 +93,7 @@ class Timer(Callback):
         self._ended["validate"] = time.monotonic()
 
     def on_test_start(self, trainer: Trainer, task: Task) -> None:
-        """Measure."""
+        """Start measuring."""
         self._begin("test")
 
     def on_test_end(self, trainer: Trainer, task: Task) -> None:
@@ -105,7 +105,7 @@ class Timer(Callback):
         return {"time_elapsed": self._agreed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from them."""
+        """Resume from them."""
         self._before = self._agreed = float(state_dict["time_elapsed"])
 
     def _begin(self, stage: str) -> None:
@@ -115,7 +115,7 @@ class Timer(Callback):
     def _look(self, trainer: Trainer) -> None:
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
-                f"the time is over: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}"
+                f"the time limit is reached: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}"
             )
 
 
@@ -126,7 +126,7 @@ def _known(stage: str) -> str:
 
 
 def _shown(seconds: float) -> str:
-    """Write seconds as a user would: 1:02:03, with days in front where there are any."""
+    """Format seconds as h:mm:ss, with days in front if there are any; below a minute as seconds."""
     whole = round(seconds)
     days, rest = divmod(whole, 86400)
     text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"

@@ -1,4 +1,4 @@
-"""Background: one logger's work in a thread of its own, in order, so that training never waits for a disk or a network."""
+"""Background: a thread per logger that does its work in order, so that training never waits for a disk or a network."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
 
-ROOM = 10_000  # entries that may wait; an entry is the values of one step
+ROOM = 10_000  # queue size in entries; an entry is the values of one step
 
 
 @dataclass(frozen=True)
 class _Entry:
-    what: str  # for the message, should it fail
+    what: str  # names the work in an error message
     work: Callable[[], object]
     always: bool = False  # also after a failure
 
 
 class Background:
-    """Takes entries without waiting; the first that fails ends the logger's work, is told, and costs nothing else.
+    """Takes entries without blocking. The first failure ends this logger's work and is reported; the run continues.
 
     Args:
-        name: the logger's, for messages.
-        flush: is called, in the thread, where work was done and no more is waiting.
-        get_on: is called while training waits for the thread: a slow disk is no stall.
-        room: entries that may wait; what does not fit is dropped and counted.
+        name: name of the logger, for messages.
+        flush: called in the thread after work, if the queue is empty.
+        get_on: called while training waits for the thread, so that a slow disk does not count as a hang.
+        room: queue size; entries that do not fit are dropped and counted.
 
     Attributes:
-        mistake: an error in the settings that came up in the thread; it is for the main thread to raise.
-        dropped: how many entries were.
+        mistake: an error in the settings, found in the thread and to be raised by the main thread.
+        dropped: number of dropped entries.
     """
 
     def __init__(self, name: str, flush: Callable[[], None], get_on: Callable[[], None], room: int = ROOM) -> None:
@@ -42,12 +42,12 @@ class Background:
         self._failed = self._abandoned = False
         self._doing = "waiting"
         self._queue: queue.Queue[_Entry | None] = queue.Queue(room)
-        # A daemon: a network that never answers does not keep the process from ending.
+        # A daemon thread: a network that never answers does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"trainkit-{name}", daemon=True)
         self._thread.start()
 
     def put(self, what: str, work: Callable[[], object]) -> bool:
-        """Hand over work; return whether it was taken."""
+        """Queue work; return whether it was accepted."""
         if self._failed:
             return False
         try:
@@ -58,7 +58,7 @@ class Background:
         return True
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was handed over is done; return whether it is."""
+        """Wait until all queued work is done; return whether it is."""
         deadline, done = time.monotonic() + timeout_s, threading.Event()
 
         def mark() -> None:
@@ -72,21 +72,21 @@ class Background:
         return self._wait(done.wait, done.is_set, deadline)
 
     def close(self, last: Callable[[], object], timeout_s: float) -> None:
-        """Do `last` behind all that waits, and end the thread; tell what was dropped or did not come to be done in time."""
+        """Run `last` after all queued work, and end the thread; report entries dropped or not finished in time."""
         deadline = time.monotonic() + timeout_s
         ended = self._put_by(_Entry("closing", last, always=True), deadline) and self._put_by(None, deadline)
         if not ended or not self._wait(self._join, lambda: not self._thread.is_alive(), deadline):
             self._abandoned = True
             left = self._queue.qsize()
             print(
-                f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}. What it did not write yet is "
-                f"lost (entries that wait: {left}).",
+                f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}. Values not written yet are "
+                f"lost (queued entries: {left}).",
                 flush=True,
             )
         if self.dropped:
             print(
-                f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue holds {self._room}). A larger "
-                "trainer.log_every_n_steps gives it less to do.",
+                f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue holds {self._room}). Log less "
+                "often: raise trainer.log_every_n_steps.",
                 flush=True,
             )
 
@@ -113,14 +113,14 @@ class Background:
             self._doing = entry.what
             if self._failed:
                 if entry.always:
-                    with contextlib.suppress(Exception):  # the first failure was told; files and connections are closed
+                    with contextlib.suppress(Exception):  # the first failure was reported; files and connections still close
                         entry.work()
                 continue
             try:
                 entry.work()
                 if self._queue.empty() and not entry.always:
                     self._flush()
-            except Exception as error:  # whatever a disk, a network or a foreign library raises: the run is worth more
+            except Exception as error:  # a disk, a network or a library may raise anything; the run continues
                 self._fail(entry, error)
 
     def _fail(self, entry: _Entry, error: Exception) -> None:
@@ -132,6 +132,6 @@ class Background:
             return
         print(
             f"{self._name} failed while {entry.what}: {type(error).__name__}: {error}\n"
-            f"{self._name} logs nothing from here on; training goes on.",
+            f"{self._name} logs nothing from here on; training continues.",
             flush=True,
         )

@@ -1,7 +1,7 @@
-"""Logger: what all loggers have in common. Training hands over, a thread of the logger's own writes.
+"""Logger: base class of all loggers. Training queues the values, and a thread of the logger writes them.
 
-main thread     require (is the package there?) -> on_metrics: into a queue -> at the end: waits for the queue, for a while
-its thread      open -> log_hyperparams -> log_metrics, ... -> flush, where nothing waits -> finalize
+main thread     require (is the package installed?) -> on_metrics: queue the values -> at the end: wait for the queue, limited
+its thread      open -> log_hyperparams -> log_metrics, ... -> flush, if the queue is empty -> finalize
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from trainkit.trainer import Trainer
 
 _SETTLE_S = 5.0
-_HURRY_S = 10.0  # who was asked to end, has failed, or has to do with a server that never answered has no more time
+_HURRY_S = 10.0  # limit for a run that was preempted or failed, or never reached its server
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a logger is told of the run when it is opened; the Trainer itself has gone on by then.
+    """Facts about the run, copied when a logger is opened; the Trainer has moved on by then.
 
     Attributes:
         run_dir: the run's folder.
-        global_step: the steps that were taken when the fit began.
-        goes_on: whether the run goes on from its own checkpoint, or with other ranks.
-        hyperparams: the config, or what the Task saved.
-        stores: where the run's checkpoints lie.
+        global_step: steps taken before the fit began.
+        goes_on: whether the run resumes from its own checkpoint, or with other ranks.
+        hyperparams: the config, or the Task's saved hyperparameters.
+        stores: locations of the run's checkpoints.
         task: the Task's class.
         engine: "single", "horovod" or "ddp".
-        rank: this process.
+        rank: this process's rank.
         world_size: the number of ranks.
     """
 
@@ -54,18 +54,18 @@ class RunFacts:
 
 
 class Logger(Callback):
-    """Opens on rank 0 when a fit starts, is handed numbers, and is closed whatever the end.
+    """Opens on rank 0 when a fit starts, receives values, and is closed however the fit ends.
 
-    `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one after the other in a thread of this logger. What
-    one of them raises is told once; then this logger is done, and training goes on. An error of trainkit's own (ConfigError)
-    ends the run: it is for a mistake in the settings.
+    `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one at a time in this logger's thread. The first
+    exception is reported; then this logger stops, and training continues. An error of trainkit's own (ConfigError) means wrong
+    settings and ends the run.
 
     Attributes:
-        settles: whether a checkpoint waits (5 s at most) until what was logged before it is written, so that a run which is
-            killed right after it has lost nothing. For local files.
-        finish_timeout_s: seconds that the end of a fit waits for what is still to be written; 10 at most where the run was
-            asked to end or has failed, or where `open` has not come to its end.
-        logged_at: in `log_metrics`: when the numbers were logged, in seconds since 1970.
+        settles: a checkpoint waits (5 s at most) until all values logged before it are written, so that a run killed right
+            after it has lost none. For local files.
+        finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the run was preempted or failed,
+            or if `open` has not returned.
+        logged_at: in `log_metrics`: the time at which the values were logged, in seconds since 1970.
     """
 
     settles = False
@@ -101,7 +101,7 @@ class Logger(Callback):
         self._background.put("writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams))
 
     def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Hand over numbers."""
+        """Queue values for the thread."""
         if self._background is not None:
             if self._background.mistake is not None:
                 raise self._background.mistake
@@ -110,7 +110,7 @@ class Logger(Callback):
                 self.taken(step)
 
     def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
-        """See `settles`."""
+        """Wait for the queue if `settles` is set."""
         if self.settles:
             self.settle()
 
@@ -126,21 +126,21 @@ class Logger(Callback):
             raise background.mistake
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Close what a signal ended."""
+        """Close if a signal ended the run."""
         if stage == "fit":
             self._finish("preempted")
 
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
-        """Let the thread do something; return whether it was taken: it is open, has not failed, and keeps up.
+        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up.
 
         Args:
-            what: for the message, should it fail: "writing step 3".
-            work: what to do.
+            what: name of the work for an error message: "writing step 3".
+            work: the function to call.
         """
         return self._background is not None and self._background.put(what, work)
 
     def settle(self, timeout_s: float = _SETTLE_S) -> bool:
-        """Wait until what was handed over is done; return whether it is."""
+        """Wait until all queued work is done; return whether it is."""
         return self._background is None or self._background.settle(timeout_s)
 
     def _open(self, facts: RunFacts) -> None:
@@ -159,17 +159,17 @@ class Logger(Callback):
             background.close(functools.partial(self.finalize, status), limit_s)
 
     def taken(self, step: int) -> None:
-        """In the main thread: numbers of this step are on their way."""
+        """Called in the main thread after values of this step were queued."""
 
     def takes_part(self, trainer: Trainer) -> bool:
-        """Whether this rank logs."""
+        """Return whether this rank logs."""
         return trainer.is_global_zero
 
     def require(self) -> None:
-        """In the main thread: import what `open` needs.
+        """Import the packages that `open` needs. Called in the main thread.
 
         Raises:
-            ConfigError: it is not installed.
+            ConfigError: a package is not installed.
         """
 
     @abstractmethod
@@ -178,13 +178,13 @@ class Logger(Callback):
 
     @abstractmethod
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Write numbers of a step."""
+        """Write the values of a step."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Write the run's settings, nested as in the config."""
 
     def flush(self) -> None:
-        """Send on what was gathered; called where nothing waits."""
+        """Write buffered values; called if the queue is empty."""
 
     @abstractmethod
     def finalize(self, status: str) -> None:

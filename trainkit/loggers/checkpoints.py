@@ -1,4 +1,4 @@
-"""CheckpointLogger: a logger that also takes checkpoints, once they are written."""
+"""CheckpointLogger: base of loggers that also upload checkpoints after they are written."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ LogModel = bool | Literal["all"]
 
 
 class CheckpointLogger(Logger):
-    """Uploads, from its thread, what `log_model` asks for: true: the best and the last one, where a fit ends well; "all": each
-    that is there when it looks, which it does after one was written and where numbers are logged.
+    """Uploads checkpoints in its thread, by `log_model`: true: the best and the last one if a fit ends well; "all": each one
+    that exists when it checks, at a log step after a checkpoint was written.
     """
 
     log_model: LogModel = False
     _stores: tuple[Store, ...] = ()
     _is_new = False
-    _uploaded: dict[str, set[str]]  # path -> the aliases that it was given
+    _uploaded: dict[str, set[str]]  # path -> the aliases it was uploaded with
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin with nothing uploaded; what was, is uploaded again by a run that goes on: both services know it by content."""
+        """Reset. A resumed run uploads its checkpoints again; both services recognise identical content."""
         self._uploaded, self._is_new = {}, False
         self._stores = tuple(trainer.session.stores)
         super().on_fit_start(trainer, task)
 
     def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
-        """One is being written."""
+        """Note that a checkpoint is being written."""
         self._is_new = True
 
     def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Look for new ones, too."""
+        """Log, and look for new checkpoints."""
         super().on_metrics(trainer, task, metrics, step)
         if self.log_model == "all" and self._is_new and not trainer.session.writer.is_busy:
             self._is_new = False
             self.hand_over("uploading checkpoints", self._upload_new)
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
-        """Upload what is still due, and close."""
+        """Upload the remaining checkpoints, and close."""
         if self.log_model:
             self.hand_over("uploading checkpoints", self._upload_new)
         super().on_fit_end(trainer, task)
@@ -53,7 +53,7 @@ class CheckpointLogger(Logger):
         for store in self._stores:
             links = {link: store.target(link) for link in LINKS}
             named = {name: tuple(link for link in LINKS if links[link] == name) for name in store.names()}
-            # the last one last: a service calls what came last the latest
+            # "last" last: a service labels the newest upload "latest"
             for name, aliases in sorted(named.items(), key=lambda item: "last" in item[1]):
                 given = self._uploaded.get(store.path_of(name))
                 if set(aliases) - given if given is not None else aliases or self.log_model == "all":
@@ -64,17 +64,17 @@ class CheckpointLogger(Logger):
         try:
             with store.fetch(name) as folder:
                 self.upload(Path(folder), name, aliases)
-        except Exception as error:  # it may have been deleted meanwhile; numbers are still worth being logged
+        except Exception as error:  # the checkpoint may be deleted by now; logging must continue
             if name in store.names():
-                told = f"{type(self).__name__} did NOT upload the checkpoint {name}: {type(error).__name__}: {error}"
-                print(f"{told}. Training goes on.", flush=True)
+                reason = f"{type(error).__name__}: {error}"
+                print(f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}. Training continues.", flush=True)
 
     @abstractmethod
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """Upload a checkpoint's folder, which may be gone afterwards.
+        """Upload a checkpoint's folder, which may be deleted afterwards.
 
         Args:
-            folder: on this machine.
-            name: the checkpoint's.
-            aliases: of "last" and "best", what it is now.
+            folder: a folder on this machine.
+            name: name of the checkpoint.
+            aliases: the ones of "last" and "best" that it is now.
         """

@@ -1,4 +1,4 @@
-"""metrics.csv: a row for each time numbers were logged, a column for each name."""
+"""CSVLogger: metrics.csv, with a row for each log step and a column for each name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from trainkit.loggers.rows import RowLogger
 
 
 class CSVLogger(RowLogger):
-    """Writes `<run_dir>/metrics.csv`; a run that goes on appends to it.
+    """Writes `<run_dir>/metrics.csv`; a resumed run appends to it.
 
-    A name that is met for the first time widens the table: the file is then written anew, and replaced in one move.
+    A new name adds a column: the file is then rewritten and replaced atomically.
     """
 
     def open(self, run: RunFacts) -> None:
-        """Read what an earlier part of this run wrote, leaving out what is trained anew, and go on behind it."""
+        """Read the rows of an earlier start of this run, drop those of steps that are repeated, and append."""
         self.path = run.run_dir / "metrics.csv"
         self._columns: list[str] = ["epoch", "step"]
         self._rows: list[dict[str, object]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
-                reader = csv.DictReader(line for line in file if "\0" not in line)  # what a lost power supply leaves behind
+                reader = csv.DictReader(line for line in file if "\0" not in line)  # NUL bytes are left by a power failure
                 self._rows = [dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))]
                 self._columns = list(reader.fieldnames or self._columns)
         self._rewrite()
@@ -52,5 +52,5 @@ class CSVLogger(RowLogger):
 
 
 def _is_whole(row: dict[str, Any]) -> bool:
-    """Whether a row was not torn by a crash: it has a step, and no more fields than columns (the reader's key None)."""
+    """Return whether a row is complete: it has a step, and no more fields than columns (the reader's key None)."""
     return (row.get("step") or "").isdigit() and None not in row

@@ -1,4 +1,4 @@
-"""What it takes to trace a Task's forward in the middle of a run, and leave no trace in the run."""
+"""Tracing a Task's forward during a run without changing the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.api.task import Task
 
 
 class Forward(nn.Module):
-    """A Task's forward alone: tracing a Task itself would look into its Trainer."""
+    """A Task's forward without the Task: tracing the Task itself would reach its Trainer."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -23,32 +23,32 @@ class Forward(nn.Module):
         self._forward = (task.forward,)
 
     def forward(self, *args: Tensor) -> Any:
-        """Run it."""
+        """Run the Task's forward."""
         return self._forward[0](*args)
 
     @staticmethod
     def example(batch: Any) -> Tensor:
-        """Return the inputs of a batch: it, or the first part of it, is a tensor.
+        """Return the inputs of a batch: the batch, or its first part, is a tensor.
 
         Raises:
-            TypeError: it is not.
+            TypeError: it is not a tensor.
         """
         first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
         first = next(iter(first), None) if isinstance(first, (tuple, list)) else first
         if not isinstance(first, Tensor):
-            raise TypeError(f"a batch begins with a {type(first).__name__}, not with the tensor that forward() takes")
+            raise TypeError(f"the batch starts with a {type(first).__name__}, not with the tensor that forward() takes")
         return first.detach().clone()
 
 
 @contextlib.contextmanager
 def left_as_found(task: Task) -> Iterator[None]:
-    """Within the context a Task is in evaluation mode and has no gradients; after it, all is as it was."""
+    """Put a Task into evaluation mode without gradients; restore modes, buffers and random states afterwards."""
     modes = {module: module.training for module in task.modules()}
     buffers = {name: buffer.detach().clone() for name, buffer in task.named_buffers()}
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a tracer warns of what it cannot see; a picture may lack it
+            warnings.simplefilter("ignore")  # tracer warnings: a drawing may be incomplete
             task.eval()
             yield
     finally:

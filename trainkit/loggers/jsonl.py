@@ -1,4 +1,4 @@
-"""metrics.jsonl: a JSON object a line, for each time numbers were logged."""
+"""JSONLLogger: metrics.jsonl, with a JSON object per line for each log step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trainkit.loggers.rows import RowLogger
 
 
 class JSONLLogger(RowLogger):
-    """Writes `<run_dir>/metrics.jsonl`; a run that goes on appends to it. Strict parsers read each line:
+    """Writes `<run_dir>/metrics.jsonl`; a resumed run appends to it. Strict parsers can read each line:
 
         {"step": 50, "epoch": 0, "time": 1795280505.17, "values": {"train/loss": 0.25, "lr": 0.1}}
         {"step": 51, ..., "values": {"train/loss": null, "lr": 0.1}, "nonfinite": {"train/loss": "nan"}}
 
-    `time` is in seconds since 1970. JSON has no numbers that are not finite: such a value is null, and `nonfinite`, which
-    stands there only then, says which it was: "nan", "inf" or "-inf".
+    `time` is in seconds since 1970. JSON has no non-finite numbers: such a value is null, and `nonfinite`, present only then,
+    holds it as text: "nan", "inf" or "-inf".
     """
 
     def open(self, run: RunFacts) -> None:
-        """Leave out of what an earlier part of this run wrote what is trained anew, and go on behind it."""
+        """Drop the lines of steps that are repeated from the file of an earlier start of this run, and append."""
         self.path = run.run_dir / "metrics.jsonl"
         draft = self.path.with_suffix(".jsonl.draft")
         with draft.open("w") as file:
@@ -44,7 +44,7 @@ class JSONLLogger(RowLogger):
 
 
 def _step_of(line: str) -> int | None:
-    """Return the step of a line, or None of one that a crash has torn."""
+    """Return the step of a line, or None if the line is incomplete after a crash."""
     try:
         step = json.loads(line)["step"] if line.endswith("\n") else None
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""MLflow: on a tracking server, or in a folder of the run. The only home of mlflow."""
+"""MLFlowLogger: logs to a tracking server, or to a folder of the run. The only home of mlflow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _KEY_TAG = "trainkit.run"
 _STATUS = {"success": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-_STRANGE = re.compile(r"[^\w\-. :/]", re.ASCII)  # what MLflow refuses in a name
-_LONGEST_NAME = 250  # that every MLflow store takes
+_STRANGE = re.compile(r"[^\w\-. :/]", re.ASCII)  # characters that MLflow refuses in a name
+_LONGEST_NAME = 250  # accepted by every MLflow store
 _BATCH, _PARAMS_BATCH = 500, 100  # MLflow takes 1000 metrics and 100 params at once
 
 
@@ -29,25 +29,25 @@ _BATCH, _PARAMS_BATCH = 500, 100  # MLflow takes 1000 metrics and 100 params at 
 class MLFlowLogger(CheckpointLogger):
     """Logs to MLflow. Needs the extra: `pip install 'trainkit[mlflow]'`.
 
-    The settings become params, under dotted names; numbers become metrics, several at once where the server is slow; the run
-    ends as FINISHED, FAILED or (by a signal) KILLED. A run that goes on from its own checkpoint is the same MLflow run: a
-    setting that has changed meanwhile becomes the tag `changed.<name>`, since MLflow's params stay what they were.
+    Settings become params, under dotted names; values become metrics, sent in batches if the server is slow; the run ends as
+    FINISHED, FAILED or (by a signal) KILLED. A run resumed from its own checkpoint continues the same MLflow run: a setting
+    that has changed becomes the tag `changed.<name>`, because MLflow's params are immutable.
 
     Args:
-        experiment_name: the experiment's; made where it is not there.
-        run_name: the run's; default: the run folder's.
-        tracking_uri: the server's address, or "file:FOLDER". Default: what MLFLOW_TRACKING_URI says, else the folder
-            `<run_dir>/mlruns` (look at it with `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`).
+        experiment_name: name of the experiment; created if it does not exist.
+        run_name: name of the run; default: that of the run folder.
+        tracking_uri: address of the server, or "file:FOLDER". Default: MLFLOW_TRACKING_URI if set, else the folder
+            `<run_dir>/mlruns` (browse it with `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`).
         tags: name -> text.
-        log_model: upload checkpoints as artifacts below `checkpoints/`: true the best and the last, where the fit ends well;
-            "all" each; false none.
+        log_model: upload checkpoints as artifacts under `checkpoints/`: true the best and the last if the fit ends well; "all"
+            every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for the server.
     """
 
     config_key = "logger.mlflow"
     explained_arguments = {
-        "save_dir": "there is no such setting: tracking_uri='file:FOLDER' says where.",
-        "run_id": "there is no such setting: a run that goes on from its checkpoint goes on in its MLflow run.",
+        "save_dir": "there is no such setting: give the folder as tracking_uri='file:FOLDER'.",
+        "run_id": "there is no such setting: a run resumed from its checkpoint continues its MLflow run.",
     }
 
     def __init__(
@@ -65,20 +65,20 @@ class MLFlowLogger(CheckpointLogger):
         self.run_id: str | None = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Forget an earlier run."""
+        """Reset: a second fit is another run."""
         if stage == "fit":
             self._key = self.run_id = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tag by which a run that goes on finds its MLflow run; the server's id may come after a checkpoint."""
+        """Return the tag by which a resumed run finds its MLflow run; the server's id may not be known at a checkpoint."""
         return {"key": self._key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it until the run is opened."""
+        """Keep the tag until the run is opened."""
         self._key = state_dict["key"]
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Name the run before the server does."""
+        """Choose the tag before the server assigns an id."""
         if self._key is None or not trainer.session.goes_on_in_place:
             self._key = secrets.token_hex(8)
         super().on_fit_start(trainer, task)
@@ -92,12 +92,12 @@ class MLFlowLogger(CheckpointLogger):
         self._mlflow: Any = mlflow
 
     def open(self, run: RunFacts) -> None:
-        """Start an MLflow run, or go on with that of the run's own checkpoint."""
+        """Start an MLflow run, or continue that of the run's own checkpoint."""
         uri = self.tracking_uri
         if uri is None and not self._mlflow.is_tracking_uri_set():
             uri = (run.run_dir / "mlruns").as_uri()
         if uri is not None and uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for it; its other stores need a server
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 requires it; its other stores need a server
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         self._waiting: list[Any] = []
         known = self._client.get_experiment_by_name(self.experiment_name)
@@ -112,18 +112,18 @@ class MLFlowLogger(CheckpointLogger):
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Write the settings."""
-        told = {_legal(name): str(value) for name, value in flatten(params).items()}
+        texts = {_legal(name): str(value) for name, value in flatten(params).items()}
         known = self._client.get_run(self.run_id).data.params
         entities = self._mlflow.entities
-        new = [entities.Param(name, value) for name, value in told.items() if name not in known]
+        new = [entities.Param(name, value) for name, value in texts.items() if name not in known]
         for first in range(0, len(new), _PARAMS_BATCH):
             self._client.log_batch(self.run_id, params=new[first : first + _PARAMS_BATCH])
-        for name, value in told.items():
+        for name, value in texts.items():
             if known.get(name, value) != value:
                 self._client.set_tag(self.run_id, _legal(f"changed.{name}"), value)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Gather numbers."""
+        """Buffer values."""
         now = int(self.logged_at * 1000)
         numbers = {_legal(name): float(value) for name, value in metrics.items()} | {"epoch": float(epoch)}
         self._waiting += [self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()]
@@ -131,25 +131,25 @@ class MLFlowLogger(CheckpointLogger):
             self.flush()
 
     def flush(self) -> None:
-        """Send what was gathered."""
+        """Send the buffered values."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             self._client.log_batch(self.run_id, metrics=batch)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """See CheckpointLogger. What is the last and the best stands in the tags `checkpoint.last` and `checkpoint.best`."""
+        """See CheckpointLogger. The tags `checkpoint.last` and `checkpoint.best` name the last and the best one."""
         self._client.log_artifacts(self.run_id, str(folder), f"checkpoints/{name}")
         for alias in aliases:
             self._client.set_tag(self.run_id, f"checkpoint.{alias}", name)
 
     def finalize(self, status: str) -> None:
-        """Send the rest, and end the MLflow run."""
+        """Send the remaining values, and end the MLflow run."""
         if self.run_id is not None:
             self.flush()
             self._client.set_terminated(self.run_id, _STATUS[status])
 
 
 def _legal(name: str) -> str:
-    """Return a name that MLflow takes: what it refuses becomes "_"."""
+    """Return a name that MLflow accepts: characters it refuses become "_"."""
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME] or "_"

@@ -1,4 +1,4 @@
-"""Prometheus: an exporter on each host, which a Prometheus server scrapes. The only home of prometheus_client."""
+"""PrometheusLogger: an exporter on each host, scraped by a Prometheus server. The only home of prometheus_client."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @checked
 class PrometheusLogger(Logger):
-    """Serves `http://ADDR:PORT/metrics` from the first rank of each host while a fit runs. Needs the extra:
+    """Serves `http://ADDR:PORT/metrics` from the first rank of each host during a fit. Needs the extra:
     `pip install 'trainkit[prometheus]'`.
 
-    The series are listed in trainkit/loggers/series.py; each has the labels run (the last two folders of its path), rank and
-    host. A Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A step pays for a few plain numbers; a scrape
-    reads them, and memory and load, in a thread of its own.
+    trainkit/loggers/series.py lists the series; each has the labels run (the last two folders of its path), rank and host. A
+    Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A step stores a few plain numbers; a scrape reads them,
+    and memory and load, in its own thread.
 
     Args:
-        port: where to serve; 0 takes a free one. The address is printed.
-        addr: the network address to serve at. The default lets this host alone read; "0.0.0.0" lets everyone who reaches it,
+        port: port to serve on; 0 takes a free one. The address is printed.
+        addr: network address to serve on. The default is readable only from this host; "0.0.0.0" is readable from the network,
             without a password.
-        loss: the logged value that is exported as trainkit_loss.
+        loss: name of the logged value exported as trainkit_loss.
     """
 
     config_key = "logger.prometheus"
@@ -44,14 +44,14 @@ class PrometheusLogger(Logger):
 
     def __init__(self, port: NonNegativeInt = 9464, addr: str = "127.0.0.1", loss: str = "train/loss") -> None:
         if port > 65535:
-            raise ConfigError(f"logger.prometheus.port is {port}; it must be 0 (a free one) to 65535.")
+            raise ConfigError(f"logger.prometheus.port is {port}; it must be 0 (any free port) to 65535.")
         self.port, self.addr, self.loss = port, addr, loss
         self.address: str | None = None
         self._board: Board | None = None
         self._server: Any = None
 
     def takes_part(self, trainer: Trainer) -> bool:
-        """See Logger: GPUs and memory are those of a host."""
+        """Return whether this rank is its host's first: GPUs and memory belong to a host."""
         return trainer.engine.local_rank == 0
 
     def require(self) -> None:
@@ -65,7 +65,7 @@ class PrometheusLogger(Logger):
         self._prometheus: Any = prometheus_client
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Set up the numbers, and serve them."""
+        """Create the numbers, and start the server."""
         self.address = self._board = None
         if not self.takes_part(trainer):
             return
@@ -82,11 +82,11 @@ class PrometheusLogger(Logger):
         super().on_fit_start(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """The clock starts from nothing."""
+        """Start from the clock's first reading."""
         self._times, self._samples_then = trainer.step_clock.read(), trainer.state.samples_seen
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Note the step; at log_every_n_steps also where its time goes, which waits for the device."""
+        """Store the step; at log_every_n_steps also its parts, which waits for the device."""
         board, state = self._board, trainer.state
         if board is None:
             return
@@ -104,15 +104,15 @@ class PrometheusLogger(Logger):
     def on_validation_batch_end(
         self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """A long validation is no stall."""
+        """Count progress: a long validation is not a hang."""
         if self._board is not None:
             self._board.get_on()
 
     def open(self, run: RunFacts) -> None:
-        """Serve."""
+        """Start the server."""
         assert self._board is not None
         if run.rank == 0:
-            with contextlib.suppress(OSError):  # a full disk is to be seen here, not to end this
+            with contextlib.suppress(OSError):  # the exporter must survive a full disk, to show it
                 self._board.numbers["trainkit_restarts"] = _note_start(run)
         labels = {"run": f"{run.run_dir.parent.name}/{run.run_dir.name}", "rank": str(run.rank), "host": socket.gethostname()}
         registry = self._prometheus.CollectorRegistry()
@@ -123,19 +123,19 @@ class PrometheusLogger(Logger):
             if error.errno != errno.EADDRINUSE:
                 raise
             raise OSError(
-                f"{self.addr}:{self.port} is in use, maybe by another run of this host. Give this one another "
+                f"{self.addr}:{self.port} is in use, maybe by another run on this host. Give this one another "
                 "logger.prometheus.port, or 0 for a free one, which is printed"
             ) from error
         self.address = f"http://{self.addr}:{self._server.server_port}/metrics"
         print(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})", flush=True)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Note what was logged."""
+        """Store the logged values."""
         assert self._board is not None
         self._board.take_metrics(metrics)
 
     def finalize(self, status: str) -> None:
-        """Serve no more."""
+        """Stop the server."""
         if self._server is not None:
             server, self._server = self._server, None
             server.shutdown()
@@ -144,7 +144,7 @@ class PrometheusLogger(Logger):
 
 
 def _note_start(run: RunFacts) -> int:
-    """Add a line to `<run_dir>/.starts`; return how many starts there were before in this run."""
+    """Add a line to `<run_dir>/.starts`; return the number of earlier starts of this run."""
     starts = run.run_dir / ".starts"
     with starts.open("a" if run.goes_on else "w") as file:
         file.write(f"{time.time():.0f} {run.global_step} {run.world_size}\n")
@@ -152,12 +152,12 @@ def _note_start(run: RunFacts) -> int:
 
 
 def _gpus_of(trainer: Trainer) -> range:
-    """Return the numbers of the GPUs that this host's ranks compute on."""
+    """Return the indices of the GPUs that this host's ranks use."""
     return range(min(trainer.engine.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
 
 
 class _Collector:
-    """Puts a board's numbers together when it is scraped."""
+    """Collects a board's numbers for a scrape."""
 
     def __init__(self, core: Any, board: Board, labels: dict[str, str]) -> None:
         self._core, self._board, self._labels = core, board, labels

@@ -1,4 +1,4 @@
-"""RowLogger: a file of the run's folder that holds a row for each time numbers were logged."""
+"""RowLogger: base of the loggers that write a row per log step into a file of the run's folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class RowLogger(Logger):
-    """Knows which rows of the file are of the run that goes on, and which of what is trained anew.
+    """Determines which rows of an existing file to retain in a resumed run, and which belong to repeated steps.
 
     Attributes:
-        sieve: in `open`: lets the rows through that are kept.
+        sieve: for `open`: returns whether a row is retained.
     """
 
     settles = True
@@ -30,33 +30,33 @@ class RowLogger(Logger):
         self._last_step, self._rows_of_step, self._knows = -1, 0, False
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Forget an earlier run."""
+        """Reset: a second fit is another run."""
         if stage == "fit":
             self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last step that has rows, and how many it has: some that follow may be of the same step."""
+        """Return the last step with rows, and their number: later rows may belong to the same step."""
         return {"step": self._last_step, "rows_of_step": self._rows_of_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it until the file is opened. What an older trainkit has kept is passed over."""
+        """Keep it until the file is opened. The state of an older trainkit is ignored."""
         if "step" in state_dict:
             self._last_step, self._rows_of_step, self._knows = state_dict["step"], state_dict["rows_of_step"], True
 
     def taken(self, step: int) -> None:
-        """Count."""
+        """Count the rows of the last step."""
         if step > self._last_step:
             self._last_step, self._rows_of_step = step, 0
         self._rows_of_step += step == self._last_step
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Note what is kept, before a row is taken; the file is opened in the thread."""
+        """Fix which rows are retained, before a new row is queued; the thread opens the file."""
         known = Sieve(self._last_step, self._rows_of_step)
         self.sieve = known if self._knows else Sieve(trainer.global_step, None)
         super().on_fit_start(trainer, task)
 
     def flush(self) -> None:
-        """Put the rows on disk."""
+        """Write the rows to disk."""
         if self._file is not None:
             self._file.flush()
 
@@ -68,18 +68,18 @@ class RowLogger(Logger):
 
 
 class Sieve:
-    """Lets the rows through that a checkpoint knows of, asked in their order.
+    """Selects the rows that a checkpoint covers; called for each row in order.
 
     Args:
-        last_step: the last step that it knows of.
-        most: how many rows that one has; None for all.
+        last_step: the last step that it covers.
+        most: number of rows of that step; None for all.
     """
 
     def __init__(self, last_step: int, most: int | None) -> None:
         self._last_step, self._most, self._seen = last_step, most, 0
 
     def __call__(self, step: int) -> bool:
-        """Whether the next row, which is of this step, is kept."""
+        """Return whether the next row, which belongs to this step, is retained."""
         if step == self._last_step and self._most is not None:
             self._seen += 1
             return self._seen <= self._most
@@ -90,7 +90,7 @@ Plain = bool | int | float | str
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Plain]:
-    """Return {"optimizer.lr": 0.1, ...}. A list is its JSON text; null is "null"; any other object is its text."""
+    """Return {"optimizer.lr": 0.1, ...}. A list becomes its JSON text; null becomes "null"; any other object its text."""
     flat: dict[str, Plain] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:

@@ -1,6 +1,6 @@
-"""Series: what a scrape reads of a run. Training writes plain numbers here; a scrape puts them together in its own thread.
+"""Series: the numbers that a scrape reads. Training stores plain numbers; the scrape assembles them in its own thread.
 
-Names and meanings stand in SERIES, from which the dashboard and the alerts in trainkit/loggers/dashboards/ take theirs.
+SERIES holds names and meanings; the dashboard and the alerts in trainkit/loggers/dashboards/ use them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 # name -> (kind, labels beside run, rank and host, meaning)
 SERIES: dict[str, tuple[Kind, tuple[str, ...], str]] = {
-    "trainkit_info": ("gauge", ("version", "task", "engine", "world_size"), "1; its labels tell what runs."),
+    "trainkit_info": ("gauge", ("version", "task", "engine", "world_size"), "1; its labels describe the run."),
     "trainkit_global_step": ("gauge", (), "Optimizer steps of the run."),
-    "trainkit_planned_steps": ("gauge", (), "Optimizer steps at which the run ends; absent where nobody knows."),
-    "trainkit_epoch": ("gauge", (), "The epoch that is going on, from 0."),
-    "trainkit_restarts": ("gauge", (), "How often the run was gone on with, or its ranks were formed anew; of rank 0."),
+    "trainkit_planned_steps": ("gauge", (), "Optimizer steps at which the run ends; absent if unknown."),
+    "trainkit_epoch": ("gauge", (), "The current epoch, from 0."),
+    "trainkit_restarts": ("gauge", (), "Number of times the run was resumed or its ranks were formed again; of rank 0."),
     "trainkit_steps_total": ("counter", (), "Optimizer steps of this process."),
     "trainkit_samples_total": ("counter", (), "Samples of all ranks in the steps of this process."),
     "trainkit_step_seconds": ("histogram", (), "Seconds of a step, by the host's clock."),
@@ -30,22 +30,22 @@ SERIES: dict[str, tuple[Kind, tuple[str, ...], str]] = {
     "trainkit_step_share_ratio": (
         "gauge",
         ("part",),
-        "The share of a step's time, 0 to 1: data (waiting for it), compute, communication, optimizer, hooks.",
+        "The share of a step's time, 0 to 1: data (waiting for data), compute, communication, optimizer, hooks.",
     ),
     "trainkit_last_step_timestamp_seconds": ("gauge", (), "When the last step ended, in seconds since 1970."),
     "trainkit_last_progress_timestamp_seconds": ("gauge", (), "When the last step or validation batch ended."),
-    "trainkit_loss": ("gauge", (), "The training loss that was logged last; of rank 0."),
-    "trainkit_metric": ("gauge", ("name",), "Each value that was logged last, by its name; of rank 0."),
+    "trainkit_loss": ("gauge", (), "The last logged training loss; of rank 0."),
+    "trainkit_metric": ("gauge", ("name",), "The last logged value of each name; of rank 0."),
     "trainkit_nonfinite_values_total": ("counter", (), "Logged values that were NaN or infinite; of rank 0."),
     "trainkit_gpu_memory_used_bytes": (
         "gauge",
         ("gpu",),
-        "Of a GPU of this host, other processes included; gpu counts as torch does.",
+        "Of a GPU of this host, including other processes; gpu is torch's index.",
     ),
     "trainkit_gpu_memory_total_bytes": ("gauge", ("gpu",), "Of a GPU."),
     "trainkit_gpu_memory_allocated_bytes": ("gauge", ("gpu",), "By tensors of the exporting process, on its own GPU."),
     "trainkit_gpu_memory_reserved_bytes": ("gauge", ("gpu",), "By torch in the exporting process, on its own GPU."),
-    "trainkit_gpu_utilization_ratio": ("gauge", ("gpu",), "0 to 1: the share of time in which it computed."),
+    "trainkit_gpu_utilization_ratio": ("gauge", ("gpu",), "0 to 1: the share of time in which it was busy."),
     "trainkit_gpu_temperature_celsius": ("gauge", ("gpu",), "Of a GPU."),
     "trainkit_gpu_power_watts": ("gauge", ("gpu",), "Of a GPU."),
     "trainkit_host_memory_used_bytes": ("gauge", (), "Of the host."),
@@ -58,16 +58,16 @@ BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 1
 
 @dataclass
 class Board:
-    """The numbers of this process. One thread writes each field; what a scrape reads may be a step apart.
+    """The numbers of this process. Each field is written by one thread; a scrape may read fields a step apart.
 
     Attributes:
-        about: the labels of trainkit_info.
-        gpus: read the host's GPUs, by their number; the first rank of a host does it for all.
-        host: reads memory and load of the host.
-        loss_name: the logged value that is the loss.
-        numbers: the series that have one value, by name.
-        shares: a part of a step -> its share of the time.
-        metrics: a logged value's name -> it.
+        about: labels of trainkit_info.
+        gpus: readers of the host's GPUs, by index; the first rank of a host reads all.
+        host: reader of the host's memory and load.
+        loss_name: name of the logged value that is the loss.
+        numbers: the series with a single value, by name.
+        shares: part of a step -> its share of the time.
+        metrics: name of a logged value -> the value.
     """
 
     about: dict[str, str]
@@ -79,7 +79,7 @@ class Board:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with no step."""
+        """Start the counters at zero."""
         self._buckets = [0] * (len(BUCKETS_S) + 1)
         self._sum_s = 0.0
         counters = ("trainkit_steps_total", "trainkit_samples_total", "trainkit_nonfinite_values_total")
@@ -87,11 +87,11 @@ class Board:
         self.get_on()
 
     def get_on(self) -> None:
-        """Note that the run gets on."""
+        """Record that the run makes progress."""
         self.numbers["trainkit_last_progress_timestamp_seconds"] = time.time()
 
     def take_step(self, seconds: float, samples: int, step: int, epoch: int) -> None:
-        """Note a step: how long it took, how many samples it had, and where the run is after it."""
+        """Record a step: its duration and samples, and the run's position after it."""
         self._buckets[bisect.bisect_left(BUCKETS_S, seconds)] += 1
         self._sum_s += seconds
         numbers = self.numbers
@@ -102,10 +102,10 @@ class Board:
         numbers["trainkit_last_step_timestamp_seconds"] = numbers["trainkit_last_progress_timestamp_seconds"] = now
 
     def take_metrics(self, metrics: dict[str, float]) -> None:
-        """Note what was logged."""
-        self.metrics = self.metrics | metrics  # a new one: a scrape may be walking through the old one
+        """Record logged values."""
+        self.metrics = self.metrics | metrics  # a new dict: a scrape may be iterating over the old one
         self.numbers["trainkit_nonfinite_values_total"] += sum(not math.isfinite(value) for value in metrics.values())
-        for name in (self.loss_name, f"{self.loss_name}_step"):  # with that ending where it is logged by epoch too
+        for name in (self.loss_name, f"{self.loss_name}_step"):  # with this suffix if it is logged by epoch too
             if name in metrics:
                 self.numbers["trainkit_loss"] = metrics[name]
 
@@ -115,7 +115,7 @@ class Board:
         return list(zip(bounds, map(float, itertools.accumulate(self._buckets)), strict=True)), self._sum_s
 
     def gauges(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Return all others: name -> labels' values, as in SERIES -> value."""
+        """Return all other series: name -> label values, as in SERIES -> value."""
         plain = self.numbers | {f"trainkit_{name}": value for name, value in self.host.of_host().items()}
         found: dict[str, dict[tuple[str, ...], float]] = {name: {(): plain[name]} for name in SERIES if name in plain}
         found["trainkit_info"] = {tuple(self.about.values()): 1.0}

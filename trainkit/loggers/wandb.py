@@ -1,4 +1,4 @@
-"""Weights & Biases, also offline (WANDB_MODE=offline). The only home of wandb."""
+"""WandbLogger: logs to Weights & Biases, also offline (WANDB_MODE=offline). The only home of wandb."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @checked
 class WandbLogger(CheckpointLogger):
-    """Logs to W&B; its files lie in `<run_dir>/wandb/`. Needs the extra: `pip install 'trainkit[wandb]'`.
+    """Logs to W&B; its files are in `<run_dir>/wandb/`. Needs the extra: `pip install 'trainkit[wandb]'`.
 
-    A run that goes on from its own checkpoint is the same W&B run. What is trained anew W&B keeps as it was first.
+    A run resumed from its own checkpoint continues the same W&B run. For repeated steps, W&B keeps the first values.
 
     Args:
-        project: the project's name.
-        name: the run's name; default: the run folder's.
+        project: name of the project.
+        name: name of the run; default: that of the run folder.
         entity: the team or user.
-        group: puts runs together.
+        group: name under which runs are grouped.
         tags: labels.
-        mode: "online", "offline" or "disabled"; default: what WANDB_MODE says, else online.
-        log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and "best": true those two, where
-            the fit ends well; "all" each; false none.
+        mode: "online", "offline" or "disabled"; default: WANDB_MODE if set, else online.
+        log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and "best": true those two if the
+            fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B.
     """
 
@@ -55,22 +55,22 @@ class WandbLogger(CheckpointLogger):
         self._run: Any = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Forget an earlier run."""
+        """Reset: a second fit is another run."""
         if stage == "fit":
             self._id = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return W&B's name for the run, so that a run that goes on is one there too."""
+        """Return W&B's id of the run, so that a resumed run continues it."""
         return {"id": self._id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it until the run is opened."""
+        """Keep the id until the run is opened."""
         self._id = state_dict["id"]
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Name the run before it is opened: a checkpoint may come first."""
+        """Choose the id before the run is opened: a checkpoint may come first."""
         if self._id is None or not trainer.session.goes_on_in_place:
-            self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)  # a sweep's agent has named it already
+            self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)  # a sweep's agent has chosen it already
         super().on_fit_start(trainer, task)
 
     def require(self) -> None:
@@ -82,7 +82,7 @@ class WandbLogger(CheckpointLogger):
         self._wandb: Any = wandb
 
     def open(self, run: RunFacts) -> None:
-        """Start a W&B run, or go on with that of the run's own checkpoint."""
+        """Start a W&B run, or continue that of the run's own checkpoint."""
         self._run = self._wandb.init(
             id=self._id,
             resume="allow" if run.goes_on else None,
@@ -97,11 +97,11 @@ class WandbLogger(CheckpointLogger):
         )
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Hand the numbers to W&B's own process."""
+        """Pass the values to W&B's own process."""
         self._run.log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """See CheckpointLogger. W&B copies the folder first, and uploads beside us."""
+        """See CheckpointLogger. W&B copies the folder first, and uploads in its own process."""
         artifact = self._wandb.Artifact(f"model-{self._id}", type="model", metadata={"checkpoint": name})
         artifact.add_dir(str(folder))
         self._run.log_artifact(artifact, aliases=list(aliases))

@@ -80,7 +80,7 @@ def test_the_hosts_numbers_are_written_on_the_cpu(tmp_path: Path) -> None:
 def test_the_host_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without its numbers a CPU has none, which is told."""
     assert run(tmp_path, DeviceStatsMonitor(cpu_stats=False)).rows == []
-    assert "there is nothing to read here; it needs a GPU, or cpu_stats=true" in capsys.readouterr().out
+    assert "nothing can be read here; it needs a GPU, or cpu_stats=true" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,5 +125,5 @@ def test_a_value_that_is_not_logged_can_be_waited_for(tmp_path: Path) -> None:
 
 def test_arguments_that_mean_nothing_here_are_explained() -> None:
     """Names that users know from elsewhere get an answer."""
-    with pytest.raises(ConfigError, match=r"EarlyStopping\.verbose: leave it out: why a run was stopped is always told"):
+    with pytest.raises(ConfigError, match=r"EarlyStopping\.verbose: leave it out: the reason for a stop is always printed"):
         EarlyStopping("val/score", verbose=True)  # type: ignore[call-arg]

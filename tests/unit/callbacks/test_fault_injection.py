@@ -40,7 +40,7 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
         ({"do": "kill", "step": -1}, r"faults\[0\].step is -1; it must be 0 or more"),
         ({"do": "kill", "step": "3"}, r"faults\[0\].step is '3'; it must be a number"),
         ({"do": "kill", "step": True}, r"faults\[0\].step is True; it must be a number"),
-        ({"do": "kill", "at": 3}, r"faults\[0\] has the key 'at'; there are do, rank, step"),
+        ({"do": "kill", "at": 3}, r"faults\[0\] has the key 'at'; use do, rank, step"),
         (
             {"do": "kill", "step": 3, "during": "commit"},
             r"during is 'commit'; it must be one of step, validation, saving, recovery",

@@ -203,7 +203,7 @@ def test_a_rate_of_its_own_needs_groups_of_its_own(tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    with pytest.raises(TaskError, match=r"a group holds 3 of its parameters beside 2 others"):
+    with pytest.raises(TaskError, match=r"a group holds 3 of its parameters and 2 others"):
         quiet(tmp_path, callbacks=BackboneFinetuning(0, backbone_initial_ratio_lr=0.1)).fit(Together(), loader(8))
 
 

@@ -87,7 +87,7 @@ def test_a_second_optimizer_of_a_class_is_numbered(tmp_path: Path) -> None:
 def test_equal_names_are_refused(tmp_path: Path) -> None:
     """Two groups of one name would hide each other."""
     task = Two(lambda task: torch.optim.SGD([group | {"name": "same"} for group in groups(task)], lr=0.1))
-    with pytest.raises(ConfigError, match="two parameter groups are called 'lr-SGD/same'"):
+    with pytest.raises(ConfigError, match="two parameter groups are named 'lr-SGD/same'"):
         run(tmp_path, task, LearningRateMonitor())
 
 

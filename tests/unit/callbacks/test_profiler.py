@@ -115,7 +115,7 @@ def test_two_that_use_torchs_profiler_do_not_meet(tmp_path: Path, capsys: pytest
     trainer = quiet(tmp_path, max_epochs=3, profiler=PyTorchProfiler(2, 1, 9), callbacks=[Timeline(first, 6)])
     trainer.fit(Line(), loader(23))
     assert trainer.global_step == 18
-    assert "leaves torch's profiler to trainer.profiler=pytorch" in capsys.readouterr().out
+    assert "trainer.profiler=pytorch uses torch's profiler" in capsys.readouterr().out
     assert not list(tmp_path.rglob("torch-*")) and list(tmp_path.rglob("profiler/rank-0.json.gz"))
 
 
@@ -123,5 +123,5 @@ def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.Ca
     """One that runs already goes on."""
     with torch.profiler.profile(acc_events=False) as own:
         quiet(tmp_path, callbacks=[Timeline(1, 2)]).fit(Line(), loader(23))
-    assert "runs already and cannot run twice" in capsys.readouterr().out
+    assert "is already running and cannot run twice" in capsys.readouterr().out
     assert any(event.key == "aten::addmm" for event in own.key_averages())

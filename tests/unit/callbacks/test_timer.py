@@ -41,7 +41,7 @@ def test_training_ends_when_the_time_is_over(tmp_path: Path, clock: Clock) -> No
     trainer = quiet(tmp_path, max_epochs=9, callbacks=[clock, timer])
     trainer.fit(Line(), loader(8))
     assert trainer.global_step == 4
-    assert trainer.state.stop_reason == "the time is over: 3.0 s of training, the limit is 3.0 s"
+    assert trainer.state.stop_reason == "the time limit is reached: 3.0 s of training, the limit is 3.0 s"
     assert (timer.start_time(), timer.end_time(), timer.time_elapsed(), timer.time_remaining()) == (100, 104, 4, 0)
 
 

@@ -113,7 +113,7 @@ def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     assert told.count("OwnLogger failed while writing step 3: OSError: [Errno 28] No space left on device") == 1
     assert told.count("OwnLogger") == 2
-    assert "OwnLogger logs nothing from here on; training goes on." in told
+    assert "OwnLogger logs nothing from here on; training continues." in told
 
 
 def test_a_failure_at_the_end_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_drawn_is_told_once(tmp_path: Path, capsys: pytes
     logger = TensorBoardLogger(log_graph=True)
     quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=2).fit(Strange(), data)
     told = capsys.readouterr().out
-    why = "RuntimeError: not in this mode" if how == "forward raises" else "TypeError: a batch begins with a str"
+    why = "RuntimeError: not in this mode" if how == "forward raises" else "TypeError: the batch starts with a str"
     assert told.count(f"TensorBoardLogger: no graph of Strange: {why}") == 1
     assert "pages more" not in told
     reader = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -1,9 +1,9 @@
-"""Batch norm's statistics of weights that were never trained with: one pass over the training data of all ranks.
+"""Batch norm statistics for averaged weights: one pass over the training data of all ranks.
 
-As torch.optim.swa_utils.update_bn does it for one process (Izmailov et al. 2018, section 3.2): each norm's mean and
-variance become the averages of those of the training batches. Unlike there, a batch counts by its samples; each rank passes
-its own share and the sums are combined, so that any number of ranks gets the statistics of one process with the same
-microbatches; and dropout is off, as it is when the statistics are used.
+Like torch.optim.swa_utils.update_bn for one process (Izmailov et al. 2018, section 3.2): each norm's mean and variance become
+the averages of those of the training batches. Unlike there, a batch counts by its samples; each rank processes its own share
+and the sums are combined, so that any number of ranks gets the statistics of one process with the same microbatches; and
+dropout is off, as it is when the statistics are used.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class _Sums:
-    """Sums of one norm's batch statistics, weighted by samples: what is added over ranks."""
+    """Sums of one norm's batch statistics, weighted by samples, to be summed over ranks."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None
-        self.norm, self.momentum, self.num_samples = norm, norm.momentum, 0  # the last: of the batch that goes through
+        self.norm, self.momentum, self.num_samples = norm, norm.momentum, 0  # the last: samples of the current batch
         self.total = torch.zeros(2 * norm.num_features + 2, dtype=torch.float64, device=norm.running_mean.device)
 
     def add(self, *_: Any) -> None:
-        """Take in the batch that the norm has just seen: with a momentum of 1 the running statistics are its own."""
+        """Add the current batch: with a momentum of 1 the running statistics are those of the batch."""
         mean, var = self.norm.running_mean, self.norm.running_var
         assert mean is not None and var is not None
         own = torch.cat([mean.double(), var.double(), torch.ones(1, dtype=torch.float64, device=mean.device)])
@@ -41,7 +41,7 @@ class _Sums:
         self.total[-1] += 1  # batches
 
     def finish(self, total: Tensor) -> None:
-        """Set the norm's statistics to the averages over all ranks; those of a norm that nobody used stay."""
+        """Set the norm's statistics to the averages over all ranks; an unused norm keeps its own."""
         weight, batches = total[-2:].tolist()
         mean, var, count = self.norm.running_mean, self.norm.running_var, self.norm.num_batches_tracked
         assert mean is not None and var is not None and count is not None
@@ -53,10 +53,10 @@ class _Sums:
 
 @torch.no_grad()
 def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
-    """Recompute the statistics of all batch norms that train. A collective; costs a forward pass over an epoch's data.
+    """Recompute the statistics of all batch norms in training mode. A collective; costs a forward pass over an epoch's data.
 
-    `training_step` runs, without gradients; norms whose statistics are frozen (in eval mode, or not tracked) are left alone.
-    Random numbers are what they were before.
+    It runs `training_step` without gradients. Norms with frozen statistics (in eval mode, or not tracked) are skipped. The
+    random states are restored.
     """
     sums = [_Sums(m) for m in task.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
     if not sums:
@@ -70,7 +70,7 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
             entry.norm.train()
             entry.norm.momentum = 1.0
             hooks.append(entry.norm.register_forward_hook(entry.add))
-        with torch.compiler.set_stance("force_eager"):  # nothing is compiled anew for one pass
+        with torch.compiler.set_stance("force_eager"):  # no recompilation for one pass
             _pass(trainer, sums)
     finally:
         for hook in hooks:
@@ -80,7 +80,7 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
         for module, training in modes:
             module.training = training
         task._log_to(None)
-        reset_metrics(task)  # they have counted this pass
+        reset_metrics(task)  # they counted this pass
         set_random_state(random)
     total = trainer.engine.all_reduce(torch.cat([entry.total for entry in sums]))
     for entry, own in zip(sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True):

@@ -1,11 +1,11 @@
 """StochasticWeightAveraging: the equal average of the weights at the ends of the last epochs (Izmailov et al. 2018).
 
-    before `swa_epoch_start`   training as it is
+    before `swa_epoch_start`   training is unchanged
     from then on               the schedulers stop; the rate goes to `swa_lrs`; each epoch's last weights are averaged
     the run's end              the model holds the average; batch norm's statistics are recomputed; one more validation;
-                               checkpoints of this step are written again, with the average in weights.safetensors
+                               the checkpoints of this step are written again, with the average in weights.safetensors
 
-Until the end validation and checkpoints are about the weights that are trained: the average has no statistics yet.
+Before the end, validation and checkpoints use the trained weights: the average has no norm statistics yet.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @checked
 class StochasticWeightAveraging(WeightAveraging):
-    """Averages the last epochs' weights under a rate that does not decay.
+    """Averages the last epochs' weights at a rate that does not decay.
 
     Args:
-        swa_lrs: the rate to go to, or one for each parameter group; as every rate of the user, it is scaled by the factor
-            of trainer.lr_scaling.
-        swa_epoch_start: epochs before averaging begins: a count, or a share of trainer.max_epochs.
-        annealing_epochs: epochs over which the rate goes from where the schedulers left it to `swa_lrs`, once an epoch, as
+        swa_lrs: the final rate, or one per parameter group; as every rate of the user, it is multiplied by the factor of
+            trainer.lr_scaling.
+        swa_epoch_start: epochs before averaging begins: a count, or a fraction of trainer.max_epochs.
+        annealing_epochs: epochs over which the rate moves from the schedulers' last one to `swa_lrs`, once per epoch, as
             torch's SWALR does.
         annealing_strategy: along half a cosine ("cos") or a straight line ("linear").
     """
@@ -47,29 +47,29 @@ class StochasticWeightAveraging(WeightAveraging):
         super().__init__()
         self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
         self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
-        self._start = 0  # the first epoch that is averaged
-        self._start_lrs: list[float] | None = None  # the rates when it began, as the user would write them
+        self._start = 0  # the first averaged epoch
+        self._start_lrs: list[float] | None = None  # the rates at that epoch, without lr_scaling's factor
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Begin anew."""
+        """Reset."""
         super().setup(trainer, task, stage)
         if stage == "fit":
             self._start_lrs = None
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Find out when it begins.
+        """Determine the first averaged epoch.
 
         Raises:
-            ConfigError: nobody can know, or it would never; or there is another number of parameter groups.
+            ConfigError: that epoch cannot be known or is never reached, or the number of rates is not that of parameter groups.
         """
         super().on_fit_start(trainer, task)
-        if self._start_lrs is None:  # else it has begun before the restart
+        if self._start_lrs is None:  # else averaging began before the restart
             self._start = 0 if trainer.fast_dev_run else self._first_epoch(trainer.max_epochs)
         num_groups = len(trainer.session.run.rates.unscaled())
         if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:
             raise ConfigError(
                 f"StochasticWeightAveraging.swa_lrs has {len(self.swa_lrs)} rates, and the optimizers have {num_groups} "
-                "parameter groups. Give one number, or one for each group."
+                "parameter groups. Give one number, or one per group."
             )
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
@@ -87,15 +87,15 @@ class StochasticWeightAveraging(WeightAveraging):
         rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        """Take the epoch's last weights in."""
+        """Add the epoch's last weights to the average."""
         if trainer.current_epoch >= self._start:
             self._update(task, None)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """Put the average into the model, with statistics and a validation of its own."""
+        """Put the average into the model; recompute its norm statistics and validate it."""
         if self._average is None:
             if trainer.is_global_zero:
-                print(f"SWA: the run ended before epoch {self._start + 1} did: there is no average.", flush=True)
+                print(f"SWA: the run ended before the end of epoch {self._start + 1}: there is no average.", flush=True)
             return
         self._show(trainer)
         recompute_norm_statistics(trainer, task)
@@ -111,11 +111,11 @@ class StochasticWeightAveraging(WeightAveraging):
             print(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average's state, when it began, and the rates at that time."""
+        """Return the average's state, its first epoch, and the rates at that time."""
         return super().state_dict() | {"start": self._start, "start_lrs": self._start_lrs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them back."""
+        """Restore them."""
         super().load_state_dict(state_dict)
         self._start, self._start_lrs = state_dict["start"], state_dict["start_lrs"]
 
@@ -125,7 +125,7 @@ class StochasticWeightAveraging(WeightAveraging):
         return list(self.swa_lrs) if isinstance(self.swa_lrs, (list, tuple)) else [self.swa_lrs] * len(self._start_lrs)
 
     def _annealed(self, epochs: int) -> float:
-        """Return how much of the way the rate has gone (torch.optim.swa_utils.SWALR)."""
+        """Return the annealed fraction of the rate's change (torch.optim.swa_utils.SWALR)."""
         part = min(1.0, epochs / self.annealing_epochs) if self.annealing_epochs else 1.0
         return part if self.annealing_strategy == "linear" else (1 - math.cos(math.pi * part)) / 2
 
@@ -134,7 +134,7 @@ class StochasticWeightAveraging(WeightAveraging):
         start = self.swa_epoch_start
         if isinstance(start, float):
             if max_epochs is None:
-                raise ConfigError(f"{key}, a share of trainer.max_epochs, which is not set. Set it, or give a count of epochs.")
+                raise ConfigError(f"{key}, a fraction of trainer.max_epochs, which is not set. Set it, or give a count.")
             start = int(max_epochs * start)
         if max_epochs is not None and start >= max_epochs:
             raise ConfigError(f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a smaller one.")

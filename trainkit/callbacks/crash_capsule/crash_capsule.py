@@ -1,4 +1,4 @@
-"""CrashCapsule: a step that went wrong, in a folder, so that it can be taken again without the run and without its data:
+"""CrashCapsule: stores a failed step in a folder, to be replayed without the run and without its data:
 `python -m trainkit replay runs/mine/capsules/step=180-rank=1`.
 """
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 @checked
 class CrashCapsule(Callback):
-    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` where its loss is not finite, where its update has
-    left weights that are not, where SpikeDetection finds one, and where an error ends the run within a step.
+    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` if its loss is not finite, if its update made
+    weights non-finite, if SpikeDetection reports it, or if an error within the step ends the run.
 
-    In it are the microbatches, the random states before each, the loss scale, the config, and the weights where they were still
-    those of the step: on the CPU and with trainer.stop_on_nonfinite they are; on a GPU, whose losses are known some steps
-    later, it names the last checkpoint instead. `step=N` is the step that came after N steps, as in the errors about losses.
+    A capsule holds the microbatches, the random states before each, the loss scale, the config, and the weights if they are
+    still those of the step. They are on the CPU and with trainer.stop_on_nonfinite; on a GPU, whose losses arrive some steps
+    later, the capsule names the last checkpoint instead. `step=N` is the step after N steps, as in the errors about losses.
 
     No step waits for the device. The last `keep` steps' microbatches stay in memory (references: as many more batches on the
-    device), the buffers that a checkpoint keeps are copied at each step's start, and the random states are noted before each
-    microbatch, which takes about 0.1 ms. A batch that training_step changes in place is kept as it is then.
+    device), the buffers that a checkpoint contains are copied at each step's start, and the random states are recorded before
+    each microbatch, which takes about 0.1 ms. A batch that training_step changes in place is stored in its changed form.
 
     Args:
-        keep: steps that are kept in memory; on a GPU, those by which the host may be ahead when a loss turns out to be bad.
-        max_capsules: capsules that a rank writes in one start of the run; 0 for none.
-        on_error: write one where any error ends the run within a step, not only for losses.
+        keep: steps retained in memory; on a GPU, the number of steps by which the host may be ahead when a bad loss arrives.
+        max_capsules: capsules that a rank writes per start of the run; 0 for none.
+        on_error: write one for any error that ends the run within a step, not only for losses.
     """
 
     config_key = "callbacks.capsule"
@@ -54,16 +54,16 @@ class CrashCapsule(Callback):
         self._late: LateLosses | None = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin with nothing."""
+        """Reset."""
         self._ring.clear()
         self.written, self._failed, self._was_bad = [], False, False
         self._late = LateLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Note where a step begins."""
+        """Record the start of a step."""
         state, run = trainer.state, trainer.session.run
-        with allowed_read():  # fp16 alone reads its scale, which it has waited for at the last update
+        with allowed_read():  # only fp16 reads its scale, and the last update waited for it already
             scaler = run.precision.scaler.state_dict()
         groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in run.optimizers]
         pieces = 1 if run.halving is None else run.halving.pieces
@@ -73,43 +73,43 @@ class CrashCapsule(Callback):
         self._buffers.update()
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """Note a microbatch, and the random states that it begins with."""
+        """Record a microbatch and the random states before it."""
         record, halving, target = self._ring[-1], trainer.session.run.halving, task._log_target
-        if halving is not None and halving.pieces != record.pieces:  # the step is taken anew
+        if halving is not None and halving.pieces != record.pieces:  # the step is repeated
             record.pieces = halving.pieces
             record.taken.clear()
         assert target is not None, "the loop has set it"
         record.taken.append(Taken(batch, target.num_samples, batch_idx, raw_random()))
 
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
-        """Note its loss."""
+        """Record its loss."""
         taken = self._ring[-1].taken[-1]
-        taken.loss = loss.detach().clone()  # a CUDA graph writes the next one over it
+        taken.loss = loss.detach().clone()  # a CUDA graph overwrites it with the next loss
         self._losses.add(loss, taken.num_samples, self._ring[-1].pieces)
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """Look at the losses that are known by now: what the CPU has computed is, and the weights are still the step's."""
+        """Check the losses available so far: on the CPU this step's is, and the weights are still the step's."""
         if optimizer is trainer.session.run.optimizers[0]:
             self._losses.end_step(trainer.global_step)
             self._look(trainer, task, self._losses.ready())
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Look again."""
+        """Check again."""
         self._look(trainer, task, self._losses.ready())
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """Look at the last ones, and let go of the batches."""
+        """Check the last losses, and release the batches."""
         self._look(trainer, task, self._losses.drain())
         self._ring.clear()
 
     def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
-        """Write the step that failed, where it was this rank's: an error of the ranks or the launcher is none of a step."""
+        """Write the failed step if this rank failed in it: an EngineError of the ranks or the launcher belongs to no step."""
         if isinstance(exception, Exception) and not isinstance(exception, EngineError):
             self._keep_failed(trainer, exception)
         self._ring.clear()
         if isinstance(exception, DivergenceError) and trainer.world_size > 1:  # it is raised on all ranks at one step
             with contextlib.suppress(EngineError):
-                trainer.engine.barrier()  # the launcher ends all when the first rank ends: it may not be while another writes
+                trainer.engine.barrier()  # the first exit makes the launcher end all ranks: wait for ranks that still write
 
     def _keep_failed(self, trainer: Trainer, exception: Exception) -> None:
         record = self._ring[-1] if self._ring else None
@@ -117,7 +117,7 @@ class CrashCapsule(Callback):
             return
         bad: list[float] = []
 
-        def look() -> None:  # what a GPU has broken off cannot be read any more
+        def look() -> None:  # after a GPU error the losses cannot be read
             bad.extend(value for value in record.losses() if not math.isfinite(value))
 
         self._try(look)
@@ -127,12 +127,12 @@ class CrashCapsule(Callback):
             self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
 
     def keep_step(self, trainer: Trainer, step: int, why: str) -> bool:
-        """Write a step that is still in memory; return whether it was written. It waits for the device.
+        """Write a step that is still in memory; return whether it was written. Waits for the device.
 
         Args:
-            trainer: whose run it is.
+            trainer: the run.
             step: the number of steps before it.
-            why: for the manifest and the user.
+            why: reason, for the manifest and the user.
         """
         record = next((record for record in self._ring if record.step == step), None)
         folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
@@ -148,8 +148,8 @@ class CrashCapsule(Callback):
             more = (
                 "" if len(self.written) < self.max_capsules else f" No more will be written (max_capsules={self.max_capsules})."
             )
-            what = f"step {step} on rank {trainer.global_rank} is kept ({why})"
-            print(f"Capsule: {what}. To take it again: python -m trainkit replay {short(folder)}{more}", flush=True)
+            what = f"step {step} on rank {trainer.global_rank} is stored ({why})"
+            print(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{more}", flush=True)
         return done
 
     @property
@@ -160,7 +160,7 @@ class CrashCapsule(Callback):
     def _look(self, trainer: Trainer, task: Task, came: list[tuple[int, float]]) -> None:
         for step, loss in came:
             bad = not math.isfinite(loss)
-            if bad and not self._was_bad:  # weights that are not finite stay so: of a spell the first step tells
+            if bad and not self._was_bad:  # non-finite weights stay so: report only the first step of a series
                 if step == trainer.global_step and not are_finite(task):
                     self._keep_cause(trainer, step, loss)
                 else:
@@ -168,12 +168,12 @@ class CrashCapsule(Callback):
             self._was_bad = bad
 
     def _keep_cause(self, trainer: Trainer, step: int, loss: float) -> None:
-        """Write the step whose update has left weights that are not finite, where no rank has kept it for its own loss."""
-        why = f"its update left weights that are not finite: the loss after it is {loss}"
+        """Write the step whose update made weights non-finite, unless a rank has stored it for its own loss."""
+        why = f"its update made weights non-finite: the loss after it is {loss}"
         is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
         if is_kept or not self.keep_step(trainer, step - 1, why):
-            told = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, as weights are not finite."
-            print(told, flush=True)
+            text = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite."
+            print(text, flush=True)
 
     def _weights(self, trainer: Trainer, own: bool) -> dict[str, Tensor] | None:
         if not own:
@@ -182,20 +182,20 @@ class CrashCapsule(Callback):
         return state | self._buffers.copies
 
     def _try(self, work: Callable[[], Any]) -> bool:
-        """Do what a full disk, a strange batch or a broken GPU may refuse; told once, and the run goes on."""
+        """Run `work`, which fails on a full disk, a strange batch or a broken GPU; report only the first failure."""
         try:
             work()
         except Exception as error:
             if not self._failed:
-                told = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                print(f"A capsule could not be written: {told}. The run does not need it.", flush=True)
+                reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                print(f"A capsule could not be written: {reason}. The run continues without it.", flush=True)
             self._failed = True
             return False
         return True
 
 
 def are_finite(task: Task) -> bool:
-    """Whether all weights are. Waits for the device."""
+    """Return whether all weights are finite. Waits for the device."""
     with allowed_read():
         return all(bool(parameter.detach().isfinite().all()) for parameter in task.parameters())
 

@@ -1,4 +1,4 @@
-"""What CrashCapsule remembers of a step, and what of it a capsule holds."""
+"""StepRecord: what CrashCapsule records of a step in memory, and its stored form."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Taken:
 
 @dataclass
 class StepRecord:
-    """A step of this rank: references, and a few numbers.
+    """A step of this rank: references to its microbatches, and a few numbers.
 
     Attributes:
-        step: steps before it.
-        epoch: it belongs to.
-        step_in_epoch: steps before it in the epoch.
-        scaler: the loss scale's state; empty but for fp16.
+        step: number of steps before it.
+        epoch: its epoch.
+        step_in_epoch: number of steps before it in the epoch.
+        scaler: the loss scale's state; empty unless fp16.
         groups: the settings of each optimizer's parameter groups.
         taken: the microbatches so far.
-        pieces: into how many a microbatch was split (trainer.halve_batch_on_oom).
+        pieces: number of pieces a microbatch was split into (trainer.halve_batch_on_oom).
     """
 
     step: int
@@ -56,18 +56,18 @@ class StepRecord:
     pieces: int = 1
 
     def losses(self) -> list[float]:
-        """Return the losses that there are. Waits for the device."""
+        """Return the recorded losses. Waits for the device."""
         return [float(taken.loss) for taken in self.taken if taken.loss is not None]
 
 
 def raw_random() -> tuple[Any, ...]:
-    """Return this process's random states, as they are: putting them in a form to be stored takes longer."""
+    """Return this process's random states, unconverted: converting them to the stored form takes longer."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
 
 def _as_plain(raw: tuple[Any, ...]) -> dict[str, Any]:
-    """Return random states in the form of a checkpoint's."""
+    """Convert random states to the form in a checkpoint."""
     before = random_state()
     torch.set_rng_state(raw[0])
     if raw[1] is not None:
@@ -95,7 +95,7 @@ def as_stored(record: StepRecord) -> dict[str, Any]:
 
 
 def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> dict[str, Any]:
-    """Return the manifest of a step, without the files. Waits for the device."""
+    """Return the manifest of a step, without the list of files. Waits for the device."""
     session, task, settings = trainer.session, trainer.session.task, trainer.settings
     modules = dict(task.named_modules())
     return {
@@ -107,7 +107,7 @@ def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> 
         "world_size": trainer.world_size,
         "total_steps": session.total_steps,
         "num_samples": step_size_of(trainer, record.epoch, record.step_in_epoch),
-        "microbatches": _told(trainer, record),
+        "microbatches": _microbatches_of(trainer, record),
         "weights": "of this step, before its update" if own_weights else "not those of this step any more; see checkpoint",
         "checkpoint": _last_checkpoint(trainer),
         "task": f"{type(task).__module__}.{type(task).__qualname__}",
@@ -131,12 +131,12 @@ def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> 
     }
 
 
-def _told(trainer: Trainer, record: StepRecord) -> list[dict[str, Any]]:
-    samples, first, told = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
+def _microbatches_of(trainer: Trainer, record: StepRecord) -> list[dict[str, Any]]:
+    samples, first, entries = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
     in_order = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
-    for taken in record.taken:  # a microbatch may have been split: its pieces follow each other
+    for taken in record.taken:  # a microbatch may have been split: its pieces are adjacent
         loss = None if taken.loss is None else float(taken.loss)
-        told.append(
+        entries.append(
             {
                 "batch_idx": taken.batch_idx,
                 "num_samples": taken.num_samples,
@@ -148,11 +148,11 @@ def _told(trainer: Trainer, record: StepRecord) -> list[dict[str, Any]]:
             }
         )
         first += taken.num_samples
-    return told
+    return entries
 
 
 def _last_checkpoint(trainer: Trainer) -> str | None:
-    """Return the newest checkpoint that a run of this kind may go on from, as far as this rank knows."""
+    """Return the newest checkpoint that such a run can resume from, as far as this rank knows."""
     paths = [keeper.last_model_path for keeper in keepers(trainer.callbacks) if keeper.last_model_path]
     return paths[-1] if paths else trainer.session.resumed_from
 
@@ -162,7 +162,7 @@ def _device(device: torch.device) -> str:
 
 
 def samples_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> list[list[int]] | None:
-    """Return the data set's indices of each microbatch of a step on this rank; None for a stream, which has none."""
+    """Return the data set's indices of each microbatch of a step on this rank; None for a stream, which has no indices."""
     feed = trainer.session.run.feed
     if not isinstance(feed, MapFeed):
         return None
@@ -171,16 +171,16 @@ def samples_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> list[list[in
 
 
 def step_size_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> int | None:
-    """Return the samples of a step on all ranks; None for a stream."""
+    """Return the number of samples of a step on all ranks; None for a stream."""
     feed = trainer.session.run.feed
     return feed.plan_of(epoch).samples_in(step_in_epoch) if isinstance(feed, MapFeed) else None
 
 
 class BufferCopies:
-    """Copies of the buffers that a checkpoint keeps, on their device; `update` takes a kernel or two and waits for nothing.
+    """Copies of the buffers that a checkpoint contains, on their device; `update` takes a kernel or two and does not wait.
 
     Args:
-        model: a module may put another tensor in a buffer's place.
+        model: its modules may replace a buffer's tensor at any time.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -191,7 +191,7 @@ class BufferCopies:
         self.update()
 
     def update(self) -> None:
-        """Copy them as they are now."""
+        """Copy the buffers in their current state."""
         pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for name, (module, own) in self._places.items():
             live, copy = module._buffers[own], self.copies.get(name)
@@ -203,5 +203,5 @@ class BufferCopies:
                 copies, lives = pairs[live.dtype]
                 copies.append(copy)
                 lives.append(live.detach())
-        for copies, lives in pairs.values():  # of one dtype each: a mixed list would take a kernel for each tensor
+        for copies, lives in pairs.values():  # one dtype per list: a mixed list would take a kernel per tensor
             torch._foreach_copy_(copies, lives)

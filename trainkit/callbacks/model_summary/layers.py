@@ -1,4 +1,4 @@
-"""What a Task is made of: its modules with their shapes, parameters and FLOPs."""
+"""Layers of a Task: its modules with their shapes, parameters and FLOPs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Layer:
     """A module.
 
     Attributes:
-        name: in the Task; "" for the Task itself.
-        kind: its class.
-        inputs: shapes of its first call's tensors.
-        outputs: the same of what it returned.
-        parameters: how many numbers, those of modules in it included.
-        trainable: how many of them have gradients.
-        flops: of its forward, over all calls, those of modules in it included; 0 where it was not run.
+        name: name in the Task; "" for the Task itself.
+        kind: name of its class.
+        inputs: shapes of the tensors in its first call.
+        outputs: shapes of the tensors that this call returned.
+        parameters: number of elements, including those of its submodules.
+        trainable: number of elements that have gradients.
+        flops: FLOPs of its forward, over all calls, including its submodules; 0 if it did not run.
     """
 
     name: str
@@ -43,28 +43,28 @@ class Layer:
 
 
 def layers_of(task: Task, max_depth: int) -> list[Layer]:
-    """Return the Task's modules, down to a depth (-1 for all), in order; the Task itself comes first."""
+    """Return the Task's modules down to a depth (-1 for all), in order; the Task itself comes first."""
     chosen = [(n, m) for n, m in task.named_modules() if max_depth < 0 or not n or n.count(".") < max_depth]
     return [layer_of(name, type(module).__name__, list(module.parameters())) for name, module in chosen]
 
 
 def layer_of(name: str, kind: str, own: list[nn.Parameter]) -> Layer:
-    """Return a layer of these parameters, without shapes."""
+    """Return a layer with these parameters, without shapes."""
     numbers, trainable = sum(p.numel() for p in own), sum(p.numel() for p in own if p.requires_grad)
     return Layer(name, kind, parameters=numbers, trainable=trainable)
 
 
 def run(task: Task, layers: list[Layer], args: tuple[Any, ...], precision: Precision) -> None:
-    """Run `task(*args)` in eval mode without gradients and fill in shapes and FLOPs; all else is as it was afterwards.
+    """Run `task(*args)` in eval mode without gradients and fill in shapes and FLOPs; all state is restored afterwards.
 
     Args:
-        task: its modules' modes, its buffers and the random states are put back.
-        layers: of this task.
-        args: of its forward, on its device.
-        precision: what forward runs in.
+        task: its modules' modes, its buffers and the random states are restored.
+        layers: layers of this task.
+        args: arguments of its forward, on its device.
+        precision: precision of the forward.
 
     Raises:
-        Exception: whatever forward raises.
+        Exception: any exception of forward.
     """
     known = {layer.name: layer for layer in layers}
     counter = flop_counter()
@@ -124,7 +124,7 @@ def _kept(buffer: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return a context that counts the FLOPs of what runs in it."""
-    from torch.utils.flop_counter import FlopCounterMode  # here: it brings triton, 0.1 s that every start would pay
+    """Return a context manager that counts the FLOPs run in it."""
+    from torch.utils.flop_counter import FlopCounterMode  # here: it imports triton, 0.1 s at every start otherwise
 
     return FlopCounterMode(display=False)

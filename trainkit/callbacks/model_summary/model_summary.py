@@ -26,14 +26,14 @@ _WIDTH = 120
 class ModelSummary(Callback):
     """Prints name, class, shapes, parameters and FLOPs of each layer on rank 0.
 
-    The shapes and the FLOPs (of a forward of one sample; matrix products, convolutions and attention) are those of one more
-    forward, in eval mode and without gradients: of `task.example_input_array` (a tensor, or a tuple of arguments) where the
-    Task has one, else of the first training batch's inputs, as predict_step takes them. Random numbers, buffers and modes are
-    put back, so that the run is the same bit for bit. A Task whose forward cannot be run so gets a table without them, and the
-    reason. `trainer.enable_model_summary` is about the banner.
+    Shapes and FLOPs (per sample; matrix products, convolutions and attention) come from one additional forward in eval mode
+    without gradients. Its input is `task.example_input_array` (a tensor, or a tuple of arguments) if the Task has one,
+    otherwise the first training batch's inputs, as predict_step gets them. Random states, buffers and modes are restored, so
+    the run stays bit-identical. If this forward fails, the table has no shapes and FLOPs, and the reason is printed. The
+    banner's model line is controlled by `trainer.enable_model_summary`.
 
     Args:
-        max_depth: of modules in modules: 1 for the Task's own, -1 for all.
+        max_depth: levels of nested modules: 1 for the Task's own, -1 for all.
     """
 
     config_key = "callbacks.model_summary"
@@ -46,11 +46,11 @@ class ModelSummary(Callback):
         self._printed = False
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """A second fit prints again; one that goes on in place does not."""
+        """Reset: a second fit prints again; an elastic resume does not."""
         self._printed = False
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Print, where the Task says what its inputs are."""
+        """Print, if the Task declares its inputs."""
         self._printed = self._printed or not trainer.is_global_zero or trainer.session.goes_on_from_memory
         example = getattr(task, "example_input_array", None)
         if example is not None and not self._printed:
@@ -59,7 +59,7 @@ class ModelSummary(Callback):
             self._print(trainer, task, tuple(to_device(arg, *place) for arg in args))
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """Print, now that there is a batch."""
+        """Print, now that a batch is available."""
         if not self._printed:
             with allowed_read():
                 self._print(trainer, task, (batch[0] if isinstance(batch, (list, tuple)) else batch,))
@@ -69,11 +69,9 @@ class ModelSummary(Callback):
         self.layers, why = layers_of(task, self.max_depth), ""
         try:
             run(task, self.layers, args, trainer.session.precision)
-        except Exception as error:  # whatever a forward that is not made for this may raise
+        except Exception as error:  # a forward not written for such inputs may raise anything
             first = (str(error).splitlines() or [""])[0]
-            why = (
-                f"No shapes: {type(task).__name__}.forward could not be run on {_told(args)} ({type(error).__name__}: {first})."
-            )
+            why = f"No shapes: {type(task).__name__}.forward failed on {_describe(args)} ({type(error).__name__}: {first})."
             for layer in self.layers:
                 layer.inputs, layer.outputs, layer.flops = [], [], 0
         others = layer_of("(its own)", type(task).__name__, list(task.parameters(recurse=False)))
@@ -84,10 +82,10 @@ def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
     """Print a table.
 
     Args:
-        layers: the Task itself first.
-        rows: samples of the forward.
-        num_bytes: of parameters and buffers.
-        why: there are no shapes; "" where there are.
+        layers: the layers, the Task itself first.
+        rows: number of samples of the forward.
+        num_bytes: size of parameters and buffers.
+        why: why there are no shapes; "" if there are.
     """
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
@@ -111,7 +109,7 @@ def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
 
 
 def short_number(value: float) -> str:
-    """Write a number with three digits and a decimal prefix, as "12.3 M"."""
+    """Format a number with three digits and a decimal prefix, for example "12.3 M"."""
     for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {prefix}"
@@ -130,6 +128,6 @@ def _bytes(task: Task) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*task.parameters(), *task.buffers()))
 
 
-def _told(args: tuple[Any, ...]) -> str:
+def _describe(args: tuple[Any, ...]) -> str:
     found = [f"{type(tensor).__name__} {list(tensor.shape)}" for _, tensor in tensors_in(args)]
     return ", ".join(found[:3]) if found else f"a {type(args[0]).__name__}"

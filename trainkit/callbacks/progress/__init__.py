@@ -1,1 +1,1 @@
-"""What a terminal, a notebook and a log file show of a run as it goes on."""
+"""Progress of a run on a terminal, in a notebook and in a log file."""

@@ -1,6 +1,6 @@
-"""The two ways to show progress: bars that live on a terminal or in a notebook, and lines for everything else.
+"""Two displays of progress: live bars on a terminal or in a notebook, and lines everywhere else.
 
-Under horovodrun, whose output is a pipe with a prefix to each line, in a file, and in CI, there is no terminal.
+There is no terminal under horovodrun (its output is a pipe with a prefix on each line), in a file, and in CI.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-LINE_EVERY_S = 30.0  # so that a long epoch is seen to live
+LINE_EVERY_S = 30.0  # so that a long epoch shows signs of life
 _REDRAW_S = 0.1
 
 
 class Screen(Protocol):
-    """Shows what goes on. Work is one pass: an epoch's steps, a validation's batches."""
+    """Shows progress. Work is one pass: an epoch's steps, a validation's batches."""
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
-        """Work begins; one within another hides it until it ends."""
+        """Start a piece of work; nested work hides the outer one until it ends."""
 
     def moved(self, done: int, rate: str, values: str) -> None:
-        """So much of it is done."""
+        """Update how much of it is done."""
 
     def end(self) -> None:
-        """It is over."""
+        """End the innermost work."""
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        """An epoch is over, with these values."""
+        """Show the values of a finished epoch."""
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line that stays on the screen."""
 
     def close(self) -> None:
-        """Leave the screen as it was."""
+        """Restore the screen."""
 
 
 def make_screen(console: Console, refresh_rate: float) -> Screen:
-    """Return the screen for a console."""
+    """Return the display for a console."""
     widgets = importlib.util.find_spec("ipywidgets") is not None
     lives = console.is_terminal and not console.is_dumb_terminal and (widgets or not console.is_jupyter)
     return Bars(console, refresh_rate) if lives else Lines(console)
 
 
 class Lines:
-    """A line each half minute, and one for each epoch."""
+    """Prints a line each half minute, and one for each epoch."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -87,9 +87,9 @@ class Lines:
 
 
 class Bars:
-    """A bar for the epoch, one for a validation within it, and a table that gets a row for each epoch.
+    """Shows a bar for the epoch, one for a validation within it, and a table with a row for each epoch.
 
-    rich's thread draws them; a step only moves a number, ten times a second at most.
+    rich's thread draws them; a step only updates a number, at most ten times a second.
     """
 
     def __init__(self, console: Console, refresh_rate: float) -> None:
@@ -125,14 +125,14 @@ class Bars:
     def end(self) -> None:
         """See Screen."""
         self._bars.remove_task(self._work.pop())
-        self._bars.refresh()  # else what is printed next would draw it once more
+        self._bars.refresh()  # else the next print would draw it again
         self._drawn = 0.0
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        """See Screen. The head is shown again where the columns are others, or do not fit."""
+        """See Screen. The header is printed again if the columns change; values that do not fit are printed one per line."""
         cells = {"": name} | {key: f"{value:.4g}" for key, value in values.items()} | {"rate": rate, "time": f"{seconds:.1f} s"}
         widths = {key: max(len(key), len(cell), 9) for key, cell in cells.items()}
-        if sum(widths.values()) + 2 * len(widths) > self._console.width:  # many values: one below the other
+        if sum(widths.values()) + 2 * len(widths) > self._console.width:  # too wide: one value per line
             table = Table(show_header=False, box=None, padding=(0, 2))
             for key, cell in cells.items():
                 table.add_row(Text(key, style="dim"), cell)

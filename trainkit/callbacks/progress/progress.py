@@ -1,4 +1,4 @@
-"""Progress on rank 0: how far an epoch, a validation, a test or a prediction is, and a row for each epoch."""
+"""ProgressBar: progress of epochs, validations, tests and predictions on rank 0, and a row for each epoch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @checked
 class ProgressBar(Callback):
-    """Shows progress: live bars on a terminal and in a notebook (with ipywidgets), lines elsewhere; screens.py has both.
+    """Shows progress: live bars on a terminal and in a notebook (with ipywidgets), lines elsewhere; both are in displays.py.
 
-    Values logged with `prog_bar=True` are shown beside the bar, as of the last `log_every_n_steps`.
+    Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`.
 
     Args:
-        metrics: names of values to show, beside the bar and for an epoch. Default: beside the bar those that were logged with
+        metrics: names of the values shown beside the bar and for an epoch. Default: beside the bar those logged with
             `prog_bar=True`, for an epoch all.
-        refresh_rate: times a second that bars are drawn.
+        refresh_rate: redraws per second.
     """
 
     config_key = "callbacks.progress"
@@ -45,29 +45,29 @@ class ProgressBar(Callback):
         self._open(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin an epoch."""
+        """Start an epoch."""
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
             done, total = trainer.state.step_in_epoch, trainer.session.num_training_steps
-            if trainer.max_steps is not None:  # it may end within the epoch
+            if trainer.max_steps is not None:  # training may end within the epoch
                 left = done + trainer.max_steps - trainer.global_step
                 total = left if total is None else min(total, left)
             self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Move on by one."""
+        """Advance by one step."""
         if self._screen is not None:
             self._last = time.monotonic()
             self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
 
     def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Show the values that were logged for the bar, or chosen."""
+        """Update the values beside the bar."""
         names = trainer.session.prog_bar_names if self.metrics is None else self.metrics
         self._shown |= {name: value for name, value in metrics.items() if name in names}
 
     def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        """Show the epoch's values, its rate, its time."""
+        """Show the epoch's values, rate and duration."""
         if self._screen is None:
             return
         self._screen.end()
@@ -75,66 +75,66 @@ class ProgressBar(Callback):
         self._screen.epoch(_epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """Close the screen, and say why training ended, where it was stopped."""
+        """Close the screen, and print the reason if training was stopped."""
         if self._screen is not None and trainer.state.stop_reason:
             self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
         self._close()
 
     def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
-        """Close the screen, so that the error can be read."""
+        """Close the screen, so that the error is readable."""
         self._close()
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Close what a signal left open."""
+        """Close the screen if a signal ended the run."""
         self._close()
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin a validation, within a fit or alone."""
+        """Start a validation, within a fit or standalone."""
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
         self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Move on by one."""
+        """Advance by one batch."""
         self._evaluated()
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """End it; of one within an epoch show the values, which no epoch's row will."""
+        """End it; if it was within an epoch, print its values, which no epoch's row will contain."""
         self._end_evaluation()
         state = trainer.state
         within = state.step_open or not state.epoch_done
-        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # SWA validates its average then
+        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # then SWA validates its average
         if self._screen is not None and state.stage == "fit" and within and not over:
             values = self._chosen(trainer, trainer.session.validation_names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
 
     def on_test_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin a test."""
+        """Start a test."""
         self._begin_evaluation(trainer, "testing")
 
     def on_test_batch_end(
         self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Move on by one."""
+        """Advance by one batch."""
         self._evaluated()
 
     def on_test_end(self, trainer: Trainer, task: Task) -> None:
-        """End it."""
+        """End the test."""
         self._end_evaluation()
 
     def on_predict_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin a prediction."""
+        """Start a prediction."""
         self._begin_evaluation(trainer, "predicting")
 
     def on_predict_batch_end(
         self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Move on by one."""
+        """Advance by one batch."""
         self._evaluated()
 
     def on_predict_end(self, trainer: Trainer, task: Task) -> None:
-        """End it."""
+        """End the prediction."""
         self._end_evaluation()
 
     def _begin_evaluation(self, trainer: Trainer, name: str) -> None:
@@ -159,7 +159,7 @@ class ProgressBar(Callback):
             self._screen = None
 
     def _chosen(self, trainer: Trainer, names: Collection[str]) -> dict[str, float]:
-        """Return the values of these names that are to be shown."""
+        """Select the values to be shown among these names."""
         return {
             name: value
             for name, value in trainer.callback_metrics.items()
@@ -167,7 +167,7 @@ class ProgressBar(Callback):
         }
 
     def _rate(self, trainer: Trainer) -> str:
-        seconds = self._last - self._began  # of training alone, without validation
+        seconds = self._last - self._began  # training only, without validation
         return f"{(trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9):,.0f} samples/s"
 
     def _values(self) -> str:

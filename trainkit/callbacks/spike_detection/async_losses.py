@@ -1,4 +1,4 @@
-"""LateLosses: the loss of each step on the host, without a step that waits for it."""
+"""LateLosses: copies the loss of each step to the host without blocking a step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from trainkit.device.sync_guard import allowed_read
 
-_SLOTS = 256  # steps that the host may be ahead of the device
+_SLOTS = 256  # maximum lead of the host over the device, in steps
 
 
 class LateLosses:
-    """Adds up the loss of this rank's microbatches of a step, and hands it over when it is there.
+    """Adds up the loss of this rank's microbatches in a step, and returns it when it is available.
 
-    On the CPU that is at once. On a GPU the value is copied to pinned memory behind the step's own work, and is there some
-    steps later; nobody waits for it.
+    On the CPU it is available at once. On a GPU it is copied to pinned memory after the step's own work and arrives some steps
+    later; nothing waits for it.
 
     Args:
-        device: where the losses are.
+        device: the device of the losses.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,11 +32,11 @@ class LateLosses:
         self._next = 0
 
     def begin_step(self) -> None:
-        """Forget what was added: a step begins."""
+        """Reset the sum at a step's start."""
         self._sum, self._weight = None, 0
 
     def add(self, loss: Tensor, num_samples: int, attempt: int = 1) -> None:
-        """Take a microbatch's mean loss; of a step that is taken anew (another `attempt`) only the last attempt counts."""
+        """Add a microbatch's mean loss; if a step is repeated (another `attempt`), only the last attempt counts."""
         if attempt != self._attempt:
             self._attempt = attempt
             self.begin_step()
@@ -45,7 +45,7 @@ class LateLosses:
         self._weight += num_samples
 
     def end_step(self, step: int) -> None:
-        """Send the step's mean on its way; a rank without samples has none."""
+        """Start to copy the step's mean; a rank without samples has none."""
         if self._sum is None or self._weight == 0:
             return
         mean = self._sum / self._weight
@@ -65,14 +65,14 @@ class LateLosses:
         self._next = (slot + 1) % _SLOTS
 
     def ready(self) -> list[tuple[int, float]]:
-        """Return (step, loss) of the steps whose loss has come since the last call, in order."""
+        """Return (step, loss) of the losses that arrived since the last call, in order."""
         self._settle()
         came = list(self._ready)
         self._ready.clear()
         return came
 
     def drain(self) -> list[tuple[int, float]]:
-        """Return all that is left. Waits for the device."""
+        """Return all remaining losses. Waits for the device."""
         if self._pending:
             self._pending[-1][2].synchronize()
         return self.ready()

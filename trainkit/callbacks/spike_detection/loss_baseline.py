@@ -1,4 +1,4 @@
-"""Usual: what losses usually are, and which one is a spike."""
+"""Usual: the baseline of recent losses, and the test for a spike."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import statistics
 from collections import deque
 from typing import Any
 
-_PER_MAD = 1.4826  # standard deviations in a median absolute deviation of normal numbers
-_LEAST_DEVIATION = 1e-3  # of the median: losses that do not move at all would make a spike of anything
+_PER_MAD = 1.4826  # standard deviation / median absolute deviation of a normal distribution
+_LEAST_DEVIATION = 1e-3  # of the median: with constant losses any change would be a spike otherwise
 
 
 class Usual:
-    """What losses usually are: the median of the last ones, and how far they lie from it.
+    """The usual loss: the median of the last losses, and their spread around it.
 
-    A loss is a spike where it lies on the bad side of the median by more than each of the limits that are set: `atol`; `rtol`
-    times the median's size; `deviations` standard deviations, estimated as 1.4826 times the median absolute deviation (Hampel
-    1974), and a thousandth of the median's size at least. Unlike a mean, the median is not moved by the spike itself. What is a
-    spike is not remembered among the usual ones; where as many come in a row as are looked back on, they are the usual ones
-    from then on.
+    A loss is a spike if it is worse than the median by more than each limit that is set: `atol`; `rtol` times the median's
+    magnitude; `deviations` standard deviations, estimated as 1.4826 times the median absolute deviation (Hampel 1974), and at
+    least a thousandth of the median's magnitude. Unlike a mean, the median is not moved by the spike itself. Spikes do not
+    enter the baseline; but a series of spikes as long as the window becomes the new baseline.
     """
 
     def __init__(
@@ -27,30 +26,30 @@ class Usual:
         self._sign = 1.0 if mode == "min" else -1.0
         self._warmup, self._atol, self._rtol, self._deviations = warmup, atol, rtol, deviations
         self._last: deque[float] = deque(maxlen=window)
-        self._leapt: deque[float] = deque(maxlen=window)
+        self._spikes: deque[float] = deque(maxlen=window)
         self._seen = 0
 
     @property
     def median(self) -> float | None:
-        """The usual loss; None before the first."""
+        """The usual loss; None before the first loss."""
         return statistics.median(self._last) if self._last else None
 
     def is_spike(self, loss: float) -> bool:
-        """Take a loss; return whether it is a spike. One that is not finite is none here, and is not remembered."""
+        """Add a loss; return whether it is a spike. A loss that is not finite is neither a spike nor part of the baseline."""
         if not math.isfinite(loss):
             return False
         self._seen += 1
-        leaps = self._seen > self._warmup and len(self._last) > 1 and self._leaps(loss)
-        if leaps:
-            self._leapt.append(loss)
-            if len(self._leapt) == self._leapt.maxlen:
-                self._last, self._leapt = self._leapt, deque(maxlen=self._leapt.maxlen)
+        is_spike = self._seen > self._warmup and len(self._last) > 1 and self._exceeds_limits(loss)
+        if is_spike:
+            self._spikes.append(loss)
+            if len(self._spikes) == self._spikes.maxlen:
+                self._last, self._spikes = self._spikes, deque(maxlen=self._spikes.maxlen)
             return True
-        self._leapt.clear()
+        self._spikes.clear()
         self._last.append(loss)
         return False
 
-    def _leaps(self, loss: float) -> bool:
+    def _exceeds_limits(self, loss: float) -> bool:
         median = statistics.median(self._last)
         rise, limits = self._sign * (loss - median), [self._atol]
         if self._rtol is not None:
@@ -61,11 +60,11 @@ class Usual:
         return rise > 0 and all(rise > limit for limit in limits if limit is not None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered."""
-        return {"last": list(self._last), "leapt": list(self._leapt), "seen": self._seen}
+        """Return the baseline's state."""
+        return {"last": list(self._last), "leapt": list(self._spikes), "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore it."""
         self._last.extend(state["last"])
-        self._leapt.extend(state["leapt"])
+        self._spikes.extend(state["leapt"])
         self._seen = state["seen"]

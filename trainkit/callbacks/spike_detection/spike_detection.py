@@ -1,4 +1,4 @@
-"""SpikeDetection: notices a loss that leaps, or is not finite, without a step that waits for it."""
+"""SpikeDetection: detects a loss that jumps or is not finite, without blocking a step."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
-_SHOWN = 64  # samples named at most
+_SHOWN = 64  # maximum number of samples printed
 
 
 @checked
 class SpikeDetection(Callback):
-    """Looks at the loss of each step of this rank; where it leaps, or is not finite, says so with the step's samples, and has
-    the step kept where there is a CrashCapsule. Of spikes in a row the first one is told.
+    """Checks the loss of each step of this rank. If it jumps or is not finite, prints the step's samples, and makes a
+    CrashCapsule in the list store the step. Of consecutive spikes only the first is reported.
 
-    Each rank looks at its own microbatches, since a bad sample is one rank's. Nothing waits for the device: on a GPU a loss is
-    looked at some steps later, when it has come (late_losses.py). See Usual for the rule.
+    Each rank checks its own microbatches, since a bad sample is in one rank's. Nothing waits for the device: on a GPU a loss is
+    checked when it arrives, some steps later (async_losses.py). Usual holds the rule.
 
     Args:
-        mode: whether the loss should fall ("min") or rise ("max").
-        window: losses that are looked back on.
-        warmup: losses at the beginning of which none is a spike.
-        atol: how far above the usual one a loss must be at least; None for no such limit.
-        rtol: the same, as a multiple of the usual loss: with 2.0 a spike is three times the usual one.
+        mode: "min" if the loss should fall, "max" if it should rise.
+        window: number of losses in the baseline.
+        warmup: losses at the beginning that are never spikes.
+        atol: minimum distance of a spike from the usual loss; None for no such limit.
+        rtol: the same, as a multiple of the usual loss: with 2.0 a spike is three times the usual loss.
         deviations: the same, in (robust) standard deviations of the last losses.
-        exclude_batches_path: a JSON file that gets the samples of each spike, {"step", "rank", "loss", "usual", "samples"} a
-            line, one file for each rank (its number is put before the suffix).
-        finite_only: a loss that is not finite is a spike too.
-        stop: end the run, on all ranks, at the next of the steps at which values are logged.
+        exclude_batches_path: JSON file for the samples of spikes, one {"step", "rank", "loss", "usual", "samples"} per line,
+            one file per rank (its number precedes the suffix).
+        finite_only: treat a loss that is not finite as a spike.
+        stop: end the run, on all ranks, at the next log step.
 
     Attributes:
-        spikes: (step, loss, usual loss) of those of this start.
+        spikes: (step, loss, usual loss) of the spikes since this start.
     """
 
     config_key = "callbacks.spikes"
@@ -64,10 +64,10 @@ class SpikeDetection(Callback):
     ) -> None:
         if atol is None and rtol is None and deviations is None:
             raise ConfigError(
-                f"{self.config_key}: atol, rtol and deviations are all null: every rise would be a spike. Set one."
+                f"{self.config_key}: atol, rtol and deviations are all null: every rise would be a spike. Set one of them."
             )
         if window < 2:
-            raise ConfigError(f"{self.config_key}.window is {window}; it must be 2 or more: a median of one says nothing.")
+            raise ConfigError(f"{self.config_key}.window is {window}; it must be 2 or more: one loss has no median.")
         self._rule = (mode, window, warmup, atol, rtol, deviations)
         self.exclude_batches_path, self.finite_only, self.stop = exclude_batches_path, finite_only, stop
         self.spikes: list[tuple[int, float, float | None]] = []
@@ -75,48 +75,48 @@ class SpikeDetection(Callback):
         self._late: LateLosses | None = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Begin anew."""
+        """Reset."""
         if stage == "fit":
             self.spikes, self._usual, self._late = [], Usual(*self._rule), None
             self._was_bad = False
             self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Note where a step is, to name its samples later."""
+        """Record a step's place, to find its samples later."""
         state = trainer.state
         self._losses(trainer).begin_step()
         self._places[state.global_step] = (state.current_epoch, state.step_in_epoch)
 
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
-        """Take a microbatch's loss."""
+        """Add a microbatch's loss."""
         target, halving = task._log_target, trainer.session.run.halving
         assert target is not None, "the loop has set it"
         self._losses(trainer).add(loss, target.num_samples, 1 if halving is None else halving.pieces)
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """Look at those that have come: on the CPU that of this step, whose weights a capsule can still keep."""
+        """Check the losses that have arrived: on the CPU this step's, whose weights a capsule can still store."""
         if optimizer is trainer.session.run.optimizers[0]:
             self._losses(trainer).end_step(trainer.global_step)
             self._look(trainer, self._losses(trainer).ready())
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Stop where it was asked for; all ranks say then whether they have seen one."""
+        """Stop if configured; at log steps all ranks exchange whether they found a spike."""
         if self.stop and trainer.global_step % trainer.settings.limits.log_every_n_steps == 0:
             self._look(trainer, self._losses(trainer).ready())
             if trainer.engine.sum_number(int(bool(self._why_stop))):
-                told = [text for text in trainer.engine.all_gather_object(self._why_stop) if text]
-                trainer.request_stop("; ".join(told[:4]))
+                reasons = [text for text in trainer.engine.all_gather_object(self._why_stop) if text]
+                trainer.request_stop("; ".join(reasons[:4]))
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """Look at the last ones."""
+        """Check the last losses."""
         self._look(trainer, self._losses(trainer).drain())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what rank 0's losses usually are."""
+        """Return the baseline of rank 0's losses."""
         return self._usual.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back; all ranks begin with rank 0's."""
+        """Restore it; all ranks start with rank 0's."""
         self._usual = Usual(*self._rule)
         self._usual.load_state_dict(state_dict)
 
@@ -130,34 +130,34 @@ class SpikeDetection(Callback):
             usual, bad = self._usual.median, not math.isfinite(loss)
             epoch, step_in_epoch = self._places.pop(step)
             for older in [known for known in self._places if known < step]:
-                del self._places[older]  # a rank without samples in it has no loss
+                del self._places[older]  # a step without samples on this rank has no loss
             leaps = self._usual.is_spike(loss) or (bad and self.finite_only)
             may_be_innocent = bad and (self._was_bad or step == trainer.global_step)
             spoilt = may_be_innocent and not are_finite(trainer.session.task)
-            if spoilt and not self._was_bad:  # of those that follow nobody learns more
-                text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, as weights are not finite"
+            if spoilt and not self._was_bad:  # report only the first bad step of a series
+                text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite"
                 print(f"{text[0].upper()}{text[1:]}.", flush=True)
                 self._why_stop = self._why_stop or text
             if leaps and not spoilt:
-                with allowed_read():  # the order of samples is the host's
+                with allowed_read():  # the sample order is on the host
                     samples = samples_of(trainer, epoch, step_in_epoch)
                 own = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
                 self.spikes.append((step, loss, usual))
                 self._note(trainer, step, loss, usual, own)
                 if not self._was_leaping:
-                    self._tell(trainer, step, loss, usual, own)
+                    self._report(trainer, step, loss, usual, own)
             self._was_leaping, self._was_bad = leaps, bad
 
     def _note(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         if self.exclude_batches_path is None:
             return
-        told: dict[str, Any] = {"step": step, "rank": trainer.global_rank, "loss": loss if math.isfinite(loss) else str(loss)}
-        told |= {"usual": usual, "samples": samples}
+        entry: dict[str, Any] = {"step": step, "rank": trainer.global_rank, "loss": loss if math.isfinite(loss) else str(loss)}
+        entry |= {"usual": usual, "samples": samples}
         path = Path(self.exclude_batches_path)
         path = path.with_name(f"{path.stem}-rank={trainer.global_rank}{path.suffix}")
-        trainer.session.try_files(lambda: _append(path, told), f"{path} could not be written")
+        trainer.session.try_files(lambda: _append(path, entry), f"{path} could not be written")
 
-    def _tell(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
+    def _report(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
         print(text[0].upper() + text[1:] + _named(samples), flush=True)

@@ -1,4 +1,4 @@
-"""Recording: what one rank notes down of its steps while the Timeline callback records."""
+"""Recording: one rank's part of a Timeline recording."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About
 if TYPE_CHECKING:
     from trainkit.trainer import Trainer
 
-_MEETINGS = 8  # barriers that align the clocks; each narrows the error down
+_MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
 
 
 class Recording:
-    """Writes this rank's piece while it goes on. Made, and finished, on all ranks at the same step: it has collectives.
+    """Writes this rank's file during a recording. Created and finished on all ranks at the same step: both run collectives.
 
-    Time runs from mark to mark; each mark says what ended there. A disk that does not take it ends this rank's piece, and
+    Time runs from mark to mark; each mark names the part that ended there. If the disk fails, this rank's file ends, and
     nothing else.
 
     Args:
-        trainer: whose steps.
-        folder: of this recording.
-        torch_profiler: whether to run it.
+        trainer: the run that is recorded.
+        folder: folder of this recording.
+        torch_profiler: run torch's profiler too.
 
     Attributes:
         updated: whether the update of the current step is done.
@@ -45,12 +45,12 @@ class Recording:
         self._on_gpu = _computes_on_gpu(trainer)
         self._profiler: profile | None = None
         if torch_profiler and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            trainer.session.tell("Timeline: it lacks what torch's profiler sees, which runs already and cannot run twice.")
+            trainer.session.tell("Timeline: no operators: torch's profiler is already running and cannot run twice.")
         elif torch_profiler:
             self._profiler = _profiler(self._on_gpu)
         lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
-            trainer.session.tell(f"Timeline: it lacks {lacks}.")
+            trainer.session.tell(f"Timeline: the recording lacks {lacks}.")
         self._piece: Piece | None = None
         self._try(self._open)
         self._meet()
@@ -70,7 +70,7 @@ class Recording:
         self._piece = Piece(self._folder / OWN.format(self._rank), _about(self._trainer))
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._step, self.updated, self._has_sums = self._trainer.global_step, False, False
         self._epoch = self._trainer.current_epoch
         self._last = time.perf_counter_ns()
@@ -78,16 +78,16 @@ class Recording:
             self._events.append(("", self._step, _event()))
 
     def mark(self, ended: str) -> None:
-        """Something ended here: "data", "forward", "backward", "communication", "optimizer", "hooks"; or what comes seldom, and
-        is no part of a step: "validation", "epoch end"."""
+        """Mark the end of "data", "forward", "backward", "communication", "optimizer" or "hooks"; or of a rare part outside of
+        steps: "validation", "epoch end"."""
         self._marks.append((ended, time.perf_counter_ns()))
         self.updated = self.updated or ended == "optimizer"
         if self._on_gpu:
             self._events.append((ended, self._step, _event()))
 
     def mark_sums(self) -> None:
-        """The gradients are those of the whole step; what follows the last sum (unscaling, clipping) is the optimizer's."""
-        if self._has_sums:  # of several optimizers the first has told
+        """Mark the gradients of the whole step as reduced; unscaling and clipping count as the optimizer's."""
+        if self._has_sums:  # the first of several optimizers has marked it
             return
         self._has_sums = True
         summed = self._engine.take_summed() or list(self._ready.values())
@@ -105,7 +105,7 @@ class Recording:
         self._write(events)
 
     def _hook_parameters(self) -> list[Any]:
-        """Where nobody sums, note when each gradient is ready: `trainkit scaling` foretells from that what sums would cost."""
+        """With one rank, record when each gradient is ready: `trainkit scaling` predicts the cost of reductions from that."""
 
         def note(name: str, parameter: torch.nn.Parameter) -> None:
             now = time.perf_counter_ns()
@@ -115,7 +115,7 @@ class Recording:
         return [p.register_post_accumulate_grad_hook(functools.partial(note, name)) for name, p in trained]  # type: ignore[no-untyped-call]
 
     def end_step(self, is_last: bool = False) -> None:
-        """What lies between two steps ends here, and with it the step; what comes once an epoch is none of it."""
+        """End a step, with the time between it and the next one; the work at an epoch's end is not part of it."""
         self.mark("epoch end" if is_last or self._trainer.current_epoch != self._epoch else self._before_step)
         began, self._last, samples = self._last, self._marks[-1][1], self._trainer.state.samples_seen
         taken, self._samples = samples - self._samples, samples
@@ -128,18 +128,18 @@ class Recording:
         self._write(events)
 
     def finish(self) -> bool:
-        """End the recording on all ranks; return whether this one has written all of its own."""
+        """End the recording on all ranks; return whether this rank's file is complete."""
         self._meet()
         self._engine.stop_timeline()
         self._stop_profiler(keep=True)
         self._write(self._by_device())
         is_written = self._piece is not None
         self._try(self._close)
-        self._engine.barrier()  # all files are there
+        self._engine.barrier()  # all files are written
         return is_written
 
     def abandon(self) -> None:
-        """End it on this rank alone: others may be gone."""
+        """End the recording on this rank alone: other ranks may have exited."""
         self._engine.stop_timeline()
         self._stop_profiler(keep=False)
         self._try(self._close)
@@ -158,11 +158,11 @@ class Recording:
                 profiler.stop()
                 if keep:
                     self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
-            except RuntimeError as error:  # another one was started meanwhile
-                print(f"Timeline: rank {self._rank} lacks what torch's profiler sees: {error}", flush=True)
+            except RuntimeError as error:  # another profiler was started meanwhile
+                print(f"Timeline: rank {self._rank} lacks torch's operators: {error}", flush=True)
 
     def _meet(self) -> None:
-        """Let all ranks meet, so that their clocks can be compared."""
+        """Run barriers on all ranks, to align their clocks."""
         times = []
         for _ in range(_MEETINGS if self._engine.world_size > 1 else 0):
             came = time.perf_counter_ns()
@@ -171,7 +171,7 @@ class Recording:
         self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
 
     def _by_device(self) -> list[Event]:
-        """The parts of the steps as the device went through them."""
+        """Return the parts of the steps by the device's clock."""
         if not self._on_gpu:
             return []
         torch.cuda.synchronize()
@@ -196,7 +196,9 @@ class Recording:
             with contextlib.suppress(OSError):
                 if piece is not None:
                     piece.drop()
-            print(f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. It records no more.", flush=True)
+            print(
+                f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. Its recording ends here.", flush=True
+            )
 
 
 def _about(trainer: Trainer) -> About:
@@ -222,7 +224,7 @@ def _computes_on_gpu(trainer: Trainer) -> bool:
 
 
 def _boot() -> str:
-    """Return what names this start of this host: processes with the same share a monotonic clock."""
+    """Return an id of this boot of the host: processes with the same id share a monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

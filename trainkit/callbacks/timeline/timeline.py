@@ -1,9 +1,9 @@
-"""Timeline: records some steps of all ranks, and what Horovod and torch did in them, for people to look at.
+"""Timeline: records some steps of all ranks, with Horovod's and torch's activity in them, for a trace viewer.
 
-on_train_step_start   begin, where it is due or was asked for: profiler, Horovod's timeline, meetings that align clocks
-hooks of a step       each notes the time and what ended there
-on_train_step_start   the step before is written; after the last one: end
-on_fit_end            rank 0 makes one file of all
+on_train_step_start   begin, if due or requested: profiler, Horovod's timeline, barriers that align clocks
+hooks of a step       mark the end of each part
+on_train_step_start   write the previous step; after the last one: end
+on_fit_end            rank 0 merges all files into one
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _LOOK_EVERY_S = 0.3
 
 @checked
 class Timeline(Callback):
-    """Records `num_steps` steps from `start_step` on into `<run_dir>/timeline/steps-A-B/`, a file for each rank.
+    """Records `num_steps` steps from `start_step` on into `<run_dir>/timeline/steps-A-B/`, one file per rank.
 
-    A running job records when it is asked: `python -m trainkit timeline RUN_DIR record=10`, or SIGUSR2 to any rank's
-    process, from its set-up to its end (before and after, that signal ends a process). All ranks begin at the same step.
-    Outside of a recording a step pays one comparison.
+    A running job records on request: `python -m trainkit timeline RUN_DIR record=10`, or SIGUSR2 to any rank's process, from
+    its set-up to its end (before and after, that signal ends a process). All ranks begin at the same step. Outside of a
+    recording a step costs one comparison.
 
-    While it records: each rank's parts of a step, each gradient's way through its sum, Horovod's own timeline of each rank
-    (needs the Horovod of `trainkit horovod install`), and torch's profiler, which makes these steps slower; leave it out to
-    see their own times. Clocks of several hosts are aligned by barriers, with a bound of the error.
+    A recording contains each rank's parts of a step, each gradient's path through its reduction, Horovod's own timeline of each
+    rank (needs the Horovod of `trainkit horovod install`), and the operators of torch's profiler, which slows these steps down;
+    disable it to see the steps' own times. Clocks of several hosts are aligned by barriers, with a bound on the error.
 
     Args:
-        start_step: the first step, as `global_step` counts, from 0. null: only when asked.
-        num_steps: how many.
+        start_step: the first step, as `global_step` counts, from 0. null: only on request.
+        num_steps: number of steps.
         torch_profiler: run torch.profiler too: operators on the CPU, kernels on a GPU.
     """
 
@@ -64,31 +64,31 @@ class Timeline(Callback):
         self._before: Any = None
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Listen for the signal from now on: before that it would end the process."""
+        """Handle the signal from now on: before that it would end the process."""
         if stage == "fit":
             self._request = trainer.run_dir / FOLDER / REQUEST
-            with contextlib.suppress(ValueError):  # only the main thread may
+            with contextlib.suppress(ValueError):  # only the main thread may set a handler
                 self._before = signal.signal(signal.SIGUSR2, self._on_signal)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Listen for requests."""
-        with contextlib.suppress(OSError):  # one that is older than anybody waits for
+        """Handle requests from now on."""
+        with contextlib.suppress(OSError):  # a request whose command has given up
             if time.time() - self._request.stat().st_mtime > PATIENCE_S:
                 self._request.unlink()
         self._due = self.start_step is not None and trainer.global_step <= self.start_step
         self.folders = []
-        trainer.session.pulse.wish = self._is_asked
-        self._takes_torch = self.torch_profiler
+        trainer.session.pulse.wish = self._is_requested
+        self._uses_torch_profiler = self.torch_profiler
         if self.torch_profiler and any(isinstance(c, PyTorchProfiler) for c in trainer.callbacks):
-            self._takes_torch = False  # torch can run one at a time; a second one may end the process
-            trainer.session.tell("Timeline: it leaves torch's profiler to trainer.profiler=pytorch.")
+            self._uses_torch_profiler = False  # torch can run one at a time; a second one may end the process
+            trainer.session.tell("Timeline: no operators: trainer.profiler=pytorch uses torch's profiler.")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):
             self._request.parent.mkdir(parents=True, exist_ok=True)
             self._request.touch()
 
-    def _is_asked(self) -> bool:
+    def _is_requested(self) -> bool:
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return False
@@ -96,7 +96,7 @@ class Timeline(Callback):
         return self._recording is None and self._request.exists()
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Begin or end a recording between two steps."""
+        """Start or end a recording between two steps."""
         if self._recording is not None:
             self._recording.end_step()
             if trainer.global_step >= self._until:
@@ -114,11 +114,11 @@ class Timeline(Callback):
 
     def _take_request(self) -> int:
         try:
-            asked = self._request.read_text().strip()
+            requested = self._request.read_text().strip()
             self._request.unlink(missing_ok=True)
         except OSError:
-            asked = ""
-        return int(asked) if asked.isdecimal() and int(asked) else self.num_steps
+            requested = ""
+        return int(requested) if requested.isdecimal() and int(requested) else self.num_steps
 
     def _begin(self, trainer: Trainer, steps: int) -> None:
         first = trainer.global_step
@@ -127,7 +127,7 @@ class Timeline(Callback):
         folder = trainer.engine.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
         self.folders.append(folder)
         trainer.session.tell(f"Timeline: recording steps {first} to {self._until - 1}")
-        self._recording = Recording(trainer, folder, self._takes_torch)
+        self._recording = Recording(trainer, folder, self._uses_torch_profiler)
 
     def _finish(self, trainer: Trainer) -> None:
         assert self._recording is not None
@@ -135,51 +135,51 @@ class Timeline(Callback):
         self._recording = None
         if is_written:
             see = f"python -m trainkit timeline {short(trainer.run_dir)}"
-            trainer.session.tell(f"Timeline: recorded into {short(self.folders[-1])}. See what it says: {see}")
+            trainer.session.tell(f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}")
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """The batch is there."""
+        """Mark the arrival of the batch."""
         if self._recording is not None:
             self._recording.mark("data")
 
     def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
-        """Forward is done."""
+        """Mark the end of forward."""
         if self._recording is not None:
             self._recording.mark("forward")
 
     def on_after_backward(self, trainer: Trainer, task: Task) -> None:
-        """Backward is done."""
+        """Mark the end of backward."""
         if self._recording is not None:
             self._recording.mark("backward")
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """What follows is the next batch, or the sums."""
+        """Mark the end of the hooks; the next batch or the reduction follows."""
         if self._recording is not None:
             self._recording.mark("hooks")
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """The sums are there, unscaled and clipped."""
+        """Mark the end of the reduction, with unscaling and clipping."""
         if self._recording is not None:
             self._recording.mark_sums()
 
     def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        """A validation within or after a step is none of its parts."""
+        """Exclude a validation within or after a step from its parts."""
         if self._recording is not None:
-            within = "hooks" if trainer.state.step_open else "epoch end"  # before it the epoch's values are gathered
+            within = "hooks" if trainer.state.step_open else "epoch end"  # the epoch's values are gathered before it
             self._recording.mark("optimizer" if not self._recording.updated else within)
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """It is over."""
+        """Mark the end of the validation."""
         if self._recording is not None:
             self._recording.mark("validation")
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """The update is done."""
+        """Mark the end of the update."""
         if self._recording is not None:
             self._recording.mark("optimizer" if not self._recording.updated else "hooks")
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        """End what goes on."""
+        """End a running recording."""
         if self._recording is not None:
             self._recording.end_step(is_last=True)
             self._finish(trainer)
@@ -190,7 +190,7 @@ class Timeline(Callback):
             )
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
-        """Make one file of each recording."""
+        """Merge the files of each recording into one."""
         if trainer.is_global_zero:
             for folder in recordings(trainer.run_dir):
                 if (folder / WHOLE).exists():
@@ -199,21 +199,21 @@ class Timeline(Callback):
                     path = write_whole(folder)
                     trainer.session.tell(f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing")
                 except (TraceError, OSError) as error:
-                    trainer.session.tell(f"Timeline: {short(folder)} could not be made one file: {error}")
+                    trainer.session.tell(f"Timeline: {short(folder)} could not be merged into one file: {error}")
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Close what an error or a signal left open."""
+        """End a recording that an error or a signal interrupted."""
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
-            trainer.session.tell(f"Timeline: the recording was broken off before step {trainer.global_step}.")
+            trainer.session.tell(f"Timeline: the recording was aborted before step {trainer.global_step}.")
         if self._before is not None:
             signal.signal(signal.SIGUSR2, self._before)
             self._before = None
 
 
 def _new_folder(place: Path, first: int, last: int) -> Path:
-    """Return the recording's folder, empty: one of the same steps is of an earlier try."""
+    """Create an empty folder for the recording; one of the same steps is left from an earlier attempt."""
     folder = place / f"steps-{first}-{last}"
     try:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Stalls: which rank does not come, told from what each rank notes of itself in a file beside the others'.
+"""Stall detection: finds the hung rank from notes that each rank writes about itself into a shared folder.
 
-Files, not messages: a rank that hangs cannot be asked, and the run's folder is there on all ranks. No clocks are compared:
-a rank notes how long it has stood still by its own clock, and is silent when its note does not change.
+Files, not messages: a hung rank cannot answer, and all ranks see the run's folder. No clocks are compared: a rank records for
+how long it has been stuck by its own clock, and counts as silent if its note does not change.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trainkit.launch.elastic.client import what_waits
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank notes of itself.
+    """A rank's note about itself.
 
     Attributes:
-        rank: which.
+        rank: its number.
         host: its host's name.
         pid: its process.
         step: optimizer steps taken.
-        waiting: what it waits for the others with, "" where it waits for nobody.
-        tensors: the names of the tensors that wait with it.
-        still_s: seconds for which its main thread has not got on.
-        number: of the note, rising.
+        waiting: the collective in which it waits for the others, "" if it does not wait.
+        tensors: the names of the tensors waiting in it.
+        still_s: seconds since its main thread last made progress.
+        number: number of the note, increasing.
     """
 
     rank: int
@@ -47,11 +47,11 @@ class Notes:
     """The notes of all ranks: `rank<N>.json` in a folder."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        """Write nothing yet; the folder is there."""
+        """Write nothing yet; the folder exists."""
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._number = 0
         now = time.monotonic()
-        self._seen = dict.fromkeys(range(world_size), (0, now))  # rank -> the number of its note, and when it was new here
+        self._seen = dict.fromkeys(range(world_size), (0, now))  # rank -> number of its note, time first read
 
     def write(self, step: int, waiting: str, tensors: list[str], still_s: float) -> None:
         """Write this rank's note."""
@@ -63,14 +63,14 @@ class Notes:
         draft.replace(path)
 
     def read(self) -> tuple[dict[int, Note], dict[int, float]]:
-        """Return the notes of all ranks, and the seconds since each rank's note has changed."""
+        """Return the notes of all ranks, and the seconds since each note changed."""
         notes, silent = {}, {}
         now = time.monotonic()
         for rank in range(self._world_size):
             try:
                 content = json.loads((self._folder / f"rank{rank}.json").read_text())
                 note = Note(**content | {"tensors": tuple(content["tensors"])})
-            except (OSError, ValueError, TypeError, KeyError):  # not written yet, or by a host that has another disk
+            except (OSError, ValueError, TypeError, KeyError):  # not written yet, or written by a host without the shared disk
                 note = Note(rank, "of unknown host", 0, -1, "", (), 0.0, 0)
             if self._seen[rank][0] != note.number:
                 self._seen[rank] = note.number, now
@@ -79,13 +79,13 @@ class Notes:
 
 
 def find_stall(notes: Mapping[int, Note], silent: Mapping[int, float], world_size: int, timeout_s: float) -> str | None:
-    """Say who keeps the others waiting, or return None where nobody does.
+    """Name the ranks that block the others, or return None if none does.
 
     Args:
-        notes: of ranks.
-        silent: seconds since each note has changed.
+        notes: notes by rank.
+        silent: seconds since each note changed.
         world_size: number of ranks.
-        timeout_s: so long a rank may wait for others before one that does not come counts as stalled.
+        timeout_s: time that a rank may wait for others before a rank without progress counts as hung.
     """
     speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < timeout_s]
     waiting = [note for note in speaking if note.waiting and note.still_s >= timeout_s]
@@ -95,13 +95,13 @@ def find_stall(notes: Mapping[int, Note], silent: Mapping[int, float], world_siz
     frozen = [note for rank, note in sorted(notes.items()) if silent[rank] >= timeout_s]
     if not stuck and not frozen and len(waiting) < world_size:
         return None
-    told = [f"{_name(n)} has not got on for {n.still_s:.0f} s at step {n.step}, and waits for nobody" for n in stuck]
-    told += [f"{_name(n)} has been frozen or cut off for {silent[n.rank]:.0f} s; it was at step {n.step}" for n in frozen]
-    if not told:
-        told = ["All ranks wait, and not for the same: their calls do not match"]
+    found = [f"{_name(n)} has made no progress for {n.still_s:.0f} s at step {n.step}, and waits for no rank" for n in stuck]
+    found += [f"{_name(n)} has been frozen or cut off for {silent[n.rank]:.0f} s; it was at step {n.step}" for n in frozen]
+    if not found:
+        found = ["All ranks wait, but for different collectives: their calls do not match"]
     for note in waiting:
-        told.append(f"  {_name(note)} waits, at step {note.step}, for {what_waits(note.waiting, note.tensors)}")
-    return ".\n".join(told)
+        found.append(f"  {_name(note)} waits, at step {note.step}, for {what_waits(note.waiting, note.tensors)}")
+    return ".\n".join(found)
 
 
 def _name(note: Note) -> str:

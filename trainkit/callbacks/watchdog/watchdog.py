@@ -1,4 +1,4 @@
-"""Watchdog: a rank that does not come any more is named, and nobody waits for it for ever."""
+"""Watchdog: names a hung rank and ends the job instead of waiting forever."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from trainkit.api.task import Task
     from trainkit.trainer import Trainer
 
-_ROUNDS = 8  # notes within the timeout
-_LONGEST_S = 10.0  # between two notes
+_ROUNDS = 8  # notes per timeout
+_LONGEST_S = 10.0  # maximum time between two notes
 
 
 @checked
 class Watchdog(Callback):
-    """Notices a rank that is stalled (in an endless loop, in a read that never returns, frozen) while others wait for it.
+    """Detects a rank that hangs (in an endless loop, in a read that never returns, frozen) while others wait for it.
 
-    Then every rank that can writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run
-    ends with an error that names the rank, its host, its step, and what the others wait for. In an elastic job the launcher
-    replaces the stalled rank instead, and the others go on.
+    Then every responsive rank writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run
+    ends with an error that names the hung rank, its host, its step, and the collective in which the others wait. In an elastic
+    job the launcher replaces the hung rank instead, and the others continue.
 
-    It costs a counter at each hook, and a thread that writes a line each `stall_timeout_s` / 8 (10 s at most).
+    It costs a counter increment at each hook, and a thread that writes a line each `stall_timeout_s` / 8 (10 s at most).
 
     Args:
-        stall_timeout_s: seconds that ranks may wait for one that does not get on. It must be longer than anything that one rank
-            does while the others wait for it (a download, a long sum on rank 0 alone).
+        stall_timeout_s: seconds that ranks may wait for one without progress. It must exceed any work that one rank does while
+            the others wait for it (a download, a long computation on rank 0 alone).
     """
 
     config_key = "callbacks.watchdog"
@@ -45,66 +45,66 @@ class Watchdog(Callback):
         self._watch: _Watch | None = None
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Start to watch."""
+        """Start the watchdog thread, unless the engine watches itself."""
         folder = trainer.run_dir / "logs"
         folder.mkdir(exist_ok=True)
         self._engine = trainer.engine
         self._watch = _Watch(trainer.engine, folder, self.stall_timeout_s)
-        self._get_on(trainer)
+        self._count_progress(trainer)
         if not trainer.engine.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
             self._watch.note(0.0)
             self._watch.start()
 
     def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Watch no more."""
+        """Stop the thread."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
 
     def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_after_backward(self, trainer: Trainer, task: Task) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
     def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
-        """Get on."""
-        self._get_on(trainer)
+        """Count progress."""
+        self._count_progress(trainer)
 
-    def _get_on(self, trainer: Trainer) -> None:
+    def _count_progress(self, trainer: Trainer) -> None:
         here = trainer.engine.whereabouts
         here.step = trainer.global_step
         here.progress += 1
 
 
 class _Watch(threading.Thread):
-    """Notes, in a thread, whether this rank gets on, and reads what the others note."""
+    """Records this rank's progress in a thread, and reads the notes of the others."""
 
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
@@ -117,7 +117,7 @@ class _Watch(threading.Thread):
         self._ended.set()
 
     def note(self, still_s: float) -> None:
-        """Note where this rank is, where it has stood for so many seconds."""
+        """Write where this rank is, and for how many seconds it has been stuck."""
         here = self._engine.whereabouts
         waiting = here.waiting
         self._notes.write(here.step, waiting, self._engine.outstanding() if waiting else [], still_s)
@@ -132,7 +132,7 @@ class _Watch(threading.Thread):
             try:
                 self.note(time.monotonic() - since)
                 notes, silent = self._notes.read()
-            except OSError:  # the disk is full or gone: whoever needs it says so
+            except OSError:  # the disk is full or gone: the code that needs it reports that
                 continue
             stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
             if stall is not None and not self._ended.is_set():
@@ -146,7 +146,7 @@ class _Watch(threading.Thread):
             what = (
                 f"waits for {here.waiting}: {', '.join(self._engine.outstanding()) or '-'}"
                 if here.waiting
-                else "waits for nobody"
+                else "waits for no rank"
             )
             file.write(f"rank {self._engine.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
             file.flush()
@@ -162,5 +162,5 @@ class _Watch(threading.Thread):
             print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline and not all(self._stacks(n.rank, n.pid).exists() for n in speaking):
-            time.sleep(0.05)  # the launcher ends all ranks when the first one is gone
+            time.sleep(0.05)  # the launcher ends all ranks when the first one exits
         os._exit(1)  # the main thread cannot be reached

@@ -235,7 +235,7 @@ def test_the_task_is_not_copied(tmp_path: Path) -> None:
 def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The user is told that values and checkpoints are the average's."""
     quiet(tmp_path, max_epochs=2, callbacks=EMA(0.99)).fit(Line(), loader(8), loader(4))
-    assert capsys.readouterr().out.count("EMA: validation, checkpoints and the end of the run have averaged weights") == 1
+    assert capsys.readouterr().out.count("EMA: validation, checkpoints and the end of the run use averaged weights") == 1
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.Capt
     [
         ({"decay": 1.5}, r"EMA\.decay is 1\.5; it must be a number from 0 to 1"),
         ({"decay": -0.1}, r"EMA\.decay is -0\.1"),
-        ({"decay": 1.0}, r"EMA\.decay is 1, which would keep the first weights for ever"),
+        ({"decay": 1.0}, r"EMA\.decay is 1, which would keep the first weights"),
         ({"update_every_n_steps": 0}, r"EMA\.update_every_n_steps is 0; it must be a whole number, 1 or more"),
         ({"decoy": 0.9}, r"EMA\.decoy is not a setting\. Did you mean 'decay'"),
     ],

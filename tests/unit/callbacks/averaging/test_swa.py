@@ -173,7 +173,7 @@ def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     quiet(tmp_path, max_epochs=9, max_steps=7, callbacks=StochasticWeightAveraging(0.05, 1)).fit(Line(), loader(23))
     out = capsys.readouterr().out
     assert "SWA from epoch 2: learning rate 0.1 -> 0.05 x 1 = 0.05 over 10 epochs (cos); the schedulers stop." in out
-    assert "SWA: the run ended before epoch 2 did: there is no average." in out
+    assert "SWA: the run ended before the end of epoch 2: there is no average." in out
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFi
         ({"swa_lrs": [0.1, 0.1]}, {}, r"swa_lrs has 2 rates, and the optimizers have 1 parameter groups"),
         ({"swa_lrs": 0.1, "swa_epoch_start": 1.5}, {}, r"swa_epoch_start is 1\.5; it must be a whole number"),
         ({"swa_lrs": 0.1, "swa_epoch_start": 4}, {}, r"swa_epoch_start is 4, and trainer\.max_epochs is 4: .* never begin"),
-        ({"swa_lrs": 0.1}, {"max_epochs": None, "max_steps": 5}, r"swa_epoch_start is 0\.8, a share of trainer\.max_epochs"),
+        ({"swa_lrs": 0.1}, {"max_epochs": None, "max_steps": 5}, r"swa_epoch_start is 0\.8, a fraction of trainer\.max_epochs"),
         ({"swa_lrs": 0.1, "annealing_strategy": "sin"}, {}, "annealing_strategy is 'sin'; it must be one of 'cos', 'linear'"),
         ({"swa_lrs": 0.1, "annealing_epochs": -1}, {}, "annealing_epochs is -1"),
     ],

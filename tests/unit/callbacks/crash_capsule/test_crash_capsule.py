@@ -125,7 +125,7 @@ def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
     assert capsules(tmp_path) == ["step=1-rank=0"]
     capsule = read(tmp_path / "capsules" / "step=1-rank=0")
     assert capsule.weights is None
-    assert capsule.about["why"] == "its update left weights that are not finite: the loss after it is inf"
+    assert capsule.about["why"] == "its update made weights non-finite: the loss after it is inf"
 
 
 def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsy
 
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils(other)]).fit(Line(), loader(24))
     assert capsules(tmp_path) == ["step=1-rank=7"]
-    assert "loss of rank 0 is inf at step 2, as weights are not finite" in capsys.readouterr().out
+    assert "loss of rank 0 is inf at step 2, because weights are not finite" in capsys.readouterr().out
 
 
 def test_a_full_disk_does_not_end_the_run(

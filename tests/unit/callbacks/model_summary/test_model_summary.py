@@ -85,7 +85,7 @@ def test_a_forward_that_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.Cap
     run(tmp_path, NoForward(), ModelSummary())
     out = capsys.readouterr().out
     assert rows(out)["model"] == ["Linear", "4", "4"]
-    assert "No shapes: NoForward.forward could not be run on Tensor [4, 3] (ValueError: only with targets)." in out
+    assert "No shapes: NoForward.forward failed on Tensor [4, 3] (ValueError: only with targets)." in out
 
 
 class Ends(Callback):

@@ -188,5 +188,5 @@ def test_of_weights_that_are_spoilt_no_sample_is_accused(tmp_path: Path, capsys:
     watch = SpikeDetection(exclude_batches_path=str(tmp_path / "bad.jsonl"))
     quiet(tmp_path, callbacks=[watch, Spoils()]).fit(Line(), loader(24))
     out = capsys.readouterr().out
-    assert out.count("The loss of rank 0 is nan at step 2, as weights are not finite.") == 1 and "Samples" not in out
+    assert out.count("The loss of rank 0 is nan at step 2, because weights are not finite.") == 1 and "Samples" not in out
     assert watch.spikes == [] and not list(tmp_path.glob("bad*"))

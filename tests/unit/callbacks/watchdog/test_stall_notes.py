@@ -32,7 +32,7 @@ def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
     """With its host, process and step, and what the others wait for."""
     text = stall(note(0, SUMS, 12, ("conv1.weight", "fc.bias")), note(1, "", 12))
     assert text is not None
-    assert text.startswith("rank 1 (node1, process 101) has not got on for 12 s at step 7, and waits for nobody.")
+    assert text.startswith("rank 1 (node1, process 101) has made no progress for 12 s at step 7, and waits for no rank.")
     assert "rank 0 (node0, process 100) waits, at step 7, for the sums of gradients: conv1.weight, fc.bias" in text
 
 
@@ -45,7 +45,7 @@ def test_a_rank_whose_note_does_not_change_is_frozen() -> None:
 def test_ranks_that_wait_for_each_other_are_told_so() -> None:
     """Calls that do not match are nobody's fault alone."""
     text = stall(note(0, SUMS, 12), note(1, "the barrier", 12))
-    assert text is not None and text.startswith("All ranks wait, and not for the same")
+    assert text is not None and text.startswith("All ranks wait, but for different collectives")
     assert "for the barrier" in text
 
 
