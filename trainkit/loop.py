@@ -152,7 +152,7 @@ def train_step(run: Run, step: Step) -> None:
         run.rates.after_step(state.global_step - state.skipped_steps)
     else:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
-    if is_logged and run.engine.is_main:
+    if is_logged and run.engine.ranks.is_main:
         run.hooks("on_metrics", run.log.step_values() | {"lr": run.rates.current()[0]}, state.global_step)
 
 
@@ -247,7 +247,7 @@ def _agree_on_weights(run: Run) -> None:
     """Tell all ranks, once a run, whether the task weighs its batches itself: one without a sample in a step cannot know."""
     with allowed_read():
         own = torch.tensor(float(run.task_weighs or False), device=run.engine.device)
-        anybody = bool(run.engine.all_reduce(own) > 0)
+        anybody = bool(run.engine.comm.all_reduce(own) > 0)
     if run.task_weighs is not None and run.task_weighs != anybody:
         raise TaskError(_some_weights(run.task))
     run.task_weighs, run.agreed = anybody, True
@@ -259,7 +259,7 @@ def _some_weights(task: Task) -> str:
 
 def _divide_by_task_weight(run: Run, step: Step) -> None:
     held = run.weight if run.weight is not None else torch.zeros((), dtype=torch.float64, device=run.engine.device)
-    total = run.engine.all_reduce(held)
+    total = run.engine.comm.all_reduce(held)
     correction = torch.where(total == 0, total, step.num_samples / total)  # where all is masked there is no gradient
     run.weight = None
     for parameter in with_gradients(run.optimizers):
@@ -277,7 +277,7 @@ def _finished(run: Run) -> bool:
 
 def _report_epoch(run: Run) -> None:
     # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
-    values = run.log.epoch_values(run.engine.all_gather_object, keep=not run.state.epoch_done)
+    values = run.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)
         run.hooks("on_metrics", values, run.state.global_step)

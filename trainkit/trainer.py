@@ -229,7 +229,7 @@ class Trainer(Running):
 
         def fit() -> None:
             with self.open(task, datamodule) as session:
-                if not session.engine.takes_part:
+                if not session.engine.ranks.takes_part:
                     return
                 session.build(train_dataloaders, val_dataloaders, ckpt_path, init_weights, strict)
                 self._fitted = session
@@ -248,7 +248,7 @@ class Trainer(Running):
         """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ("validation_step",))
         with self._start(task, "validate", datamodule) as session:
-            if not session.engine.takes_part:
+            if not session.engine.ranks.takes_part:
                 return {}
             return session.evaluate("validation", session.eval_feeds("val", dataloaders), ckpt_path)
 
@@ -258,7 +258,7 @@ class Trainer(Running):
         """Evaluate on the test data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ())
         with self._start(task, "test", datamodule) as session:
-            if not session.engine.takes_part:
+            if not session.engine.ranks.takes_part:
                 return {}
             return session.evaluate("test", session.eval_feeds("test", dataloaders), ckpt_path)
 
@@ -284,14 +284,14 @@ class Trainer(Running):
         """
         check_overrides(task, ())
         with self._start(task, "predict", datamodule) as session:
-            if not session.engine.takes_part:
+            if not session.engine.ranks.takes_part:
                 return None
             own = session.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
             return session.predict(session.eval_feeds("predict", dataloaders), ckpt_path, own, return_predictions)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`."""
-        if self.engine.takes_part:
+        if self.engine.ranks.takes_part:
             text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
             place, _, name = text.rpartition("/")
             self._trained.save_checkpoint(make_store(place), name, weights_only)

@@ -205,7 +205,7 @@ def test_more_ranks_than_samples_are_refused(tmp_path: Path) -> None:
     class Four(SingleEngine):
         def _start(self) -> None:
             super()._start()
-            self.world_size = 4
+            self.ranks.world_size = 4
 
     with pytest.raises(DataError, match=r"The training data has 3 samples for 4 ranks"):
         quiet(tmp_path, engine=Four("cpu")).fit(Line(), loader(3))

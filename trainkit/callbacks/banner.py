@@ -28,13 +28,13 @@ class Banner(Callback):
         if session.goes_on_from_memory:
             console.print(_going_on(trainer), soft_wrap=True)
             return
-        ranks = plural(engine.world_size, "rank")
-        told = "".join(f", {option} {value}" for option, value in engine.told.items())
+        ranks = plural(engine.ranks.world_size, "rank")
+        told = "".join(f", {option} {value}" for option, value in engine.shown_options.items())
         rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{told}")]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
-        if isinstance(session.run.feed, StreamFeed) and engine.world_size > 1:
+        if isinstance(session.run.feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", "an iterable: each rank reads its own and trainkit does not shard it"))
         rows.append(("optimizer", ", ".join(map(_kind, session.run.optimizers))))
         rows += trainer.contract.describe(session.user_lrs)

@@ -207,7 +207,7 @@ class ModelCheckpoint(Callback):
         # Decided before writing, so that the checkpoint itself remembers it.
         dropped = dict.fromkeys([*self._kept.add(name, score), *[last] * again, *self._unkept])
         self._dropping = [known for known in dropped if known and known != name]
-        if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
+        if not self.save_last and not always and not trainer.engine.comm.broadcast_object(name in self._kept.scores):
             return  # others are better
         self._unkept = [] if name in self._kept.scores else [name]
         self._pending, begun = name, self._round

@@ -56,13 +56,13 @@ class DivergenceGuard(Callback):
 
     def _compare(self, trainer: Trainer, task: Task) -> None:
         engine = trainer.engine
-        if engine.world_size == 1:
+        if engine.ranks.world_size == 1:
             return
         tensors = dict(_tensors(task, trainer.session.run.optimizers))
         for callback in trainer.callbacks:
             tensors |= callback.shared_tensors()
         hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
-        ranks = engine.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
+        ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
         told = [told for name in names if (told := _difference(name, [rank.get(name) for rank in ranks]))]
         if not told:
@@ -82,10 +82,10 @@ class DivergenceGuard(Callback):
 
 def _send(engine: Engine, tensor: Tensor) -> None:
     if not tensor.is_sparse:
-        engine.broadcast_tensors([tensor])
+        engine.comm.broadcast_tensors([tensor])
         return
     dense = tensor.to_dense()
-    engine.broadcast_tensors([dense])
+    engine.comm.broadcast_tensors([dense])
     tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
 
 

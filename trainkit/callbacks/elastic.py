@@ -67,7 +67,7 @@ class Elastic(Callback):
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Commit: also a rank that has just come can go on from here."""
-        trainer.engine.whereabouts.step = trainer.global_step
+        trainer.engine.heartbeat.step = trainer.global_step
         if not self._is_held and trainer.session.is_elastic:
             self._held.enter_context(self.signals)
             self._is_held = True
@@ -76,7 +76,7 @@ class Elastic(Callback):
 
     def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
         """Commit where a step's number says so; the launcher hears how far this rank is."""
-        here = trainer.engine.whereabouts
+        here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
         if trainer.session.is_elastic and trainer.global_step % self.commit_every_n_steps == 0:

@@ -114,7 +114,7 @@ class Stragglers(Callback):
             self._before = times
 
     def _compare(self, trainer: Trainer, times: Times) -> None:
-        ranks = trainer.engine.all_gather_object((socket.gethostname(), times.per_step()))
+        ranks = trainer.engine.comm.all_gather_object((socket.gethostname(), times.per_step()))
         self.found = find_stragglers(ranks, self.factor)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._told:

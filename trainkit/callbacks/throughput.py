@@ -150,9 +150,9 @@ class ThroughputMonitor(Callback):
     def _mark(self, trainer: Trainer) -> _Mark:
         engine, samples, items = trainer.engine, trainer.state.samples_seen, 0
         if self.batch_size_fn is not None:
-            samples = engine.sum_number(self._samples)
+            samples = engine.comm.sum_number(self._samples)
         if self.length_fn is not None:
-            items = engine.sum_number(self._items)
+            items = engine.comm.sum_number(self._items)
         times = trainer.step_clock.read()  # waits for the device, so that the moment is that of the samples
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 

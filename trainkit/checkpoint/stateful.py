@@ -147,12 +147,12 @@ def restore(run: Run, callbacks: Sequence[Callback], saved: Mapping[str, Any]) -
     run.metrics.update(saved["values"]["metrics"])
     run.metrics_at.update(saved["values"]["at"])
     engine, ranks = run.engine, saved["metrics"]
-    run.log.load_state_dict([part["log"] for part in ranks], engine.rank, engine.world_size, engine.device)
+    run.log.load_state_dict([part["log"] for part in ranks], engine.ranks.rank, engine.ranks.world_size, engine.device)
     objects = [part["objects"] for part in ranks]
-    lost = metric_objects.restore(run.task, run.log.objects, objects, engine.rank, engine.world_size)
+    lost = metric_objects.restore(run.task, run.log.objects, objects, engine.ranks.rank, engine.ranks.world_size)
     states = saved["random"]
-    if len(states) == engine.world_size:  # at another number of ranks there is nothing to give each
-        set_random_state(states[engine.rank])
+    if len(states) == engine.ranks.world_size:  # at another number of ranks there is nothing to give each
+        set_random_state(states[engine.ranks.rank])
     return [*_left(kept), *(f"the metric '{name}' (make it an attribute of the Task, and it is kept)" for name in lost)]
 
 

@@ -79,7 +79,7 @@ class Logger(Callback):
         if not self.takes_part(trainer):
             return
         self.require()
-        here, session = trainer.engine.whereabouts, trainer.session
+        here, session = trainer.engine.heartbeat, trainer.session
 
         def get_on() -> None:
             here.progress += 1

@@ -52,7 +52,7 @@ class PrometheusLogger(Logger):
 
     def takes_part(self, trainer: Trainer) -> bool:
         """See Logger: GPUs and memory are those of a host."""
-        return trainer.engine.local_rank == 0
+        return trainer.engine.ranks.local_rank == 0
 
     def require(self) -> None:
         """See Logger."""
@@ -153,7 +153,7 @@ def _note_start(run: RunFacts) -> int:
 
 def _gpus_of(trainer: Trainer) -> range:
     """Return the numbers of the GPUs that this host's ranks compute on."""
-    return range(min(trainer.engine.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
+    return range(min(trainer.engine.ranks.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
 
 
 class _Collector:

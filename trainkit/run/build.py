@@ -62,7 +62,7 @@ class FitSession(ElasticSession):
             )
         source = read_source(data, "train_dataloaders", training=True)
         batch_size = assembly.batch_size_of(data, source, engine)
-        if engine.is_main and not self.writer.is_busy:  # a draft may be an earlier session's of this process
+        if engine.ranks.is_main and not self.writer.is_busy:  # a draft may be an earlier session's of this process
             for store in self.stores:
                 self.try_files(store.tidy, f"{store.place} could not be tidied")
         assembly.place(task, engine, self.precision, self.channels_last)  # before weights are loaded: loading casts
@@ -74,11 +74,11 @@ class FitSession(ElasticSession):
         feed = assembly.train_feed(
             data, source, changes, settings.train_limit, settings.seed, engine, self._move, settings.pad, declared
         )
-        if isinstance(feed, StreamFeed) and declared != engine.world_size:
+        if isinstance(feed, StreamFeed) and declared != engine.ranks.world_size:
             self.tell(
                 "The training data is a stream, of which each rank reads its own: for the "
                 f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
-                f"{engine.world_size}, and of this epoch samples may be left out or come again."
+                f"{engine.ranks.world_size}, and of this epoch samples may be left out or come again."
             )
         self._feed = feed
         self._feeds.append(feed)
@@ -132,12 +132,12 @@ class FitSession(ElasticSession):
             halving=Halving(engine, self.tell) if settings.halve_batch_on_oom else None,
         )
         self.prog_bar_names = self.run.log.prog_bar
-        seed_everything(mix(settings.seed, engine.rank))
+        seed_everything(mix(settings.seed, engine.ranks.rank))
         if saved is not None:
             self._put_back(saved)
         else:
-            engine.run_on_main(self._refuse_foreign)
-            if engine.is_main:
+            engine.comm.run_on_main(self._refuse_foreign)
+            if engine.ranks.is_main:
                 set_aside(self.run_dir)
             if init_weights is not None:
                 self._begin_with(init_weights, strict)
@@ -160,22 +160,22 @@ class FitSession(ElasticSession):
             with local_copy(weights) as path:
                 return load_into(self.task, read_weights(path), weights, strict)
 
-        left = self.engine.run_on_main(read)
+        left = self.engine.comm.run_on_main(read)
         self.tell(f"Weights from {weights}" + (", without what does not fit:\n  " + "\n  ".join(left) if left else "") + ".")
 
     def _synchronise_norms(self, feed: Feed) -> None:
-        if self.settings.halve_batch_on_oom and self.engine.world_size > 1:
+        if self.settings.halve_batch_on_oom and self.engine.ranks.world_size > 1:
             raise ConfigError(
                 "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
                 "pieces than others would wait for them in batch norm. Leave one of the two out."
             )
-        if self.engine.is_elastic and not self.engine.most_ranks:
+        if self.engine.ranks.is_elastic and not self.engine.ranks.max_world_size:
             raise ConfigError(
                 "trainer.sync_batchnorm is true in an elastic job without --max-np: a rank more than an epoch's last step has "
                 "samples would end it. Say to how many ranks it may grow: --max-np N."
             )
-        now, most = self.engine.world_size, self.engine.most_ranks
-        for ranks in range(2 if self.engine.is_elastic else now, most + 1) if most > 1 else ():
+        now, most = self.engine.ranks.world_size, self.engine.ranks.max_world_size
+        for ranks in range(2 if self.engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
             for epoch in (0, *(first for first, _ in self.contract.later)):
                 try:
                     plan = feed.plan_of(epoch) if isinstance(feed, MapFeed) else None
@@ -224,7 +224,7 @@ class FitSession(ElasticSession):
         return self._make_feeds(self._val_data, "val_dataloaders", self.settings.val_limit if limit is None else limit)
 
     def _validate(self, feeds: Sequence[Feed]) -> Mapping[str, float]:
-        self.engine.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
+        self.engine.comm.broadcast_tensors(self.task.buffers())  # rank 0's statistics are what is evaluated and saved
         self._part_before = stateful.own_part(self.run)  # a signal within it ends the run as of here
         self.pulse.quicken()
         self._count_batches(feeds)

@@ -64,7 +64,7 @@ class Pulse:
 
     def look(self) -> float:
         """Bring `now` up to date and return it: a message of its own, for a moment that counts. Call it on all ranks."""
-        self.now = float(self._engine.broadcast_object(time.monotonic() - self._started))
+        self.now = float(self._engine.comm.broadcast_object(time.monotonic() - self._started))
         return self.now
 
     def beat(self) -> bool:
@@ -77,12 +77,16 @@ class Pulse:
         if self._rounds < self._every:
             return False
         self._told = self._signals.received is not None
-        if self._engine.world_size == 1:
+        if self._engine.ranks.world_size == 1:
             self.now = time.monotonic() - self._started
-            self.signalled, self.is_among_them, self.ranks_change = int(self._told), self._told, self._engine.ranks_change
+            self.signalled, self.is_among_them, self.ranks_change = (
+                int(self._told),
+                self._told,
+                self._engine.ranks.change_requested,
+            )
             self.wished = self.wished or self.wish()
             return self._has_come
-        self._wait = self._engine.start_sum(self._told + (self._say() if self._engine.is_main else 0))
+        self._wait = self._engine.comm.start_sum(self._told + (self._say() if self._engine.ranks.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:
             return False
@@ -99,7 +103,7 @@ class Pulse:
         a_round = max(1e-6, (now - self._last) / self._rounds)
         self._last = now
         rounds = max(1, min(int(BEAT_S / a_round), 2 * self._every, _MOST_ROUNDS))
-        asks = (int(self._engine.ranks_change) << _CHANGE_AT) + (int(self.wish()) << _WISH_AT)
+        asks = (int(self._engine.ranks.change_requested) << _CHANGE_AT) + (int(self.wish()) << _WISH_AT)
         return (rounds << _ROUNDS_AT) + asks + (int((now - self._started) * 100) << _TIME_AT)
 
     def _read(self, total: int) -> None:

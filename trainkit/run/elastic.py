@@ -21,14 +21,16 @@ from typing import Any
 
 from trainkit.callbacks.elastic import Elastic
 from trainkit.checkpoint import stateful
-from trainkit.engine.base import PeerError, RanksChanged
+from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
+from trainkit.engine.ranks import RanksChanged
+from trainkit.engine.states import whole_state
 from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
 from trainkit.optim.batch_plan import Contract
 from trainkit.run.coordinator import Pulse
 from trainkit.run.lock import RunLock
 from trainkit.run.resume import MEMORY
-from trainkit.run.saving import SavingSession, tensors_of
+from trainkit.run.saving import SavingSession
 
 _LOCK_PATIENCE_S = 60.0  # a rank 0 that was dismissed may still write its last checkpoint
 _FRUITLESS = 5  # recoveries without a step in between, after which an error is an error
@@ -42,14 +44,14 @@ class ElasticSession(SavingSession):
         super().__init__(*args)
         self.elastic: Elastic | None = next((c for c in self.trainer.callbacks if isinstance(c, Elastic)), None)
         self._was_signalled, self.is_set_up = False, False
-        self._gathering = Gathering(self.engine)
-        if self.engine.is_elastic and self.elastic is None:
+        self._gathering = Gathering(self.engine.comm)
+        if self.engine.ranks.is_elastic and self.elastic is None:
             raise ConfigError(
                 "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot go on when "
                 "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
             )
         if self.elastic is not None:
-            self.engine.kept_step = self.elastic.memory.step
+            self.engine.ranks.committed_step = self.elastic.memory.step
             self._folder_wish = self.elastic.run_dir or self._folder_wish
             self.signals = self.elastic.signals
             self.pulse = Pulse(self.engine, self.signals)
@@ -60,7 +62,7 @@ class ElasticSession(SavingSession):
     @property
     def is_elastic(self) -> bool:
         """Whether this fit goes on when its ranks change."""
-        return self.elastic is not None and self.engine.is_elastic
+        return self.elastic is not None and self.engine.ranks.is_elastic
 
     @property
     def _goes_on_here(self) -> bool:
@@ -83,7 +85,7 @@ class ElasticSession(SavingSession):
             self.elastic.has_begun, self.elastic.has_data = True, self._has_data
 
     def _set_up(self) -> None:
-        if not self.engine.is_main:
+        if not self.engine.ranks.is_main:
             self.writer.wait()  # of a rank 0 that is none any more: the files are another's from here on
         super()._set_up()
         self.is_set_up = True
@@ -92,7 +94,7 @@ class ElasticSession(SavingSession):
 
     def _claim(self) -> None:
         lock = self._stack.enter_context(RunLock())
-        self.engine.run_on_main(lambda: lock.take(self.run_dir, _LOCK_PATIENCE_S * self._goes_on_here))
+        self.engine.comm.run_on_main(lambda: lock.take(self.run_dir, _LOCK_PATIENCE_S * self._goes_on_here))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stays = self.is_elastic and isinstance(error, (PeerError, RanksChanged))
@@ -118,8 +120,8 @@ class ElasticSession(SavingSession):
         assert self.elastic is not None
         with self._to_be_saved() as extra:
             others = stateful.of_callbacks(self.trainer.callbacks, extra)
-            wait = self._gathering.start(stateful.packed_part(self._own_part(), others if self.engine.is_main else None))
-            training, weights = self._beside_weights(others, []), tensors_of(self.task)
+            wait = self._gathering.start(stateful.packed_part(self._own_part(), others if self.engine.ranks.is_main else None))
+            training, weights = self._beside_weights(others, []), whole_state(self.task)
             ranks = wait()  # first: where a rank is lost, the last commit is still there
             self.elastic.memory.keep(self.state.global_step, weights, training, ranks)
 
@@ -137,7 +139,7 @@ class ElasticSession(SavingSession):
             if self.elastic.memory.step >= 0:
                 return MEMORY, self.elastic.memory.load_into(self.task)
             # Nobody has anything in memory. Where rank 0 has come late, all others were lost; else the job begins.
-            found = super()._read_training("auto") if self.engine.comes_late else None
+            found = super()._read_training("auto") if self.engine.ranks.joins_late else None
             if found is not None or ckpt_path is None:
                 return found
         return super()._read_training(ckpt_path)
@@ -145,7 +147,7 @@ class ElasticSession(SavingSession):
     def _declared_ranks(self, saved: dict[str, Any] | None) -> int:
         """Return the number of ranks that the settings of batch and learning rate are meant for."""
         if self.elastic is None or saved is None:
-            return self.engine.first_ranks if self.is_elastic else self.engine.world_size
+            return self.engine.ranks.first_world_size if self.is_elastic else self.engine.ranks.world_size
         return Contract(**saved["contract"]).world_size
 
     # -- other ranks ------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class ElasticSession(SavingSession):
         """
         if not self.pulse.beat():
             return
-        if not self.is_elastic or self.pulse.signalled == self.engine.world_size:
+        if not self.is_elastic or self.pulse.signalled == self.engine.ranks.world_size:
             self._end_with_checkpoint()
         if self.pulse.signalled and not self._was_signalled:
             self._was_signalled = True  # the others may be about to get the same signal
@@ -200,7 +202,7 @@ def keep_going(elastic: Elastic | None, fit: Callable[[], None], session: Callab
                         f"step {last}. The last time: {change}"
                     ) from change
             last = elastic.memory.step
-            session().engine.leave()
+            session().engine.ranks.leave()
             session().let_go()
     except BaseException as error:
         if before is not None and (session() is before or not session().is_set_up):

@@ -81,7 +81,7 @@ def _evaluate(
                 hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 batch_idx += 1
         task._log_to(None)
-        metrics |= table.epoch_values(engine.all_gather_object)
+        metrics |= table.epoch_values(engine.comm.all_gather_object)
         prog_bar |= table.prog_bar
     return metrics, prog_bar
 

@@ -50,11 +50,11 @@ class Halving:
         while True:
             failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
             self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
-            if self._engine.sum_number(failure is not None) == 0:
+            if self._engine.comm.sum_number(failure is not None) == 0:
                 return
             undo()
             largest = max((microbatch.num_samples for microbatch in held), default=0)
-            sizes = self._engine.all_gather_object((largest, failure))
+            sizes = self._engine.comm.all_gather_object((largest, failure))
             if self.pieces >= max(size for size, _ in sizes):
                 raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
             self.pieces *= 2

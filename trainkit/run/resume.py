@@ -48,7 +48,7 @@ class ResumingSession(Session):
             settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
             return path, training | {"optimizers": settings}
 
-        found = self.engine.run_on_main(read)
+        found = self.engine.comm.run_on_main(read)
         if found is None:
             return None
         self.resumed_from, saved = found
@@ -81,15 +81,15 @@ class ResumingSession(Session):
         left = stateful.restore(self.run, self.trainer.callbacks, saved)
         if left:
             self.tell(f"The checkpoint keeps what this run does not have: {', '.join(left)}. It goes on without.")
-        if len(saved["random"]) != self.engine.world_size:  # others than those of the beginning, whose dropout was used
-            seed_everything(mix(self.settings.seed, self.engine.rank, self.state.global_step))
+        if len(saved["random"]) != self.engine.ranks.world_size:  # others than those of the beginning, whose dropout was used
+            seed_everything(mix(self.settings.seed, self.engine.ranks.rank, self.state.global_step))
         self.num_validations = saved["validations"]
         for keeper in [] if self.goes_on_from_memory else keepers(self.trainer.callbacks):
             if not self.resumed_from.startswith(f"{keeper.store.place}/"):
                 keeper.renew()  # another run's: nothing of this step lies here yet
-        if (before := len(saved["random"])) != self.engine.world_size and not self.goes_on_from_memory:
+        if (before := len(saved["random"])) != self.engine.ranks.world_size and not self.goes_on_from_memory:
             self.tell(
-                f"The checkpoint is of {plural(before, 'rank')}, this run has {self.engine.world_size}: random "
+                f"The checkpoint is of {plural(before, 'rank')}, this run has {self.engine.ranks.world_size}: random "
                 "numbers begin anew, all else goes on."
             )
         self._compare_contracts(Contract(**saved["contract"]))

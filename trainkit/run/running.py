@@ -46,7 +46,7 @@ class Running:
     @property
     def run_dir(self) -> Path:
         """The run's folder, the same on all ranks."""
-        if not self.engine.takes_part:
+        if not self.engine.ranks.takes_part:
             raise ConfigError("trainer.run_dir: this rank is none of engine.process_set, and has no part in the run's files.")
         return self._running.run_dir
 
@@ -93,17 +93,17 @@ class Running:
     @property
     def is_global_zero(self) -> bool:
         """Whether this is rank 0."""
-        return self.engine.is_main
+        return self.engine.ranks.is_main
 
     @property
     def global_rank(self) -> int:
         """This rank."""
-        return self.engine.rank
+        return self.engine.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.engine.world_size
+        return self.engine.ranks.world_size
 
     @property
     def estimated_stepping_batches(self) -> int:

@@ -22,8 +22,9 @@ from trainkit.checkpoint import stateful
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
-from trainkit.engine.base import PeerError
-from trainkit.errors import Preempted, TaskError, TrainkitError
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.states import whole_state
+from trainkit.errors import Preempted, TrainkitError
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.log import MetricLog
 from trainkit.run.coordinator import Pulse
@@ -77,7 +78,7 @@ class SavingSession(ResumingSession):
             self.signals.raise_again()
 
     def _get_on(self) -> None:
-        self.engine.whereabouts.progress += 1
+        self.engine.heartbeat.progress += 1
 
     def finish_writing(self) -> None:
         """Wait for the last checkpoint, and say once more what the disk did not take."""
@@ -107,16 +108,16 @@ class SavingSession(ResumingSession):
             settle: is called on rank 0, in the writing thread, with whether it was written.
         """
         if not self.saves_alone:
-            self.engine.broadcast_tensors(self.task.buffers())
+            self.engine.comm.broadcast_tensors(self.task.buffers())
         with self._to_be_saved() as extra:
             training = None
             if not weights_only:
                 part = self._own_part()
-                ranks = [part] if self.saves_alone else self.engine.all_gather_object(part)
+                ranks = [part] if self.saves_alone else self.engine.comm.all_gather_object(part)
                 training = self._beside_weights(stateful.of_callbacks(self.trainer.callbacks, extra), ranks)
-            if self.engine.is_main:
-                snapshot = self.writer.snapshot(tensors_of(self.task), training, self._about())
-        if self.engine.is_main:
+            if self.engine.ranks.is_main:
+                snapshot = self.writer.snapshot(whole_state(self.task), training, self._about())
+        if self.engine.ranks.is_main:
             self.writer.start(lambda: settle(self._write(store, name, snapshot)))
 
     @contextlib.contextmanager
@@ -165,10 +166,10 @@ class SavingSession(ResumingSession):
             self._end_with_checkpoint()
 
     def _end_with_checkpoint(self) -> NoReturn:
-        came: list[str | None] = self.engine.all_gather_object(self.signals.received)
+        came: list[str | None] = self.engine.comm.all_gather_object(self.signals.received)
         full = [keeper for keeper in keepers(self.trainer.callbacks) if not keeper.save_weights_only]
         written = any(self._written_by(keeper) for keeper in full)
-        self.engine.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
+        self.engine.comm.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
         who = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(came) if name)
         how = f"to go on: ckpt_path=last run_dir={self.run_dir}"
         if not written:
@@ -179,11 +180,11 @@ class SavingSession(ResumingSession):
 
     def _written_by(self, keeper: ModelCheckpoint) -> bool:
         """Let a ModelCheckpoint save this step, unless it has; return whether it is on disk. Call it on all ranks."""
-        if self.engine.broadcast_object(keeper.failed):
+        if self.engine.comm.broadcast_object(keeper.failed):
             keeper.renew()
         keeper.save(self.trainer, always=True)
         self.writer.wait()
-        return not self.engine.broadcast_object(keeper.failed)
+        return not self.engine.comm.broadcast_object(keeper.failed)
 
     def remember_step(self) -> None:
         """Note where this rank stands before a step, for `rescue`."""
@@ -194,7 +195,7 @@ class SavingSession(ResumingSession):
 
     def rescue(self, save: Callable[[], None]) -> None:
         """Let rank 0 save what there was before the step that failed; the other ranks may be anywhere."""
-        if not self.engine.is_main or not hasattr(self, "run") or self.state.global_step == 0:
+        if not self.engine.ranks.is_main or not hasattr(self, "run") or self.state.global_step == 0:
             return
         begun = self._begun
         if self.run.half_updated:
@@ -221,18 +222,3 @@ class SavingSession(ResumingSession):
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, (OSError, TrainkitError)) else f"{type(error).__name__}: {error}"
-
-
-def tensors_of(task: Any) -> dict[str, Any]:
-    """Return a Task's weights and buffers by name.
-
-    Raises:
-        TaskError: its state_dict holds something else.
-    """
-    state: dict[str, Any] = task.state_dict()
-    if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
-        raise TaskError(
-            f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {type(state[strange[0]]).__name__}; weights are tensors. "
-            "Keep other things in on_save_checkpoint."
-        )
-    return state

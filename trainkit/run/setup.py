@@ -85,7 +85,7 @@ class Session:
         self._begin_stage()
         self.engine.__enter__()
         try:
-            if self.engine.takes_part:
+            if self.engine.ranks.takes_part:
                 self._set_up()
         except BaseException:
             self._stack.close()
@@ -97,7 +97,7 @@ class Session:
         self._stack.enter_context(torch_switches(settings.deterministic, settings.benchmark, settings.detect_anomaly))
         if self.engine.device.type == "cpu":
             self._stack.enter_context(memory_kept())
-        self.run_dir = self.engine.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
+        self.run_dir = self.engine.comm.run_on_main(lambda: make_run_dir(self._folder_wish, type(self.task).__name__))
         self._claim()
         self.task._trainer = self.trainer
         self.hooks = Hooks(self.trainer, self.task, self.trainer.callbacks)
@@ -116,8 +116,8 @@ class Session:
         self._move = assembly.mover(self.engine, self.precision, self.channels_last)
 
     def _begin_stage(self) -> None:
-        self.engine.begin(self.stage)
-        if self.engine.comes_late:
+        self.engine.ranks.begin(self.stage)
+        if self.engine.ranks.joins_late:
             self._prepare_before_others_wait()
 
     def _prepare_before_others_wait(self) -> None:
@@ -147,7 +147,7 @@ class Session:
         if self._is_orderly(error):
             kind = error = trace = None
         try:
-            if self.engine.takes_part:
+            if self.engine.ranks.takes_part:
                 self._tear_down(error)
         finally:
             for feed in self._feeds:
@@ -179,7 +179,7 @@ class Session:
 
     def tell(self, text: str) -> None:
         """Say something on rank 0."""
-        if self.engine.is_main:
+        if self.engine.ranks.is_main:
             print(text, flush=True)
 
     # -- validate, test, predict --------------------------------------------------------------------------------------
@@ -221,24 +221,24 @@ class Session:
         self._load(ckpt_path)
         self._count_batches(feeds)
         if write_to is not None:
-            self.engine.run_on_main(lambda: clear_predictions(write_to))
+            self.engine.comm.run_on_main(lambda: clear_predictions(write_to))
         own: list[tuple[int, Any]] = []
         for i, (places, outputs) in enumerate(evaluation.predict(self.task, feeds[0], self.precision, self.hooks)):
             place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
             if write_to is not None:
-                write_prediction(write_to, place, self.engine.rank, on_cpu)
+                write_prediction(write_to, place, self.engine.ranks.rank, on_cpu)
             if keep:
                 own.append((place, on_cpu))
         if not keep:
-            self.engine.barrier()  # all files are there
+            self.engine.comm.barrier()  # all files are there
             return None
-        everyone = [pair for rank in self.engine.all_gather_object(own) for pair in rank]
+        everyone = [pair for rank in self.engine.comm.all_gather_object(own) for pair in rank]
         return [outputs for _, outputs in sorted(everyone, key=lambda pair: pair[0])]
 
     def _load(self, ckpt_path: str | None) -> None:
         assembly.place(self.task, self.engine, self.precision, self.channels_last)  # first: loading casts
         if ckpt_path is not None:
-            self.resumed_from = self.engine.run_on_main(lambda: self._read(ckpt_path))
+            self.resumed_from = self.engine.comm.run_on_main(lambda: self._read(ckpt_path))
         self.engine.prepare(self.task, [])
 
     def _read(self, ckpt_path: str) -> str:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tests.helpers.elastic_threads import CrewEngine, Job, Killed
+from tests.helpers.elastic_threads import CrewEngine, CrewRanks, Job, Killed
+from tests.helpers.threads import ThreadCollectives
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
@@ -191,7 +192,7 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
     class Sender(Callback):
         def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
             if trainer.global_step == 3:
-                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+                trainer.engine.comm.world.break_off()  # type: ignore[attr-defined]
 
     with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
         run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
@@ -229,10 +230,10 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the third rank comes: --max-np is known."""
-    monkeypatch.setattr(CrewEngine, "most_ranks", 3)
+    monkeypatch.setattr(CrewRanks, "max_world_size", 3)
     with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
         run(tmp_path, "ab", sync_batchnorm=True)
-    monkeypatch.setattr(CrewEngine, "most_ranks", 0)
+    monkeypatch.setattr(CrewRanks, "max_world_size", 0)
     with pytest.raises(ConfigError, match="without --max-np"):
         run(tmp_path, "ab", sync_batchnorm=True)
 
@@ -316,7 +317,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
 
         def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
             if trainer.global_step == 3 and (fails or len(trainer.engine.job.sizes) < 3):  # type: ignore[attr-defined]
-                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+                trainer.engine.comm.world.break_off()  # type: ignore[attr-defined]
 
     def make() -> Ends:
         tasks.append(Ends())
@@ -362,7 +363,7 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
                 call_for("c")(engine.job)
 
     def work(engine: CrewEngine) -> None:
-        engine.comes_late = engine.worker == "c"
+        engine.ranks.joins_late = engine.worker == "c"
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
         trainer = Trainer(engine=engine, max_epochs=2, run_dir=str(tmp_path), callbacks=[Grow(), Elastic()], **options)
@@ -461,17 +462,19 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)  # each round is a beat, and is read in the next
     under_way: dict[str, int] = {}
 
-    def start_sum(engine: CrewEngine, number: int) -> Callable[[], int]:
-        under_way[engine.worker] = under_way.get(engine.worker, 0) + 1
+    def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
+        assert isinstance(comm.ranks, CrewRanks)
+        worker = comm.ranks.worker
+        under_way[worker] = under_way.get(worker, 0) + 1
 
         def wait() -> int:
-            total = engine.sum_number(number)
-            under_way[engine.worker] -= 1
+            total = comm.sum_number(number)
+            under_way[worker] -= 1
             return total
 
         return wait
 
-    monkeypatch.setattr(CrewEngine, "start_sum", start_sum, raising=False)
+    monkeypatch.setattr(ThreadCollectives, "start_sum", start_sum)
     kept: list[Opened] = []
 
     def make_callbacks() -> list[Callback]:

@@ -75,7 +75,7 @@ class WeightAveraging(Callback):
         """Put the average into the model, where there is one. A collective: buffers are rank 0's, as they are without us."""
         if self._average is not None and not self._average.shown:
             if trainer.state.stage != "fit" or not trainer.session.saves_alone:  # after an error nobody else comes here
-                trainer.engine.broadcast_tensors(self._average.buffers())
+                trainer.engine.comm.broadcast_tensors(self._average.buffers())
             self._average.show()
 
     def _hide(self) -> None:

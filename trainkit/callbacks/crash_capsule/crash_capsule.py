@@ -109,7 +109,7 @@ class CrashCapsule(Callback):
         self._ring.clear()
         if isinstance(exception, DivergenceError) and trainer.world_size > 1:  # it is raised on all ranks at one step
             with contextlib.suppress(EngineError):
-                trainer.engine.barrier()  # the launcher ends all when the first rank ends: it may not be while another writes
+                trainer.engine.comm.barrier()  # the launcher ends all ranks with the first: no rank may still be writing
 
     def _keep_failed(self, trainer: Trainer, exception: Exception) -> None:
         record = self._ring[-1] if self._ring else None

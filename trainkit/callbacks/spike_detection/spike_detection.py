@@ -103,8 +103,8 @@ class SpikeDetection(Callback):
         """Stop where it was asked for; all ranks say then whether they have seen one."""
         if self.stop and trainer.global_step % trainer.settings.limits.log_every_n_steps == 0:
             self._look(trainer, self._losses(trainer).ready())
-            if trainer.engine.sum_number(int(bool(self._why_stop))):
-                told = [text for text in trainer.engine.all_gather_object(self._why_stop) if text]
+            if trainer.engine.comm.sum_number(int(bool(self._why_stop))):
+                told = [text for text in trainer.engine.comm.all_gather_object(self._why_stop) if text]
                 trainer.request_stop("; ".join(told[:4]))
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:

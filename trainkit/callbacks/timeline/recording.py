@@ -48,7 +48,7 @@ class Recording:
             trainer.session.tell("Timeline: it lacks what torch's profiler sees, which runs already and cannot run twice.")
         elif torch_profiler:
             self._profiler = _profiler(self._on_gpu)
-        lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
+        lacks = trainer.engine.heartbeat.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
             trainer.session.tell(f"Timeline: it lacks {lacks}.")
         self._piece: Piece | None = None
@@ -90,10 +90,10 @@ class Recording:
         if self._has_sums:  # of several optimizers the first has told
             return
         self._has_sums = True
-        summed = self._engine.take_summed() or list(self._ready.values())
+        summed = self._engine.heartbeat.take_summed() or list(self._ready.values())
         if summed and not self._hooks:
             self._marks.append(("communication", max(s.done_ns for s in summed)))
-        self.mark("optimizer" if summed or self._engine.world_size == 1 else "communication")
+        self.mark("optimizer" if summed or self._engine.ranks.world_size == 1 else "communication")
         self.updated = False
         events: list[Event] = []
         for i, one in enumerate(summed):
@@ -130,17 +130,17 @@ class Recording:
     def finish(self) -> bool:
         """End the recording on all ranks; return whether this one has written all of its own."""
         self._meet()
-        self._engine.stop_timeline()
+        self._engine.heartbeat.stop_timeline()
         self._stop_profiler(keep=True)
         self._write(self._by_device())
         is_written = self._piece is not None
         self._try(self._close)
-        self._engine.barrier()  # all files are there
+        self._engine.comm.barrier()  # all files are there
         return is_written
 
     def abandon(self) -> None:
         """End it on this rank alone: others may be gone."""
-        self._engine.stop_timeline()
+        self._engine.heartbeat.stop_timeline()
         self._stop_profiler(keep=False)
         self._try(self._close)
 
@@ -164,9 +164,9 @@ class Recording:
     def _meet(self) -> None:
         """Let all ranks meet, so that their clocks can be compared."""
         times = []
-        for _ in range(_MEETINGS if self._engine.world_size > 1 else 0):
+        for _ in range(_MEETINGS if self._engine.ranks.world_size > 1 else 0):
             came = time.perf_counter_ns()
-            self._engine.barrier()
+            self._engine.comm.barrier()
             times.append((came, time.perf_counter_ns()))
         self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
 
@@ -202,8 +202,8 @@ class Recording:
 def _about(trainer: Trainer) -> About:
     engine, contract, feed = trainer.engine, trainer.contract, trainer.session.run.feed
     return About(
-        rank=engine.rank,
-        world_size=engine.world_size,
+        rank=engine.ranks.rank,
+        world_size=engine.ranks.world_size,
         host=platform.node(),
         boot=_boot(),
         monotonic_ns=time.perf_counter_ns(),
@@ -213,7 +213,7 @@ def _about(trainer: Trainer) -> About:
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
         workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
-        **engine.sum_settings,
+        **engine.heartbeat.sum_settings,
     )
 
 

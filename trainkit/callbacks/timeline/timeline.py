@@ -108,7 +108,7 @@ class Timeline(Callback):
         elif pulse.wished:
             pulse.wished = False
             if self._recording is None:
-                self._begin(trainer, trainer.engine.run_on_main(self._take_request))
+                self._begin(trainer, trainer.engine.comm.run_on_main(self._take_request))
         if self._recording is not None:
             self._recording.begin_step()
 
@@ -124,7 +124,7 @@ class Timeline(Callback):
         first = trainer.global_step
         total = trainer.session.total_steps
         self._until = first + steps if total is None else max(first + 1, min(first + steps, total))
-        folder = trainer.engine.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
+        folder = trainer.engine.comm.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
         self.folders.append(folder)
         trainer.session.tell(f"Timeline: recording steps {first} to {self._until - 1}")
         self._recording = Recording(trainer, folder, self._takes_torch)

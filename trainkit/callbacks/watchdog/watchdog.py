@@ -51,7 +51,7 @@ class Watchdog(Callback):
         self._engine = trainer.engine
         self._watch = _Watch(trainer.engine, folder, self.stall_timeout_s)
         self._get_on(trainer)
-        if not trainer.engine.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
+        if not trainer.engine.heartbeat.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
             self._watch.note(0.0)
             self._watch.start()
 
@@ -98,7 +98,7 @@ class Watchdog(Callback):
         self._get_on(trainer)
 
     def _get_on(self, trainer: Trainer) -> None:
-        here = trainer.engine.whereabouts
+        here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
 
@@ -109,7 +109,7 @@ class _Watch(threading.Thread):
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
-        self._notes = Notes(folder, engine.rank, engine.world_size)
+        self._notes = Notes(folder, engine.ranks.rank, engine.ranks.world_size)
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -118,13 +118,13 @@ class _Watch(threading.Thread):
 
     def note(self, still_s: float) -> None:
         """Note where this rank is, where it has stood for so many seconds."""
-        here = self._engine.whereabouts
+        here = self._engine.heartbeat
         waiting = here.waiting
-        self._notes.write(here.step, waiting, self._engine.outstanding() if waiting else [], still_s)
+        self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
 
     def run(self) -> None:
         """See Thread."""
-        here, rounds_s = self._engine.whereabouts, min(_LONGEST_S, self._timeout_s / _ROUNDS)
+        here, rounds_s = self._engine.heartbeat, min(_LONGEST_S, self._timeout_s / _ROUNDS)
         progress, since = here.progress, time.monotonic()
         while not self._ended.wait(rounds_s):
             if here.progress != progress:
@@ -134,21 +134,21 @@ class _Watch(threading.Thread):
                 notes, silent = self._notes.read()
             except OSError:  # the disk is full or gone: whoever needs it says so
                 continue
-            stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
+            stall = find_stall(notes, silent, self._engine.ranks.world_size, self._timeout_s)
             if stall is not None and not self._ended.is_set():
                 speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
                 self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
 
     def dump(self) -> None:
         """Write the stacks of all threads, and what this rank waits for."""
-        here = self._engine.whereabouts
-        with self._stacks(self._engine.rank, os.getpid()).open("w") as file:
+        here = self._engine.heartbeat
+        with self._stacks(self._engine.ranks.rank, os.getpid()).open("w") as file:
             what = (
-                f"waits for {here.waiting}: {', '.join(self._engine.outstanding()) or '-'}"
+                f"waits for {here.waiting}: {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
                 if here.waiting
                 else "waits for nobody"
             )
-            file.write(f"rank {self._engine.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
+            file.write(f"rank {self._engine.ranks.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 
@@ -157,7 +157,7 @@ class _Watch(threading.Thread):
 
     def _end(self, stall: str, speaking: list[Note], first: int) -> None:
         self.dump()
-        if self._engine.rank == first:
+        if self._engine.ranks.rank == first:
             text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
             print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s

@@ -79,7 +79,7 @@ def _rate(session: FitSession) -> Iterator[str]:
 
 
 def _loading(session: FitSession, cores: int) -> Iterator[str]:
-    feed, ranks = session.run.feed, session.engine.local_size
+    feed, ranks = session.run.feed, session.engine.ranks.local_size
     if not isinstance(feed, MapFeed):
         return
     source = feed.source

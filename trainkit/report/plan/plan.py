@@ -166,7 +166,7 @@ def measure(session: FitSession, compression: str) -> Sizes:
         weights=_bytes([*run.task.parameters(), *run.task.buffers()]),
         gradients=_bytes(trained),
         optimizer=_bytes(states),
-        payload=payload if session.engine.world_size > 1 else 0,
+        payload=payload if session.engine.ranks.world_size > 1 else 0,
         tensors=len(trained),
         sparse=len(sparse),
     )

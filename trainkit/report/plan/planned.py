@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.api.dispatch import Hooks
 from trainkit.config.instantiate import build
 from trainkit.engine.process_set import check_ranks
-from trainkit.engine.simulated import PretendedEngine
+from trainkit.engine.simulated import SimulatedEngine
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
 from trainkit.run.build import FitSession
@@ -33,7 +33,7 @@ def planned(config: dict[str, Any]) -> Iterator[FitSession]:
     if chosen:
         check_ranks(chosen, launcher.world_size)
         launcher = dataclasses.replace(launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen)))
-    engine = PretendedEngine("single" if launcher.world_size == 1 else name, launcher.world_size, launcher.local_size)
+    engine = SimulatedEngine("single" if launcher.world_size == 1 else name, launcher.world_size, launcher.local_size)
     trainer.settings = dataclasses.replace(trainer.settings, engine=engine)
     everyone = trainer.callbacks
     trainer.callbacks = [c for c in everyone if not isinstance(c, Logger)]  # none opens a file or a connection

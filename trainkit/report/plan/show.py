@@ -31,7 +31,7 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
         }
         sizes = plan.measure(session, (config.get("engine") or {}).get("compression") or "none")
         sections["traffic, memory, disk"] = [
-            *plan.size_rows(sizes, engine.world_size),
+            *plan.size_rows(sizes, engine.ranks.world_size),
             *plan.checkpoint_rows(session, trainer, sizes),
         ]
     console = console_of()
@@ -47,6 +47,6 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
 
 
 def _ranks(engine: Engine) -> str:
-    if engine.world_size == 1:
+    if engine.ranks.world_size == 1:
         return "1 rank"
-    return f"{engine.world_size} ranks ({engine.name}, {engine.local_size} a host)"
+    return f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host)"

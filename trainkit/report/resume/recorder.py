@@ -54,7 +54,7 @@ class ResumeWitness(Callback):
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Begin the notes."""
         self.record_to.mkdir(parents=True, exist_ok=True)
-        self._notes = (self.record_to / f"rank{trainer.engine.rank}.jsonl").open("w")
+        self._notes = (self.record_to / f"rank{trainer.engine.ranks.rank}.jsonl").open("w")
         if trainer.is_global_zero:
             called = {parameter: name for name, parameter in task.named_parameters()}
             optimizers = [
@@ -74,7 +74,7 @@ class ResumeWitness(Callback):
         epoch, step = run.state.current_epoch, run.state.step_in_epoch
         indices: list[int] | None = None
         if isinstance(run.feed, MapFeed):
-            shares = run.feed.plan_of(epoch).microbatches(step, run.engine.rank)
+            shares = run.feed.plan_of(epoch).microbatches(step, run.engine.ranks.rank)
             parts = [run.feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
             indices = [index for part in parts for index in part]
         self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}
@@ -101,7 +101,7 @@ class ResumeWitness(Callback):
         self._step = None
         if trainer.global_step == self.save_at:
             trainer.save_checkpoint(trainer.run_dir / "checkpoints" / f"check-resume-step={self.save_at}")
-            trainer.engine.barrier()  # no rank is killed, which ends the others too, before it is written
+            trainer.engine.comm.barrier()  # no rank is killed, which ends the others too, before it is written
         if trainer.global_step == self.end_at:
             self._end(trainer)
 

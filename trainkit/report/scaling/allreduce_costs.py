@@ -39,23 +39,23 @@ class SumCosts(Callback):
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         """Measure."""
         engine = trainer.engine
-        if engine.world_size == 1:
+        if engine.ranks.world_size == 1:
             return
-        path = trainer.run_dir / f"sum-costs-{engine.rank}.json"
-        engine.start_timeline(path)
+        path = trainer.run_dir / f"sum-costs-{engine.ranks.rank}.json"
+        engine.heartbeat.start_timeline(path)
         costs: list[tuple[int, float]] = []
         for kib in _KIB:
             tensor = torch.ones(kib * 256, device=engine.device)
             for i in range(self.repeats + 1):
-                engine.barrier()
+                engine.comm.barrier()
                 began = time.perf_counter()
-                engine.all_reduce(tensor)
+                engine.comm.all_reduce(tensor)
                 if engine.device.type == "cuda":
                     torch.cuda.synchronize()
                 if i:  # the first is agreed on, the others are remembered
                     costs.append((kib * 1024, time.perf_counter() - began))
-        engine.stop_timeline()
-        if engine.is_main:
+        engine.heartbeat.stop_timeline()
+        if engine.ranks.is_main:
             if path.is_file():
                 found = [o for o in read_operations(read_events(path)) if o.kind == "ALLREDUCE" and o.wire_s > 0]
                 costs = [(o.num_bytes, o.wire_s) for o in found] or costs

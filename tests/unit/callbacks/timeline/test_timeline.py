@@ -173,7 +173,7 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)
 
     def work(engine: ThreadEngine) -> int:
-        act = At(2, ask if engine.rank == 0 else lambda trainer: None)
+        act = At(2, ask if engine.ranks.rank == 0 else lambda trainer: None)
         settings: dict[str, Any] = {"callbacks": [Timeline(None, 2, torch_profiler=False), act], "max_steps": 40}
         trainer = quiet(tmp_path, engine=engine, log_every_n_steps=1, **settings)
         trainer.fit(Line(), loader(23, 2))

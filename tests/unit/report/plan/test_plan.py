@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.engine.simulated import PretendedEngine
+from trainkit.engine.simulated import SimulatedEngine
 from trainkit.report.plan import plan
 from trainkit.report.plan.advice import advise
 from trainkit.run.build import FitSession
@@ -21,7 +21,7 @@ from trainkit.trainer import Trainer
 
 def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) -> tuple[FitSession, Trainer]:
     """Return a fit that is built for so many ranks, and its trainer."""
-    trainer = quiet(tmp_path, engine=PretendedEngine("horovod", ranks, min(ranks, 8)), **settings)
+    trainer = quiet(tmp_path, engine=SimulatedEngine("horovod", ranks, min(ranks, 8)), **settings)
     with trainer.open(task) as session:
         session.build(data, loader(8), None)
     return session, trainer
@@ -184,7 +184,7 @@ def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
 
 def test_planning_spends_no_real_rank(tmp_path: Path) -> None:
     """The pretended ranks answer as one would."""
-    with PretendedEngine("ddp", 6, 2) as engine:
-        assert (engine.rank, engine.world_size, engine.local_size, engine.name) == (0, 6, 2, "ddp")
-        assert engine.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
-        assert engine.all_gather_object("a") == ["a"] * 6
+    with SimulatedEngine("ddp", 6, 2) as engine:
+        assert (engine.ranks.rank, engine.ranks.world_size, engine.ranks.local_size, engine.name) == (0, 6, 2, "ddp")
+        assert engine.comm.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
+        assert engine.comm.all_gather_object("a") == ["a"] * 6
