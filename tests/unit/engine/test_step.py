@@ -117,13 +117,14 @@ def test_a_parameter_of_two_optimizers_is_corrected_once() -> None:
     assert model.weight.grad.tolist() == [[0.5, 0.5]]
 
 
-def test_a_factor_takes_the_gradients_dtype() -> None:
-    """A factor in float64 leaves gradients in bfloat16 what they are."""
+def test_a_factor_is_rounded_to_the_gradients_dtype() -> None:
+    """3 x 0.3 in bfloat16 is that of a factor in bfloat16 (0.30078), and the gradient stays bfloat16."""
     engine, model = SingleEngine("cpu"), line().bfloat16()
     engine.prepare(model, [sgd(model.weight)])
-    engine.backward(model.weight.sum())
-    engine.finish_gradients(lambda: torch.tensor(0.5, dtype=torch.float64))
-    assert model.weight.grad is not None and model.weight.grad.dtype == torch.bfloat16
+    engine.backward(3 * model.weight.sum())
+    engine.finish_gradients(lambda: torch.tensor(0.3, dtype=torch.float64))
+    assert model.weight.grad is not None
+    assert model.weight.grad.equal(torch.full((1, 2), 0.90234375, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("precision", [None, "32-true", "16-mixed"])
