@@ -41,7 +41,7 @@ def test_every_option_works_or_is_refused_with_a_reason(engine: str) -> None:
         ("ddp", {"fusion_threshold_mb": 8}, r"engine\.fusion_threshold_mb: .*no background thread.*engine\.bucket_cap_mb"),
         ("ddp", {"autotune": True}, r"engine\.autotune: .*engine\.bucket_cap_mb"),
         ("ddp", {"cycle_time_ms": 1.0}, r"engine\.cycle_time_ms: .*Leave it out here"),
-        ("horovod", {"optimizer_wrapper": "horovod"}, r"engine\.optimizer_wrapper is not a setting\."),
+        ("ddp", {"optimizer_wrapper": "horovod"}, r"engine\.optimizer_wrapper is not a setting\."),
         ("single", {"compression": "fp16"}, r"engine\.compression: the engine is 'single'.*no gradients to sum"),
         ("single", {"process_set": [0]}, r"engine\.process_set: .*no others to choose from"),
         ("ddp", {"op": "adasum"}, r"engine\.op is 'adasum', which is Horovod's.*use engine\.op=average"),
