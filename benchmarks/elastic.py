@@ -92,7 +92,7 @@ class Kinds(Callback):
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
         """Begin."""
-        self.optimizer = trainer.session.run.optimizers[0]
+        self.optimizer = trainer.optimizers[0]
         self.stock = hvd.elastic.TorchState(model=task.layers, optimizer=self.optimizer, batch=0)
         self.before = time.perf_counter()
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu_profile import Profile, Profiled, Window
 from benchmarks.gpu_training import ByHand, Fit, Model, Turns
+from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.ddp.reduce import BucketReducer
@@ -32,12 +33,12 @@ _TORCHRUN = {"TORCHELASTIC_RUN_ID": "one", "RANK": "0", "WORLD_SIZE": "1", "LOCA
 class SummingDDP(DDPEngine):
     """Sums at one rank too."""
 
-    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
         """See Engine."""
-        super().prepare(model, optimizers)
-        trained, frozen = split_frozen(model.named_parameters())
+        super().prepare(task, optimizers, precision)
+        trained, frozen = split_frozen(task.named_parameters())
         wire = make_wire("none", "average", 1.0, 1)
-        self._reducer = BucketReducer(by_size(trained, _BUCKET, set()), frozen, wire, set(), None)
+        self._sum_by(BucketReducer(by_size(trained, _BUCKET, set()), frozen, wire, set(), None))
 
 
 def summing_horovod() -> Engine:
@@ -52,11 +53,13 @@ def summing_horovod() -> Engine:
     from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
 
     class SummingHorovod(HorovodEngine):
-        def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-            super().prepare(model, optimizers)
-            trained, frozen = split_frozen(model.named_parameters())
+        def prepare(
+            self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None
+        ) -> None:
+            super().prepare(task, optimizers, precision)
+            trained, frozen = split_frozen(task.named_parameters())
             wire = make_wire("none", "average", 1.0, 1, ALLREDUCE_TYPES)
-            self._reducer = HookReducer(by_name(trained, [], set()), frozen, wire, set(), "average", hvd.global_process_set)
+            self._sum_by(HookReducer(by_name(trained, [], set()), frozen, wire, set(), "average", hvd.global_process_set))
 
     return SummingHorovod()
 

@@ -55,7 +55,7 @@ class TakesTurns(Callback):
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
         """Begin with everything off."""
-        run = trainer.session.run
+        run = trainer
         self.on, self.off = run.hooks, Off(run.hooks, self, trainer, task)
         run.hooks, self.before = self.off, time.perf_counter()
 
@@ -65,7 +65,7 @@ class TakesTurns(Callback):
             hvd.barrier()  # both ranks change at the same time, and end the block together
             now = time.perf_counter()
             self.seconds.append((now - self.before) / self.block)
-            run = trainer.session.run
+            run = trainer
             run.hooks, self.before = (self.on if run.hooks is self.off else self.off), now
 
 

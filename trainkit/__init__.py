@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timeline as Timeline
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
+    from trainkit.data.seeding import seed_everything as seed_everything
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.export.export import export as export
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from trainkit.loggers import WandbLogger as WandbLogger
     from trainkit.replay.replay import replay as replay
     from trainkit.run.predictions import read_predictions as read_predictions
-    from trainkit.run.setup import seed_everything as seed_everything
     from trainkit.trainer import Trainer as Trainer
 
 _HOMES = {
@@ -78,7 +78,7 @@ _HOMES = {
     "PyTorchProfiler": "trainkit.callbacks",
     "read_predictions": "trainkit.run.predictions",
     "replay": "trainkit.replay.replay",
-    "seed_everything": "trainkit.run.setup",
+    "seed_everything": "trainkit.data.seeding",
     "SimpleProfiler": "trainkit.callbacks",
     "SpikeDetection": "trainkit.callbacks",
     "StochasticWeightAveraging": "trainkit.callbacks",

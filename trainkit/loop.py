@@ -111,7 +111,7 @@ def train_step(run: Run, step: Step) -> None:
         run.rates.after_step(state.num_updates)
     else:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
-    if is_logged and run.engine.is_main:
+    if is_logged and run.engine.ranks.is_main:
         run.log_metrics(run.step.log.step_values() | {"lr": run.rates.current()[0]})
 
 
@@ -161,7 +161,7 @@ def update(run: Run, step: Step) -> bool:
 
 def validate(run: Run) -> None:
     """Evaluate on the validation data of all ranks, if there are any."""
-    _keep(run, run.evaluator.validate(run.coordinator, run.stopping.check))
+    _keep(run, run.evaluator.validate())
     run.state.validated_at = run.state.global_step
 
 
@@ -176,7 +176,7 @@ def _finished(run: Run) -> bool:
 
 def _report_epoch(run: Run) -> None:
     # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
-    values = run.step.log.epoch_values(run.engine.all_gather_object, keep=not run.state.epoch_done)
+    values = run.step.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)
         run.log_metrics(values)

@@ -174,8 +174,8 @@ class Trainer:
         limits = self.options.limits
         if limits.max_epochs is None and limits.max_steps is None and not any(callback.ends_run for callback in self.callbacks):
             raise ConfigError(
-                "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one of "
-                "them."
+                "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one "
+                "of them."
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
@@ -186,7 +186,7 @@ class Trainer:
 
     def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
         with self._open("fit", task, data, attempts) as stage:
-            if not stage.engine.takes_part:
+            if not stage.engine.ranks.takes_part:
                 return
             self._fitted = run = build_run(stage, start)
             run.hooks("on_fit_start")
@@ -211,7 +211,7 @@ class Trainer:
         """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ("validation_step",))
         with self._open("validate", task, DataSources({"val": dataloaders}, datamodule)) as stage:
-            if not stage.engine.takes_part:
+            if not stage.engine.ranks.takes_part:
                 return {}
             evaluator, feeds = build_evaluator(stage, "val", ckpt_path)
             return evaluator.evaluate("validation", feeds)
@@ -222,7 +222,7 @@ class Trainer:
         """Evaluate on the test data; return the logged values, exact over all samples, on all ranks."""
         check_overrides(task, ())
         with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
-            if not stage.engine.takes_part:
+            if not stage.engine.ranks.takes_part:
                 return {}
             evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
             return evaluator.evaluate("test", feeds)
@@ -249,7 +249,7 @@ class Trainer:
         """
         check_overrides(task, ())
         with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
-            if not stage.engine.takes_part:
+            if not stage.engine.ranks.takes_part:
                 return None
             folder = stage.run.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
             evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
@@ -261,7 +261,7 @@ class Trainer:
         Raises:
             ConfigError: there was no fit yet.
         """
-        if self.engine.takes_part:
+        if self.engine.ranks.takes_part:
             if self._fitted is None:
                 raise ConfigError("There was no fit yet, so there is nothing trained: call fit first.")
             self._fitted.save_checkpoint(filepath, weights_only)
@@ -296,7 +296,7 @@ class Trainer:
     @property
     def run_dir(self) -> Path:
         """The run's folder, the same on all ranks."""
-        if not self.engine.takes_part:
+        if not self.engine.ranks.takes_part:
             raise ConfigError("trainer.run_dir: this rank is none of engine.process_set, and has no part in the run's files.")
         return self.run.run_dir
 
@@ -340,17 +340,17 @@ class Trainer:
     @property
     def is_global_zero(self) -> bool:
         """Whether this is rank 0."""
-        return self.engine.is_main
+        return self.engine.ranks.is_main
 
     @property
     def global_rank(self) -> int:
         """This rank."""
-        return self.engine.rank
+        return self.engine.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.engine.world_size
+        return self.engine.ranks.world_size
 
     @property
     def estimated_stepping_batches(self) -> int:

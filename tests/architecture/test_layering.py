@@ -56,7 +56,7 @@ HOMES = {
         "launch/elastic/driver.py",
         "launch/elastic/__main__.py",
     ],
-    "torch.distributed": ["engine/ddp/engine.py", "engine/ddp/reduce.py"],
+    "torch.distributed": ["engine/ddp/collectives.py", "engine/ddp/reduce.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
     "omegaconf": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
@@ -86,6 +86,7 @@ TORCH_FREE = [
     "engine.horovod.tuning",
     "engine.options",
     "engine.process_set",
+    "engine.ranks",
     "engine.select",
     "errors",
     "export.request",
@@ -288,7 +289,7 @@ def chain_to_torch(name: str) -> str:
 
 def test_the_chain_to_torch_is_seen() -> None:
     """The walk follows chains over several modules, packages included."""
-    assert chain_to_torch("engine.single") == "engine.single -> torch"
+    assert chain_to_torch("engine.single") == "engine.single -> engine.pinning -> torch"
     assert chain_to_torch("api.dispatch").startswith("api.dispatch -> api")
     assert chain_to_torch("loggers.csv").count(" -> ") >= 2
 

@@ -66,7 +66,7 @@ def claims() -> list[tuple[str, Any, str, str]]:
 
 def test_the_table_is_seen() -> None:
     """All options of the engines stand in the table, on all engines."""
-    assert len(claims()) == 3 * 17
+    assert len(claims()) == 3 * 16
 
 
 @pytest.mark.parametrize(("option", "value", "engine", "said"), claims())

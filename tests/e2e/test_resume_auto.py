@@ -30,7 +30,7 @@ class Waits(Callback):
     def on_train_step_start(self, trainer, task):
         if trainer.global_step == 20:
             Path("waiting").touch()
-            while not Path("let").exists() and trainer.session.signals.received is None:
+            while not Path("let").exists() and trainer.stopping.signals.received is None:
                 time.sleep(0.01)
 """
 FIT = "python -m trainkit fit conf=mlp resume=auto +callbacks.waits._target_=waits.Waits trainer.max_epochs=2 run_dir="

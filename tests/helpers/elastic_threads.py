@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from tests.helpers.threads import ThreadEngine, World
-from trainkit.engine.base import PeerError
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.ranks import Ranks
+from trainkit.launch.environment import read_launcher
 
 _PATIENCE_S = 60
 
@@ -120,27 +120,33 @@ class Job:
         self._changed.notify_all()
 
 
-class CrewEngine(ThreadEngine):
-    """One worker of a Job."""
+class CrewRanks(Ranks):
+    """Ranks of a Job."""
 
     is_elastic = True
 
     def __init__(self, job: Job, worker: str) -> None:
-        super().__init__(World(1), 0)
+        super().__init__(read_launcher())
+        self._job, self.worker = job, worker
+
+    @property
+    def first_world_size(self) -> int:
+        """See Ranks."""
+        return self._job.first
+
+    @property
+    def change_requested(self) -> bool:
+        """See Ranks."""
+        return self._job.wanted()
+
+
+class CrewEngine(ThreadEngine):
+    """One worker of a Job."""
+
+    def __init__(self, job: Job, worker: str) -> None:
+        super().__init__(World(1), 0, CrewRanks(job, worker))
         self.job, self.worker = job, worker
 
     def _start(self) -> None:
-        self._world, self.place = self.job.join(self.worker, self.kept_step)
-        self.rank = self.local_rank = self.place
-        self.world_size = self.local_size = self._world.size
-        self.device = torch.device("cpu")
-
-    @property
-    def first_ranks(self) -> int:
-        """See Engine."""
-        return self.job.first
-
-    @property
-    def ranks_change(self) -> bool:
-        """See Engine."""
-        return self.job.wanted()
+        self.comm.world, self.comm.place = self.job.join(self.worker, self.ranks.committed_step)
+        super()._start()

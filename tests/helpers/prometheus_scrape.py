@@ -38,7 +38,7 @@ class Scrapes(Callback):
 
     def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
         """See Callback."""
-        if self.logger.address is not None or trainer.engine.local_rank == 0:
+        if self.logger.address is not None or trainer.engine.ranks.local_rank == 0:
             self.seen.append(scrape(self.logger))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.checkpoint.compare import differences
-from trainkit.trainer import Trainer
 
 
 class BrokenOffError(Exception):
@@ -20,19 +20,19 @@ class BreaksOff(Callback):
     def __init__(self, after: int, hook: str = "step") -> None:
         self.after, self.hook = after, hook
 
-    def reached(self, trainer: Trainer) -> None:
+    def reached(self, trainer: RunView) -> None:
         """Do what is to be done there: fail."""
         raise BrokenOffError
 
-    def _look(self, trainer: Trainer, hook: str) -> None:
+    def _look(self, trainer: RunView, hook: str) -> None:
         if (trainer.global_step, hook) == (self.after, self.hook) and not trainer.sanity_checking:
             self.reached(trainer)
 
-    def on_train_step_start(self, trainer: Trainer, task: Any) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Any) -> None:
         """Fail here,"""
         self._look(trainer, "step")
 
-    def on_validation_batch_start(self, trainer: Trainer, task: Any, *_: Any) -> None:
+    def on_validation_batch_start(self, trainer: RunView, task: Any, *_: Any) -> None:
         """or here."""
         self._look(trainer, "validation")
 

@@ -16,8 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trainkit.device.precision import Precision
+from trainkit.engine.base import Engine
+from trainkit.engine.collectives import Collectives
+from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.ranks import Ranks
 from trainkit.engine.sending import send_optimizer_state, tensors_of
-from trainkit.engine.single import SingleEngine
+from trainkit.launch.environment import read_launcher
 
 _Result = TypeVar("_Result")
 _PATIENCE_S = 60
@@ -66,58 +71,84 @@ class World:
         return results
 
 
-class ThreadEngine(SingleEngine):
+class ThreadCollectives(Collectives):
+    """The collectives of one rank of a World.
+
+    Args:
+        ranks: see Collectives.
+        heartbeat: see Collectives.
+        world: the ranks; an elastic job replaces it.
+        place: this rank in it.
+    """
+
+    def __init__(self, ranks: Ranks, heartbeat: Heartbeat, world: World, place: int) -> None:
+        super().__init__(ranks, heartbeat)
+        self.world, self.place = world, place
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        return self.world.exchange(self.place, value)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        first, *others = self.exchange(tensor.clone())
+        return sum(others, first.clone())  # type: ignore[no-any-return]
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """See Collectives."""
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(self.exchange(tensor.detach().clone())[0])
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See Collectives."""
+        return pickle.loads(self.exchange(pickle.dumps(value))[0])
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """See Collectives."""
+        return [pickle.loads(held) for held in self.exchange(pickle.dumps(value))]
+
+    def barrier(self) -> None:
+        """See Collectives."""
+        self.exchange(None)
+
+
+class ThreadEngine(Engine):
     """One rank of a World, on the CPU; gradients are summed when backward is over."""
 
-    def __init__(self, world: World, rank: int) -> None:
-        super().__init__("cpu")
-        self._world, self.place = world, rank
+    name = "single"
+    comm: ThreadCollectives
+
+    def __init__(self, world: World, place: int, ranks: Ranks | None = None) -> None:
+        ranks, heartbeat = ranks or Ranks(read_launcher()), Heartbeat()
+        super().__init__("cpu", ranks, heartbeat, ThreadCollectives(ranks, heartbeat, world, place))
         self._parameters: list[nn.Parameter] = []
 
+    @property
+    def place(self) -> int:
+        """This rank, before the engine is entered too."""
+        return self.comm.place
+
     def _start(self) -> None:
-        self.rank = self.local_rank = self.place
-        self.world_size = self.local_size = self._world.size
+        place, size = self.comm.place, self.comm.world.size
+        self.ranks.assign(place, size, place, size)
         self.device = torch.device("cpu")
 
-    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
         """See Engine."""
-        self.broadcast_tensors(tensors_of(model))
-        send_optimizer_state(self, optimizers)
-        self._parameters = list(model.parameters())
+        super().prepare(task, optimizers, precision)
+        self.comm.broadcast_tensors(tensors_of(task))
+        send_optimizer_state(self.comm, optimizers)
+        self._parameters = list(task.parameters())
 
     def release(self) -> None:
         """See Engine."""
+        super().release()
         self._parameters = []
 
     def reduce_gradients(self) -> None:
         """See Engine. A parameter without gradient on any rank keeps none."""
         own = [None if p.grad is None else p.grad.clone() for p in self._parameters]
-        for parameter, held in zip(self._parameters, zip(*self._exchange(own), strict=True), strict=True):
+        for parameter, held in zip(self._parameters, zip(*self.comm.exchange(own), strict=True), strict=True):
             there = [grad for grad in held if grad is not None]
             parameter.grad = sum(there[1:], there[0].clone()) if there else None
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Engine."""
-        first, *others = self._exchange(tensor.clone())
-        return sum(others, first.clone())  # type: ignore[no-any-return]
-
-    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """See Engine."""
-        with torch.no_grad():
-            for tensor in tensors:
-                tensor.copy_(self._exchange(tensor.detach().clone())[0])
-
-    def broadcast_object(self, value: Any) -> Any:
-        """See Engine."""
-        return pickle.loads(self._exchange(pickle.dumps(value))[0])
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """See Engine."""
-        return [pickle.loads(held) for held in self._exchange(pickle.dumps(value))]
-
-    def barrier(self) -> None:
-        """See Engine."""
-        self._exchange(None)
-
-    def _exchange(self, value: Any) -> list[Any]:
-        return self._world.exchange(self.place, value)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.trainer import Trainer
 
@@ -89,7 +90,7 @@ class Recorder(Callback):
         self.lrs: list[float] = []
         self.norms: list[float] = []
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Look at what the optimizer is about to use."""
         self.lrs.append(optimizer.param_groups[0]["lr"])
         grads = [p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]

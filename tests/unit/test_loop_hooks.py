@@ -158,7 +158,7 @@ def test_hooks_get_their_arguments(tmp_path: Path) -> None:
     task, trainer = Line(), quiet(tmp_path, max_epochs=2, callbacks=Watch())
     trainer.fit(task, loader(8))
     assert [args[4] for args in seen] == [0, 1, 0, 1]
-    assert seen[0][:2] == (trainer, task)
+    assert seen[0][:2] == (trainer.run, task)
     assert seen[0][2].requires_grad
     assert [len(t) for t in seen[0][3]] == [4, 4]
 

@@ -107,7 +107,7 @@ def test_a_global_batch_size_sets_the_accumulation(tmp_path: Path) -> None:
     recorder = Recorder()
     trainer = quiet(tmp_path, global_batch_size=12, lr_reference_batch_size=6, callbacks=recorder)
     trainer.fit(Line(), loader(23))
-    assert (trainer.contract.accumulate, trainer.global_step) == (3, 2)
+    assert (trainer.batch_plan.accumulate, trainer.global_step) == (3, 2)
     assert recorder.lrs == pytest.approx([0.2, 0.2])
 
 
@@ -205,7 +205,7 @@ def test_more_ranks_than_samples_are_refused(tmp_path: Path) -> None:
     class Four(SingleEngine):
         def _start(self) -> None:
             super()._start()
-            self.world_size = 4
+            self.ranks.world_size = 4
 
     with pytest.raises(DataError, match=r"The training data has 3 samples for 4 ranks"):
         quiet(tmp_path, engine=Four("cpu")).fit(Line(), loader(3))
@@ -265,7 +265,7 @@ def test_a_checkpoint_needs_a_fit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There was no fit yet"):
         trainer.save_checkpoint(tmp_path / "mine")
     with pytest.raises(ConfigError, match="There was no fit yet"):
-        _ = trainer.contract
+        _ = trainer.batch_plan
 
 
 def test_a_trainer_can_fit_again(tmp_path: Path) -> None:

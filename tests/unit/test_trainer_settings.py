@@ -242,10 +242,15 @@ def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
 
     class Image(Line):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            session = self.trainer.session
-            layouts.append((session.channels_last, batch[0].is_contiguous(memory_format=torch.channels_last)))
-            monkeypatch.setattr(session.engine, "device", torch.device(device))  # a stand-in: only its type is asked for
-            layouts.append(session.channels_last)
+            run = self.trainer
+            layouts.append(
+                (
+                    run.options.numerics.uses_channels_last(run.engine.device),
+                    batch[0].is_contiguous(memory_format=torch.channels_last),
+                )
+            )
+            monkeypatch.setattr(run.engine, "device", torch.device(device))  # a stand-in: only its type is asked for
+            layouts.append(run.options.numerics.uses_channels_last(run.engine.device))
             monkeypatch.undo()
             return super().training_step((batch[0].flatten(1)[:, :3], batch[1]), batch_idx)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 
 
 class Callback:
@@ -37,115 +36,115 @@ class Callback:
     is_step_clock = False
     ends_run = False
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Before anything of `stage` ("fit", "validate", "test", "predict") runs."""
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """After everything of `stage` has run."""
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Everything is built and on its device; no sample was seen."""
 
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """The last hook of a fit that ended well."""
 
-    def on_sanity_check_start(self, trainer: Trainer, task: Task) -> None:
+    def on_sanity_check_start(self, trainer: RunView, task: Task) -> None:
         """Before the few validation batches that are tried first."""
 
-    def on_sanity_check_end(self, trainer: Trainer, task: Task) -> None:
+    def on_sanity_check_end(self, trainer: RunView, task: Task) -> None:
         """After them."""
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Before the first epoch."""
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """After the last epoch."""
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Before an epoch's first step."""
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """After an epoch and its validation; `trainer.callback_metrics` holds its values."""
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Before a step's first microbatch."""
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """After the update; `trainer.global_step` counts it."""
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Before `training_step`."""
 
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After backward; `outputs` is what `training_step` returned."""
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """`loss` is as returned, before it is weighted by the batch's share of the step."""
 
-    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Gradients of this rank; not yet summed over ranks."""
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Gradients of the whole step, summed over ranks, unscaled and clipped."""
 
-    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Before the gradients are dropped."""
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Before a validation."""
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """After a validation; `trainer.callback_metrics` holds its values."""
 
-    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `validation_step`."""
 
     def on_validation_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """After `validation_step`."""
 
-    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+    def on_test_start(self, trainer: RunView, task: Task) -> None:
         """Before a test."""
 
-    def on_test_end(self, trainer: Trainer, task: Task) -> None:
+    def on_test_end(self, trainer: RunView, task: Task) -> None:
         """After a test."""
 
-    def on_test_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_test_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `test_step`."""
 
     def on_test_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """After `test_step`."""
 
-    def on_predict_start(self, trainer: Trainer, task: Task) -> None:
+    def on_predict_start(self, trainer: RunView, task: Task) -> None:
         """Before a prediction."""
 
-    def on_predict_end(self, trainer: Trainer, task: Task) -> None:
+    def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """After a prediction."""
 
-    def on_predict_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_predict_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Before `predict_step`."""
 
     def on_predict_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """After `predict_step`."""
 
-    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
         """Numbers are ready to be written: step values each log_every_n_steps, epoch values at an epoch's end."""
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """The run ends with this error."""
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Add plain values and tensors to what a checkpoint keeps."""
 
-    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         """After a checkpoint was written, or was not."""
 
-    def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Read them back."""
 
     def shared_tensors(self) -> dict[str, Any]:

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.lightning_names import MANUAL_OPTIMIZATION, TASK_METHODS
 from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
+from trainkit.api.view import RunView
 from trainkit.errors import ConfigError, TaskError, did_you_mean
-
-if TYPE_CHECKING:
-    from trainkit.trainer import Trainer
 
 
 class Hooks:
     """A table from a hook's name to the methods that implement it."""
 
-    def __init__(self, trainer: Trainer, task: Task, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, trainer: RunView, task: Task, callbacks: Sequence[Callback]) -> None:
         """Look up once who overrides what.
 
         Raises:

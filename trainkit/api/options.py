@@ -35,8 +35,8 @@ class BatchOptions:
     def __post_init__(self) -> None:
         if self.lr_scaling == "none" and self.lr_reference_batch_size is not None:
             raise ConfigError(
-                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but trainer.lr_scaling is 'none': rates are "
-                "not scaled, so that it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
+                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but trainer.lr_scaling is 'none': rates "
+                "are not scaled, so that it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
             )
 
 
@@ -105,6 +105,7 @@ class Options:
     numerics: NumericOptions
     run_dir: str | None
     seed: int
+    fast_dev_run: int
     config: dict[str, Any] | None = None
 
 
@@ -137,4 +138,5 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
         group(NumericOptions),
         given["run_dir"],
         given["seed"],
+        quick,
     )

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.task_hooks import TaskHooks
+from trainkit.api.view import RunView
 from trainkit.arguments import unknown
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
 from trainkit.metrics.objects import is_metric
-
-if TYPE_CHECKING:
-    from trainkit.trainer import Trainer
 
 
 class LogTarget(NamedTuple):
@@ -48,7 +46,7 @@ class Task(TaskHooks, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trainer: Trainer | None = None
+        self._trainer: RunView | None = None
         self._log_target: LogTarget | None = None
         self.hparams = HyperParameters()
 
@@ -195,11 +193,11 @@ class Task(TaskHooks, nn.Module):
                 self.hparams[name] = caller.f_locals[name]
 
     @property
-    def trainer(self) -> Trainer:
-        """The Trainer that runs this Task.
+    def trainer(self) -> RunView:
+        """The run of this Task: what hooks receive as `trainer`, too.
 
         Raises:
-            TaskError: none does yet.
+            TaskError: no Trainer runs it yet.
         """
         if self._trainer is None:
             raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this Task yet.")

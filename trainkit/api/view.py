@@ -5,7 +5,7 @@ Lightning's names where the meaning is Lightning's, then the services that callb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class Coordination(Protocol):
     def sync_clock(self) -> float:
         """Bring `now` up to date and return it, by a message. Call it on all ranks."""
 
+    def expect_new_pace(self) -> None:
+        """Exchange at the next round: rounds are of another kind from here on. Call it on all ranks."""
+
     def register(self, name: str, ask: Callable[[], bool]) -> Agreement:
         """Ask rank 0 about twice a second from now on. Call it on all ranks, in the same order."""
 
@@ -71,6 +74,9 @@ class Evaluation(Protocol):
     @property
     def is_awaited(self) -> bool:
         """Whether there is validation data, and no validation has run yet."""
+
+    def validate(self) -> Mapping[str, float]:
+        """Validate inside a fit and return the logged values; empty without validation data. Call it on all ranks."""
 
 
 class Commits(Protocol):
@@ -194,5 +200,3 @@ def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
 def elastic_settings(callbacks: Sequence[Any]) -> ElasticSettings | None:
     """Return the callback that asks for an elastic run, if any."""
     return next((callback for callback in callbacks if hasattr(callback, "commit_every_n_steps")), None)
-
-

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from rich.table import Table
 from rich.text import Text
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.console import console_of, plural, short
 from trainkit.data.feed import MapFeed, StreamFeed
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class Banner(Callback):
     """Prints a few lines on rank 0 when a fit starts."""
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:
             return
-        engine, session, console = trainer.engine, trainer.session, console_of()
-        if session.goes_on_from_memory:
+        engine, checkpoints, console = trainer.engine, trainer.checkpoints, console_of()
+        if checkpoints.resumed_from_memory:
             console.print(_describe_resume(trainer), soft_wrap=True)
             return
-        ranks = plural(engine.world_size, "rank")
-        extra = "".join(f", {option} {value}" for option, value in engine.told.items())
-        rows = [("engine", f"{engine.name}, {ranks}, {_device(engine.device)}, precision {session.settings.precision}{extra}")]
+        ranks = plural(engine.ranks.world_size, "rank")
+        extra = "".join(f", {option} {value}" for option, value in engine.shown_options.items())
+        rows = [
+            (
+                "engine",
+                f"{engine.name}, {ranks}, {_device(engine.device)}, precision {trainer.options.numerics.precision}{extra}",
+            )
+        ]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
-        if isinstance(session.run.feed, StreamFeed) and engine.world_size > 1:
+        if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", "an iterable: each rank reads its own and trainkit does not shard it"))
-        rows.append(("optimizer", ", ".join(map(_kind, session.run.optimizers))))
-        rows += trainer.contract.describe(session.user_lrs)
+        rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
+        rows += trainer.batch_plan.describe(trainer.rates.user_lrs)
         rows.append(("run", _plan(trainer)))
-        if session.resumed_from is not None:
+        if checkpoints.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            rows.append(("resumed", f"{short(session.resumed_from)} at {place}"))
+            rows.append(("resumed", f"{short(checkpoints.resumed_from)} at {place}"))
         rows.append(("files", short(trainer.run_dir)))
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
@@ -63,23 +64,23 @@ def _device(device: torch.device) -> str:
     return f"{device} with {plural(threads, 'thread')} a rank"
 
 
-def _describe_resume(trainer: Trainer) -> str:
+def _describe_resume(trainer: RunView) -> str:
     """Describe how an elastic run resumes from memory: the step, the ranks, the split of a batch."""
-    ranks, feed = trainer.world_size, trainer.session.run.feed
+    ranks, feed = trainer.world_size, trainer.train_feed
     resumed = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
     text = f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
-    if isinstance(feed, MapFeed) and ranks != trainer.contract.world_size:
+    if isinstance(feed, MapFeed) and ranks != trainer.batch_plan.world_size:
         shares = feed.plan_of(trainer.current_epoch).microbatches(0, 0)
         sizes = ", ".join(map(str, sorted({len(share) for share in shares}, reverse=True)))
-        total = trainer.contract.at(trainer.current_epoch).global_batch_size
+        total = trainer.batch_plan.at(trainer.current_epoch).global_batch_size
         parts = f"{len(shares)} microbatches" if len(shares) > 1 else "1 microbatch"
         text += f"; a step stays {total} samples, in {parts} of {sizes} on each rank"
     return text
 
 
-def _plan(trainer: Trainer) -> str:
+def _plan(trainer: RunView) -> str:
     """Describe the length of the run."""
-    per_epoch, total = trainer.session.num_training_steps, trainer.session.total_steps
+    per_epoch, total = trainer.train_feed.num_steps_in(trainer.current_epoch), trainer.total_steps
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"

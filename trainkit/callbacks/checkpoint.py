@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
-from string import Formatter
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from trainkit.api.callback import Callback
@@ -17,6 +17,7 @@ from trainkit.checkpoint.manager import Changes
 from trainkit.checkpoint.retention import Kept
 from trainkit.checkpoint.store import LINKS, Store, make_store
 from trainkit.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class _Pending:
@@ -224,7 +225,7 @@ class ModelCheckpoint(Callback):
         # Decided before writing, so that the checkpoint itself remembers it.
         dropped = dict.fromkeys([*self._kept.add(name, score), *[last] * again, *self._unkept])
         self._dropping = [known for known in dropped if known and known != name]
-        if not self.save_last and not always and not trainer.engine.broadcast_object(name in self._kept.scores):
+        if not self.save_last and not always and not trainer.engine.comm.broadcast_object(name in self._kept.scores):
             return  # others are better
         self._unkept = [] if name in self._kept.scores else [name]
         links = dict(zip(LINKS, (self._kept.last if self.save_last else "", self._kept.best), strict=True))
@@ -239,12 +240,12 @@ class ModelCheckpoint(Callback):
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
         trainer.checkpoints.wait()
         self._settle()
-        if trainer.engine.broadcast_object(self._failed):
+        if trainer.engine.comm.broadcast_object(self._failed):
             self.renew()
         self.save(trainer, always=True)
         trainer.checkpoints.wait()
         self._settle()
-        return not trainer.engine.broadcast_object(self._failed)
+        return not trainer.engine.comm.broadcast_object(self._failed)
 
     def _settle_if_done(self) -> None:
         if all(pending is None or pending.outcome.done() for pending in (self._earlier, self._pending)):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.stats import DeviceStats
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _OF_HOST = ("cpu_", "host_", "process_")
 _MEANS = ("_ratio", "_watts")  # these fluctuate: their mean says more than their maximum
@@ -92,7 +89,7 @@ class DeviceStatsMonitor(Callback):
         self.cpu_stats, self.sample_s = cpu_stats, sample_s
         self._sampler: Sampler | None = None
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start the reading thread on rank 0."""
         if not trainer.is_global_zero:
             return
@@ -106,24 +103,24 @@ class DeviceStatsMonitor(Callback):
 
         if not read():
             what = "nvidia-ml-py" if device.type == "cuda" else "psutil" if with_host else "a GPU, or cpu_stats=true"
-            trainer.session.tell(f"callbacks.device_stats: nothing can be read here; it needs {what}.")
+            trainer.say(f"callbacks.device_stats: nothing can be read here; it needs {what}.")
             return
         self._sampler = Sampler(read, self.sample_s)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Log the readings."""
         if self._sampler is not None and is_log_step(trainer):
             write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Stop reading."""
         self._stop()
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Stop reading."""
         self._stop()
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Stop reading if a signal ended the run."""
         self._stop()
 

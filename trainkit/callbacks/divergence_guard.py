@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.engine.base import Engine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import DivergenceError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _SHOWN = 3
 
@@ -45,24 +43,24 @@ class DivergenceGuard(Callback):
         self.every_n_steps, self.action = every_n_steps, action
         self.repairs = 0
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Compare once before the first step: a difference at the start never vanishes."""
         self._compare(trainer, task)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Compare every `every_n_steps` steps."""
         if trainer.global_step % self.every_n_steps == 0:
             self._compare(trainer, task)
 
-    def _compare(self, trainer: Trainer, task: Task) -> None:
+    def _compare(self, trainer: RunView, task: Task) -> None:
         engine = trainer.engine
-        if engine.world_size == 1:
+        if engine.ranks.world_size == 1:
             return
-        tensors = dict(_tensors(task, trainer.session.run.optimizers))
+        tensors = dict(_tensors(task, trainer.optimizers))
         for callback in trainer.callbacks:
             tensors |= callback.shared_tensors()
         hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
-        ranks = engine.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
+        ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
         found = [text for name in names if (text := _difference(name, [rank.get(name) for rank in ranks]))]
         if not found:
@@ -77,15 +75,15 @@ class DivergenceGuard(Callback):
         for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
             _send(engine, tensors[name])
         self.repairs += 1
-        trainer.session.tell(f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
+        trainer.say(f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
 
 
 def _send(engine: Engine, tensor: Tensor) -> None:
     if not tensor.is_sparse:
-        engine.broadcast_tensors([tensor])
+        engine.comm.broadcast_tensors([tensor])
         return
     dense = tensor.to_dense()
-    engine.broadcast_tensors([dense])
+    engine.comm.broadcast_tensors([dense])
     tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
 
 

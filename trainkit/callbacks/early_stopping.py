@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, PositiveInt, checked, not_logged
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -58,35 +56,35 @@ class EarlyStopping(Callback):
         self.wait_count = 0
         self._validations_seen = 0
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset for each fit; a checkpoint's state is loaded after this."""
         if stage == "fit":
             self.best_score, self.wait_count = None, 0
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Count validations from here on."""
         self._validations_seen = 0
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Check, if configured for an epoch's end."""
         if self.check_on_train_epoch_end:
             self._look(trainer)
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Check, if configured for validations."""
-        if not self.check_on_train_epoch_end and trainer.session.stage == "fit":
+        if not self.check_on_train_epoch_end and trainer.state.stage in ("fit", "sanity_check"):
             self._look(trainer)
 
-    def _look(self, trainer: Trainer) -> None:
+    def _look(self, trainer: RunView) -> None:
         """Compare with the best value, count, and request a stop."""
-        session = trainer.session
+        evaluator = trainer.evaluator
         if self.monitor not in trainer.callback_metrics:
-            if session.awaits_validation or not self.strict:
+            if evaluator.is_awaited or not self.strict:
                 return
             raise ConfigError(f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
-        if self.monitor in session.validation_names and session.num_validations == self._validations_seen:
+        if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
-        self._validations_seen = session.num_validations
+        self._validations_seen = evaluator.num_validations
         value = trainer.callback_metrics[self.monitor]
         sign = 1.0 if self.mode == "min" else -1.0
         if self.check_finite and not math.isfinite(value):

@@ -39,13 +39,13 @@ class Elastic(Callback):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Commit: also a rank that has just joined can resume from here."""
-        trainer.engine.whereabouts.step = trainer.global_step
+        trainer.engine.heartbeat.step = trainer.global_step
         if trainer.elastic is not None:
             trainer.elastic.begin()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Commit every few steps, and report progress to the launcher."""
-        here = trainer.engine.whereabouts
+        here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
         if trainer.elastic is not None and trainer.global_step % self.commit_every_n_steps == 0:

@@ -8,18 +8,16 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 DURING = ("step", "validation", "saving", "recovery")
 _KEYS: dict[str, tuple[Any, Any]] = {  # key -> (what it must be, its default)
@@ -63,7 +61,7 @@ class FaultInjection(Callback):
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
         self.faults = [_read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)]
-        self._actions: dict[str, Callable[[dict[str, Any], Trainer, Task], None]] = {
+        self._actions: dict[str, Callable[[dict[str, Any], RunView, Task], None]] = {
             "kill": lambda fault, *_: os.kill(os.getpid(), signal.SIGKILL),
             "terminate": lambda fault, *_: os.kill(os.getpid(), signal.SIGTERM),
             "stop": lambda fault, *_: os.kill(os.getpid(), signal.SIGSTOP),
@@ -75,30 +73,30 @@ class FaultInjection(Callback):
             "add_host": lambda fault, *_: _edit_hosts(fault, there=True),
         }
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Inject the faults due in a step."""
         self._inject("step", trainer, task)
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Delay the rank, for "slow"."""
         for fault in self.faults:
             if fault["do"] == "slow" and fault["rank"] == trainer.global_rank and trainer.global_step >= fault["step"]:
                 time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
 
-    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Inject the faults due during a validation."""
         if batch_idx == 1 and not trainer.sanity_checking:
             self._inject("validation", trainer, task)
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Inject the faults due while state is collected."""
         self._inject("saving", trainer, task)
 
-    def on_load_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Inject the faults due while a run is restored."""
         self._inject("recovery", trainer, task)
 
-    def _inject(self, during: str, trainer: Trainer, task: Task) -> None:
+    def _inject(self, during: str, trainer: RunView, task: Task) -> None:
         for i, fault in enumerate(self.faults):
             here = fault["during"] == during and fault["rank"] == trainer.global_rank and fault["do"] != "slow"
             if here and trainer.global_step >= fault["step"] and self._is_first(trainer.run_dir / "faults" / str(i)):
@@ -150,11 +148,11 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
 DEEDS = ("kill", "terminate", "stop", "raise", "hang", "slow", "nan", "cut_checkpoint", "drop_host", "add_host")
 
 
-def _raise(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+def _raise(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
     raise RuntimeError(f"FaultInjection raises this on rank {trainer.global_rank} after step {trainer.global_step}.")
 
 
-def _poison(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+def _poison(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
     """Fill the next gradient of the first trained parameter with NaN."""
     parameter = next(p for p in task.parameters() if p.requires_grad)
 
@@ -165,9 +163,9 @@ def _poison(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
     handle = parameter.register_hook(fill)  # type: ignore[no-untyped-call]
 
 
-def _cut(fault: dict[str, Any], trainer: Trainer, task: Task) -> None:
+def _cut(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
     """Truncate the largest file of the newest checkpoint to half its size."""
-    trainer.session.writer.wait()
+    trainer.checkpoints.wait()
     newest = (trainer.run_dir / "checkpoints" / "last").resolve()
     if not newest.is_dir():
         print(f"FaultInjection: cut_checkpoint found no checkpoint in {newest.parent}.", flush=True)

@@ -8,19 +8,16 @@ alone determines which parameters are frozen. (Lightning adds parameter groups d
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.errors import ConfigError, TaskError, did_you_mean
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class BaseFinetuning(Callback):
@@ -59,25 +56,24 @@ class BaseFinetuning(Callback):
             if isinstance(part, _BatchNorm):
                 part.train()
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""
         if stage == "fit":
             self._next = 0
             self.freeze_before_training(task)
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Call `finetune_function` for this epoch and, after a resume, for the epochs before it.
 
         Raises:
             TaskError: a thawed parameter is in no optimizer.
         """
-        run = trainer.session.run
         frozen = [parameter for parameter in task.parameters() if not parameter.requires_grad]
         for epoch in range(self._next, trainer.current_epoch + 1):
-            for optimizer in run.optimizers:
+            for optimizer in trainer.optimizers:
                 self.finetune_function(task, epoch, optimizer)
         self._next = trainer.current_epoch + 1
-        _check_optimized(task, run.not_optimized, [parameter for parameter in frozen if parameter.requires_grad])
+        _check_optimized(task, trainer.optimizers, [parameter for parameter in frozen if parameter.requires_grad])
 
 
 @checked
@@ -117,30 +113,29 @@ class BackboneFinetuning(BaseFinetuning):
         elif epoch < self.unfreeze_backbone_at_epoch:
             self.freeze(self._modules(task), self.train_bn)
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print what is frozen; fail now rather than at the thaw.
 
         Raises:
             TaskError: the backbone is in no optimizer, or a group that needs its own rate holds other parameters.
         """
         parameters = [parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)]
-        run = trainer.session.run
-        _check_optimized(task, run.not_optimized, parameters)
+        _check_optimized(task, trainer.optimizers, parameters)
         if self.backbone_initial_ratio_lr < 1:
-            _check_groups(run.optimizers, parameters)
+            _check_groups(trainer.optimizers, parameters)
         if trainer.is_global_zero and trainer.current_epoch < self.unfreeze_backbone_at_epoch:
             never = trainer.max_epochs is not None and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
             until = f"in all {trainer.max_epochs} epochs" if never else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
             print(f"Finetuning: {', '.join(self.backbone)} not trained {until}.", flush=True)
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Thaw, and set the backbone's fraction of the rate."""
         super().on_train_epoch_start(trainer, task)
         epochs = trainer.current_epoch - self.unfreeze_backbone_at_epoch
         if self.backbone_initial_ratio_lr < 1 and epochs >= 0:
             own = {parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)}
             share = min(1.0, self.backbone_initial_ratio_lr * self.lr_growth**epochs)
-            rates = trainer.session.run.rates
+            rates = trainer.rates
             rates.set_shares(
                 {i: share for i, group in enumerate(rates.groups) if group["params"] and group["params"][0] in own},
                 trainer.global_step - trainer.state.skipped_steps,
@@ -171,8 +166,8 @@ def _no_module(task: Task, name: str, known: list[str]) -> str:
     )
 
 
-def _check_optimized(task: Task, not_optimized: Iterable[Any], thawed: Iterable[nn.Parameter]) -> None:
-    lacking = set(not_optimized).intersection(thawed)
+def _check_optimized(task: Task, optimizers: Iterable[Optimizer], thawed: Iterable[nn.Parameter]) -> None:
+    lacking = set(thawed) - {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     names = [name for name, parameter in task.named_parameters() if parameter in lacking]
     if names:
         raise TaskError(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import checked
-from trainkit.console import console_of, plural
+from trainkit.console import console_of, plural, try_to_write
 from trainkit.data.feed import StreamFeed
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 FILE = "goodput.json"
 PARTS = {
@@ -85,12 +83,12 @@ class Goodput(Callback):
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Record the start time of this process, or of this attempt."""
         if stage == "fit":
             self._began, self.ledger = time.perf_counter(), None
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Open the ledger on rank 0, or continue it."""
         if not trainer.is_global_zero:
             return
@@ -98,7 +96,7 @@ class Goodput(Callback):
         self._mark = self._flushed = time.perf_counter()
         own = self._mark - self._began
         gap = own if ledger.until is None else max(own, time.time() - ledger.until)
-        if trainer.session.goes_on_from_memory:
+        if trainer.checkpoints.resumed_from_memory:
             ledger.seconds["recovering"] += gap
         else:
             ledger.seconds["starting"] += own
@@ -106,23 +104,23 @@ class Goodput(Callback):
         ledger.ranks.append([trainer.global_step, trainer.world_size])
         self._flush(trainer)
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """For a stream, the time before a step was spent on data; otherwise it belongs to no known part."""
-        self._add("data" if isinstance(trainer.session.run.feed, StreamFeed) else "other")
+        self._add("data" if isinstance(trainer.train_feed, StreamFeed) else "other")
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """End the wait for the loader."""
         self._add("data")
 
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count a part of a step."""
         self._add_step(trainer.global_step)
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Count a part of a step."""
         self._add_step(trainer.global_step)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Count the rest of a step; `global_step` has been incremented."""
         self._add_step(trainer.global_step - 1)
         if self.ledger is not None:
@@ -130,35 +128,35 @@ class Goodput(Callback):
             if time.perf_counter() - self._flushed > _FLUSH_S:
                 self._flush(trainer)
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Start a validation."""
         self._add("other")
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """End a validation."""
         self._add("validating")
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Start a save."""
         self._add("other")
 
-    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         """End the part of a save that training waits for."""
         self._add("saving")
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Log the goodput."""
         self._add("other")
         if self.ledger is not None:
-            trainer.session.hooks("on_metrics", {"goodput": self.ledger.goodput}, trainer.global_step)
+            trainer.log_metrics({"goodput": self.ledger.goodput})
 
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Print the ledger."""
         if self.ledger is not None:
             self._add("other")
             show(self.ledger)
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Write the file, however the fit ends."""
         if self.ledger is not None and stage == "fit":
             self._add("other")
@@ -175,9 +173,9 @@ class Goodput(Callback):
         if self.ledger is not None:
             self._add("repeating" if step < self.ledger.furthest else "steps")
 
-    def _flush(self, trainer: Trainer) -> None:
+    def _flush(self, trainer: RunView) -> None:
         assert self.ledger is not None
-        trainer.session.try_files(self.ledger.write, f"{FILE} could not be written")
+        try_to_write(self.ledger.write, f"{FILE} could not be written")
         self._flushed = time.perf_counter()
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.sync_guard import allowed_read
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -48,14 +46,14 @@ class GradientMonitor(Callback):
         self._norms: dict[str, Tensor] = {}
         self._before: dict[str, list[Tensor]] = {}
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Discard norms of an earlier step, which may have failed."""
         self._norms, self._before = {}, {}
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Compute the norms, once per step, whatever the number of optimizers."""
         due = is_log_step(trainer, 1, self.every_n_steps)
-        if not due or not trainer.is_global_zero or optimizer is not trainer.session.run.optimizers[0]:
+        if not due or not trainer.is_global_zero or optimizer is not trainer.optimizers[0]:
             return
         groups = self._groups(task)
         found = {name: [_dense(p.grad) for p in own if p.grad is not None] for name, own in groups.items()}
@@ -63,7 +61,7 @@ class GradientMonitor(Callback):
         if self.update_ratio:
             self._before = {name: [p.detach().clone() for p in own] for name, own in groups.items()}
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Read the norms in one copy and log them."""
         if not self._norms:
             return

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch.optim import Optimizer
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
 from trainkit.optim.forms import ScheduleConfig
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -46,26 +44,26 @@ class LearningRateMonitor(Callback):
         self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
         self._by_steps = False
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Choose the logging interval; fail now if two groups share a name."""
-        run, contract = trainer.session.run, trainer.contract
+        run, contract = trainer, trainer.batch_plan
         moves = contract.warmup_steps > 0 or any(config.interval == "step" for config in run.rates.schedules)
         self._by_steps = self.logging_interval == "step" or (self.logging_interval is None and moves)
         names_of(run.optimizers, run.rates.schedules)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Log with the step's values."""
         if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
             write(trainer, self.read(trainer))
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Log the rates at the epoch's start."""
         if not self._by_steps and trainer.is_global_zero:
             write(trainer, self.read(trainer))
 
-    def read(self, trainer: Trainer) -> dict[str, float]:
+    def read(self, trainer: RunView) -> dict[str, float]:
         """Return the values by name. Waits for the device if an optimizer keeps its rate on it (capturable)."""
-        run, values = trainer.session.run, {}
+        run, values = trainer, {}
         names = names_of(run.optimizers, run.rates.schedules)
         for optimizer, of_groups in zip(run.optimizers, names, strict=True):
             for group, name in zip(optimizer.param_groups, of_groups, strict=True):

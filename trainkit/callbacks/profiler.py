@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.console import console_of, short
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
+from trainkit.console import console_of, short, try_to_write
 
 _WIDTH = 118
 _FILE = "profile-simple.txt"
@@ -44,48 +42,48 @@ class SimpleProfiler(Callback):
         self._depth, self._in_hooks = 0, 0.0
         self._mark: tuple[float, float] | None = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Start to time hooks."""
         if stage == "fit":
             self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
             self._began = time.perf_counter()
             if self._is_timed:
-                trainer.session.hooks.wrap(self._around)
+                trainer.wrap_hooks(self._around)
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Start the wait for data."""
         self._mark = (time.perf_counter(), self._in_hooks)
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """End the wait for data."""
         self._part(0)
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """End the forward pass."""
         self._part(1)
 
-    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """End the backward pass."""
         self._part(2)
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """End the reduction and the clipping."""
-        if optimizer is trainer.session.run.optimizers[0]:
+        if optimizer is trainer.optimizers[0]:
             self._part(3)
 
-    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """End the optimizer's update."""
-        if optimizer is trainer.session.run.optimizers[0]:
+        if optimizer is trainer.optimizers[0]:
             self._part(4)
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Print the table and write the file, however the fit ends."""
         if stage == "fit" and self.seconds:
             total_s = time.perf_counter() - self._began
             console_of().print(self.table(total_s, _SHOWN))
             table = self.table(total_s)
             path = trainer.run_dir / "reports" / _FILE
-            trainer.session.try_files(lambda: _write(path, table), f"{path.name} could not be written")
+            try_to_write(lambda: _write(path, table), f"{path.name} could not be written")
 
     def table(self, total_s: float, most: int | None = None) -> Table:
         """Return the timed parts, longest first; with `most`, that many rows and one for the others."""
@@ -162,7 +160,7 @@ class PyTorchProfiler(Callback):
         self._profile: profile | None = None
         self._done = False
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start the profiler's schedule."""
         self._done = False
         on_gpu = trainer.engine.device.type == "cuda"
@@ -174,27 +172,25 @@ class PyTorchProfiler(Callback):
         )
         self._profile.start()
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Advance the schedule by a step."""
         if self._profile is not None:
             self._profile.step()
             if self._done:
                 self._stop()
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Stop; report a run too short to record anything."""
         self._stop()
         if not self._done:
             needed = self.wait + self.warmup
-            trainer.session.tell(
-                f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait."
-            )
+            trainer.say(f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait.")
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Stop the profiler."""
         self._stop()
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Stop the profiler if a signal ended the run."""
         self._stop()
 
@@ -203,7 +199,7 @@ class PyTorchProfiler(Callback):
         if running is not None:
             running.stop()
 
-    def _write(self, trainer: Trainer, ready: profile) -> None:
+    def _write(self, trainer: RunView, ready: profile) -> None:
         self._done = True
         trace = trainer.run_dir / "profiler" / f"rank-{trainer.global_rank}.json.gz"
 
@@ -216,9 +212,9 @@ class PyTorchProfiler(Callback):
                 table = trainer.run_dir / "reports" / "profile-pytorch.txt"
                 table.parent.mkdir(exist_ok=True)
                 table.write_text(text)
-                trainer.session.tell(f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}")
+                trainer.say(f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}")
 
-        trainer.session.try_files(write, "The profile could not be written")
+        try_to_write(write, "The profile could not be written")
 
 
 PROFILERS: dict[str, Callable[[], Callback]] = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}

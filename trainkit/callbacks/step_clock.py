@@ -6,16 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.data.feed import StreamFeed
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 PARTS = ("data", "compute", "communication", "optimizer", "hooks")
 _KEPT = 4096  # steps whose durations are retained
@@ -63,6 +61,8 @@ class StepClock(Callback):
         durations: the seconds of the last steps, newest last, by the host's clock.
     """
 
+    is_step_clock = True
+
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._reset(torch.device("cpu"), stream=False)
@@ -87,31 +87,31 @@ class StepClock(Callback):
         compute = self._seconds["compute"] + ahead
         return Times(self.steps, self._seconds | {"compute": compute, "communication": waited})
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset the clock."""
-        self._reset(trainer.engine.device, isinstance(trainer.session.run.feed, StreamFeed))
+        self._reset(trainer.engine.device, isinstance(trainer.train_feed, StreamFeed))
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Start a step."""
         self.begin()
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Note that the batch is on the device."""
         self.batch_came()
 
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Note that its backward has run, or is queued."""
         self.batch_done()
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Note that the gradients of the whole step are reduced."""
         self.sums_came()
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """End the step."""
         self.end()
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Pause the clock during a validation."""
         self.pause()
 
@@ -169,7 +169,7 @@ def _event() -> torch.cuda.Event:
     return event
 
 
-def is_log_step(trainer: Trainer, ahead: int = 0, every_n_steps: int | None = None) -> bool:
+def is_log_step(trainer: RunView, ahead: int = 0, every_n_steps: int | None = None) -> bool:
     """Return whether this step's values are logged.
 
     Args:
@@ -177,10 +177,10 @@ def is_log_step(trainer: Trainer, ahead: int = 0, every_n_steps: int | None = No
         ahead: 1 within a step, which is counted only after its update.
         every_n_steps: replaces `log_every_n_steps`.
     """
-    return (trainer.global_step + ahead) % (every_n_steps or trainer.settings.limits.log_every_n_steps) == 0
+    return (trainer.global_step + ahead) % (every_n_steps or trainer.options.limits.log_every_n_steps) == 0
 
 
-def write(trainer: Trainer, values: dict[str, float]) -> None:
+def write(trainer: RunView, values: dict[str, float]) -> None:
     """Pass this step's numbers to the loggers on rank 0; do nothing on other ranks."""
     if values and trainer.is_global_zero:
-        trainer.session.hooks("on_metrics", values, trainer.global_step)
+        trainer.log_metrics(values)

@@ -6,16 +6,13 @@ import socket
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import Times
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _OWN = {  # part -> description, remedy
     "data": ("waits for data", "More data.num_workers, a faster disk, or smaller samples on its host."),
@@ -100,12 +97,12 @@ class Stragglers(Callback):
         self._before: Times | None = None
         self.found: list[Straggler] = []
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset."""
         self._before = trainer.step_clock.read()
         self._reported: set[tuple[int, str]] = set()
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Compare every `every_n_steps` steps."""
         assert self._before is not None, "training has begun"
         if trainer.world_size > 1 and trainer.step_clock.steps - self._before.steps >= self.every_n_steps:
@@ -113,12 +110,12 @@ class Stragglers(Callback):
             self._compare(trainer, times - self._before)
             self._before = times
 
-    def _compare(self, trainer: Trainer, times: Times) -> None:
-        ranks = trainer.engine.all_gather_object((socket.gethostname(), times.per_step()))
+    def _compare(self, trainer: RunView, times: Times) -> None:
+        ranks = trainer.engine.comm.all_gather_object((socket.gethostname(), times.per_step()))
         self.found = find_stragglers(ranks, self.factor)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._reported:
-                trainer.session.tell(str(straggler))
+                trainer.say(str(straggler))
         self._reported = {(straggler.rank, straggler.part) for straggler in self.found}
         if trainer.is_global_zero:
             own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
@@ -126,4 +123,4 @@ class Stragglers(Callback):
             unhidden = ranks[slowest][1]["communication"]
             behind = own[slowest] - statistics.median_low(own)
             values = {"straggler/behind": behind, "straggler/communication": unhidden / max(1e-9, own[slowest] + unhidden)}
-            trainer.session.hooks("on_metrics", values, trainer.global_step)
+            trainer.log_metrics(values)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.model_summary.layers import flop_counter
 from trainkit.callbacks.step_clock import is_log_step, write
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from trainkit.api.task import Task
     from trainkit.callbacks.step_clock import Times
-    from trainkit.trainer import Trainer
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -86,21 +86,21 @@ class ThroughputMonitor(Callback):
         self._paused, self._paused_at = 0.0, 0.0
         self._counted: float | None = None
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset, and look up the device's peak."""
         self._forget()
-        session, device = trainer.session, trainer.engine.device
-        self._counts = self.flops_per_sample is None and not session.settings.compile and trainer.is_global_zero
+        numerics, device = trainer.options.numerics, trainer.engine.device
+        self._counts = self.flops_per_sample is None and not numerics.compile and trainer.is_global_zero
         self._peak = self.peak_flops
         if self._peak is None and device.type == "cuda":
-            name, precision = torch.cuda.get_device_name(device), session.settings.precision
+            name, precision = torch.cuda.get_device_name(device), numerics.precision
             self._peak = peak_flops_of(name, precision)
             if self._peak is None:
-                session.tell(f"No MFU: the peak of {name} at {precision} is unknown. Give {self.config_key}.peak_flops.")
-        if session.settings.compile and self.flops_per_sample is None:
-            session.tell(f"No MFU: FLOPs cannot be counted under trainer.compile. Give {self.config_key}.flops_per_sample.")
+                trainer.say(f"No MFU: the peak of {name} at {precision} is unknown. Give {self.config_key}.peak_flops.")
+        if numerics.compile and self.flops_per_sample is None:
+            trainer.say(f"No MFU: FLOPs cannot be counted under trainer.compile. Give {self.config_key}.flops_per_sample.")
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Count the batch's samples and items; start to count FLOPs at the first batch."""
         self._stop_counting()  # an earlier attempt at this batch failed and is repeated
         self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
@@ -109,14 +109,14 @@ class ThroughputMonitor(Callback):
             self._counter = flop_counter()
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take the FLOPs counted."""
         if self._counter is not None:
             flops, target = self._stop_counting(), task._log_target
             assert target is not None, "the loop has set it"
             self._counted = flops / target.num_samples
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Set the first mark at the first step's end; log when due."""
         if self._marks and not is_log_step(trainer):
             return
@@ -128,15 +128,15 @@ class ThroughputMonitor(Callback):
             write(trainer, self._values(trainer, self._marks[0], mark))
         self._marks.append(mark)
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Exclude the validation from the time."""
         self._paused_at = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Resume the time of training."""
         self._paused += time.perf_counter() - self._paused_at
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Stop counting FLOPs."""
         self._stop_counting()
 
@@ -147,16 +147,16 @@ class ThroughputMonitor(Callback):
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return counter.get_total_flops()
 
-    def _mark(self, trainer: Trainer) -> _Mark:
+    def _mark(self, trainer: RunView) -> _Mark:
         engine, samples, items = trainer.engine, trainer.state.samples_seen, 0
         if self.batch_size_fn is not None:
-            samples = engine.sum_number(self._samples)
+            samples = engine.comm.sum_number(self._samples)
         if self.length_fn is not None:
-            items = engine.sum_number(self._items)
+            items = engine.comm.sum_number(self._items)
         times = trainer.step_clock.read()  # waits for the device, so that the time fits the samples
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 
-    def _values(self, trainer: Trainer, before: _Mark, now: _Mark) -> dict[str, float]:
+    def _values(self, trainer: RunView, before: _Mark, now: _Mark) -> dict[str, float]:
         seconds = max(1e-9, now.seconds - before.seconds)
         rate = (now.samples - before.samples) / seconds
         values = {"samples_per_s": rate}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import Duration, checked, seconds_of
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 STAGES = ("train", "validate", "test")
 
@@ -40,6 +38,11 @@ class Timer(Callback):
         self._clock_at_start = 0.0
         self._agreed = 0.0  # seconds of training by the agreed clock, the same on all ranks
 
+    @property
+    def ends_run(self) -> bool:  # type: ignore[override]
+        """See Callback."""
+        return self.duration_s is not None
+
     def start_time(self, stage: str = "train") -> float | None:
         """Return when a stage began ("train", "validate", "test"), by time.monotonic(); None if it has not."""
         return self._begun.get(_known(stage))
@@ -57,46 +60,46 @@ class Timer(Callback):
         """Return the seconds left of `duration`, at least 0; None without a limit."""
         return None if self.duration_s is None else max(0.0, self.duration_s - self.time_elapsed(stage))
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset: a second fit is another run."""
         if stage == "fit":
             self._before = self._agreed = 0.0
             self._begun.clear()
             self._ended.clear()
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start the clock; a resumed run may have no time left."""
         self._begin("train")
-        self._clock_at_start = trainer.session.pulse.look()
+        self._clock_at_start = trainer.coordinator.sync_clock()
         self._look(trainer)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Check the clock."""
-        self._agreed = self._before + trainer.session.pulse.now - self._clock_at_start
+        self._agreed = self._before + trainer.coordinator.now - self._clock_at_start
         if self.interval == "step":
             self._look(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Check the clock."""
         self._look(trainer)
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Stop measuring."""
         self._ended["train"] = time.monotonic()
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Start measuring."""
         self._begin("validate")
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Stop measuring."""
         self._ended["validate"] = time.monotonic()
 
-    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+    def on_test_start(self, trainer: RunView, task: Task) -> None:
         """Start measuring."""
         self._begin("test")
 
-    def on_test_end(self, trainer: Trainer, task: Task) -> None:
+    def on_test_end(self, trainer: RunView, task: Task) -> None:
         """Stop measuring."""
         self._ended["test"] = time.monotonic()
 
@@ -112,7 +115,7 @@ class Timer(Callback):
         self._begun[stage] = time.monotonic()
         self._ended.pop(stage, None)
 
-    def _look(self, trainer: Trainer) -> None:
+    def _look(self, trainer: RunView) -> None:
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
                 f"the time limit is reached: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}"

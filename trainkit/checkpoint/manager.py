@@ -22,7 +22,7 @@ from torch import nn
 
 from trainkit.checkpoint.find import load
 from trainkit.checkpoint.format import Snapshot
-from trainkit.checkpoint.stateful import require_plain, tensors_of
+from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
@@ -103,7 +103,9 @@ class CheckpointManager:
         saves_alone: whether rank 0 saves without the other ranks, after an error.
     """
 
-    def __init__(self, engine: Engine, stores: Sequence[Store], say: Callable[[str], None], writer: Writer | None = None) -> None:
+    def __init__(
+        self, engine: Engine, stores: Sequence[Store], say: Callable[[str], None], writer: Writer | None = None
+    ) -> None:
         self._engine, self.stores, self._say = engine, list(stores), say
         self.writer = writer or Writer()
         self.resumed_from: str | None = None
@@ -155,16 +157,16 @@ class CheckpointManager:
         """
         contents, outcome = self.contents, Future[bool]()
         if not self.saves_alone:
-            self._engine.broadcast_tensors(contents.task.buffers())
+            self._engine.comm.broadcast_tensors(contents.task.buffers())
         with contents.saving() as extra:
             training = None
             if not weights_only:
                 own = self.rank_parts()
-                ranks = [own] if self.saves_alone else self._engine.all_gather_object(own)
+                ranks = [own] if self.saves_alone else self._engine.comm.all_gather_object(own)
                 training = self.collect(extra, ranks)
-            if self._engine.is_main:
-                snapshot = self.writer.snapshot(tensors_of(contents.task), training, contents.about())
-        if self._engine.is_main:
+            if self._engine.ranks.is_main:
+                snapshot = self.writer.snapshot(self._engine.model_state(contents.task), training, contents.about())
+        if self._engine.ranks.is_main:
             self.writer.start(lambda: outcome.set_result(self._write(store, name, snapshot, changes)))
         else:
             outcome.set_result(True)
@@ -254,7 +256,7 @@ class CheckpointManager:
             settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
             return path, training | {"optimizers": settings}
 
-        found = self._engine.run_on_main(read_on_rank_0)
+        found = self._engine.comm.run_on_main(read_on_rank_0)
         if found is None:
             return None
         self.resumed_from, saved = found
@@ -289,7 +291,7 @@ class CheckpointManager:
 
     def rescue(self, save: Callable[[], None]) -> None:
         """Let rank 0 save the state from before the step that failed; the other ranks may be anywhere."""
-        if not self._engine.is_main or self._undo is None:
+        if not self._engine.ranks.is_main or self._undo is None:
             return
         parts = self._undo.undo()
         if parts is None:

@@ -13,29 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainkit.errors import TaskError
 from trainkit.version import __version__
 
-
 # What a reader that runs no code can build again. By exact type: numpy.float64 is a float, and is refused when read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's weights and buffers by name.
-
-    Raises:
-        TaskError: its state_dict holds something else.
-    """
-    state: dict[str, Any] = model.state_dict()
-    if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
-        raise TaskError(
-            f"{type(model).__name__}.state_dict()['{strange[0]}'] is a {type(state[strange[0]]).__name__}; weights are tensors. "
-            "Keep other things in on_save_checkpoint."
-        )
-    return state
 
 
 def packed_part(own: dict[str, Any], of_rank_0: dict[str, Any] | None) -> bytes:

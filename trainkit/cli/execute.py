@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.config.compose import Job
 from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class RunFiles(Callback):
@@ -23,7 +20,7 @@ class RunFiles(Callback):
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Write them."""
         if stage == "fit" and trainer.is_global_zero:
             for name, text in self._files.items():
@@ -53,7 +50,7 @@ def execute(job: Job) -> None:
         run = trainer.validate if job.command == "validate" else trainer.test
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
         if trainer.is_global_zero:
-            source = trainer.session.resumed_from
+            source = trainer.run.checkpoints.resumed_from
             _show_metrics(metrics, short(source) if source else "the weights as the task builds them (no ckpt_path)")
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
-from trainkit.run.setup import seed_everything
 from trainkit.trainer import Trainer
 
 
@@ -64,7 +64,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
         run_dir=config["run_dir"],
         seed=config["seed"],
     )
-    trainer.config = config
+    trainer.options = replace(trainer.options, config=config)
     data = instantiate(config["data"], "data", trusted) if config.get("data") else None
     _all_are([data] if data is not None else [], DataModule, "data")
     return Built(trainer, instantiate(config["task"], "task", trusted), data)

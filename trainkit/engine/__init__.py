@@ -1,1 +1,1 @@
-"""Engines: the machines behind the wall (base.py). This file imports nothing, so that launcher.py stays free of torch."""
+"""Engines: the machines behind the wall (base.py). This file imports nothing, so select.py and options.py need no torch."""

@@ -1,13 +1,19 @@
 """The wall between the loop and the machines: what an engine is.
 
-An engine is a context manager. Inside it knows its place among the ranks, sums gradients over them while backward
-runs, and does a few collectives. The loop sees nothing else of Horovod or torch.distributed:
+An engine is a context manager of four facets; the loop sees nothing else of Horovod or torch.distributed:
+
+    engine.ranks        rank, world_size, local_rank, ...                           ranks.py
+    engine.comm         all_reduce, broadcast, gather, barrier, ...                 collectives.py
+    engine.heartbeat    what a watchdog and a timeline see of this rank             heartbeat.py
+    the step            the methods below, in this order:
 
     with engine:
-        engine.prepare(model, optimizers)          # rank 0's weights and optimizer state to everyone, gradients hooked
-        with engine.no_sync(): engine.backward(loss * share)      # all but the last microbatch of a step
-        engine.backward(loss * share)                             # the last one: sums start while it runs
-        engine.reduce_gradients()                                 # waits; now p.grad is the sum over ranks, everywhere
+        engine.shard(task)                                  # before optimizers are made
+        engine.prepare(task, optimizers, precision)         # weights and optimizer state of rank 0 to all, gradients hooked
+        with engine.no_sync(): engine.backward(loss * share)    # all but the last microbatch of a step
+        engine.backward(loss * share)                           # the last one: sums start while it runs
+        engine.finish_gradients(correction, clip_val)           # reduce -> unscale -> divide -> clip
+        engine.step()                                           # update, or held back; clear
 
 Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py), so that the sum is
 the gradient of the mean over all samples of the step, however unevenly they are split.
@@ -16,73 +22,59 @@ the gradient of the mean over all samples of the step, however unevenly they are
 from __future__ import annotations
 
 import contextlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from trainkit.engine.heartbeat import Here, Observed
-from trainkit.engine.process_set import Place
+from trainkit.device.precision import Precision
+from trainkit.engine.collectives import Collectives
+from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.pinning import Device
+from trainkit.engine.ranks import Ranks
+from trainkit.engine.reduce.reducer import GradientReducer
+from trainkit.engine.states import whole_state
 from trainkit.engine.sync_batchnorm import convert
-from trainkit.errors import ConfigError, EngineError, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
-
-Device = Literal["auto", "cpu", "cuda"]
-
-
-class PeerError(EngineError):
-    """A collective failed because another rank ended; that rank's own message says why."""
+from trainkit.optim.clipping import clear_gradients, clip, with_gradients
 
 
-class RanksChanged(EngineError):
-    """The launcher has another set of ranks to go on with; raised on all ranks at the same step."""
-
-
-class Engine(Observed, ABC):
+class Engine(ABC):
     """The ranks of a run and what they do together.
 
     Attributes:
         name: "single", "horovod" or "ddp".
-        rank: this process among all, from 0 (valid inside the context).
-        world_size: number of processes.
-        local_rank: this process among those of its host, from 0.
-        local_size: number of processes on this host.
-        device: where this rank computes.
-        told: options that change what is computed or sent, where they are not the defaults; the banner shows them.
-        is_elastic: whether ranks may be formed anew while this process lives; set once the context was entered.
-        kept_step: the newest step that this process can go on from in memory, -1 for none; an elastic launcher makes the
-            process with the newest one rank 0.
-        comes_late: whether this process was started to join others that may be training; they wait for it from the moment at
-            which it enters the context.
-        takes_part: false on a rank outside `engine.process_set`: it enters the engine, does nothing more, and waits at
-            its exit until the others have done their work.
+        ranks: this process's place among the ranks.
+        comm: the collectives.
+        heartbeat: what others see of this rank while it works.
+        device: where this rank computes; valid inside the context.
+        launcher: what started this process.
+        shown_options: options that change what is computed or sent, if they are not the defaults; the banner shows them.
+
+    Args:
+        device: the requested device; nothing is initialised before `__enter__`.
+        ranks: see the attribute.
+        heartbeat: see the attribute.
+        comm: see the attribute.
     """
 
     name: str
-    peer_errors: tuple[type[Exception], ...] = ()  # what the framework raises where another rank is gone
-    takes_part = True
-    is_elastic = False
-    comes_late = False
-    kept_step = -1
-    told: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
+    shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
 
-    def __init__(self, device: Device = "auto") -> None:
-        """Remember the wish for a device; nothing starts before the context is entered."""
-        self._device_wish = device
+    def __init__(self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives) -> None:
         self.launcher: Launcher = read_launcher()
-        self.rank, self.world_size = self.launcher.rank, self.launcher.world_size
-        self.local_rank, self.local_size = self.launcher.local_rank, self.launcher.local_size
+        self.ranks, self.heartbeat, self.comm = ranks, heartbeat, comm
         self.device = torch.device("cpu")
-        self.whereabouts = Here()
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this rank writes the run's files and prints."""
-        return self.rank == 0 and self.takes_part
+        self._requested_device: Device = device
+        self._reducer: GradientReducer | None = None
+        self._task: nn.Module | None = None
+        self._optimizers: Sequence[Optimizer] = ()
+        self._precision: Precision | None = None
+        self._not_optimized: list[nn.Parameter] = []
 
     def __enter__(self) -> Engine:
         self._start()
@@ -91,121 +83,124 @@ class Engine(Observed, ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
         if kind is None:
-            self._wait_for_all()  # after an error nobody waits: the launcher ends the other ranks
+            self.comm.wait_for_process_set()  # after an error no rank waits: the launcher ends the others
 
-    def _wait_for_all(self) -> None:  # noqa: B027 - an engine without process sets has nobody to wait for
-        """Keep the ranks outside of a process set from ending, and with them the connections, before the others are done."""
+    @abstractmethod
+    def _start(self) -> None:
+        """Connect the ranks, assign their numbers, and pin the device."""
 
-    @property
-    def first_ranks(self) -> int:
-        """The number of ranks that the job was started with."""
-        return self.world_size
+    # -- the step ---------------------------------------------------------------------------------------------------
 
-    @property
-    def most_ranks(self) -> int:
-        """The number of ranks that there can be while this process lives; 0 where nothing limits it."""
-        return self.world_size
+    def shard(self, task: nn.Module) -> None:  # noqa: B027 - replicas have nothing to split
+        """Split the task's parameters over ranks, before optimizers are made of them. Replicas stay whole."""
 
-    @property
-    def ranks_change(self) -> bool:
-        """Whether the launcher asks for the ranks to be formed anew. Asks nobody: cheap."""
-        return False
+    def prepare(self, task: nn.Module, optimizers: Sequence[Optimizer], precision: Precision | None = None) -> None:
+        """Give all ranks rank 0's weights, buffers and optimizer state, and hook the task's gradients.
 
-    def begin(self, stage: str) -> None:  # noqa: B027 - only an elastic job has ranks that come later
-        """Hear what all ranks are about to do: "fit", "validate", "test" or "predict".
-
-        Raises:
-            ConfigError: a rank that comes later, and starts the script from its top, would not find the others there.
+        Args:
+            task: the model that `backward` runs through.
+            optimizers: what `step` updates it with; none for an evaluation.
+            precision: unscales and updates; None for plain `optimizer.step()`.
         """
+        self.release()
+        self._task, self._optimizers, self._precision = task, optimizers, precision
+        optimized = {parameter for opt in optimizers for group in opt.param_groups for parameter in group["params"]}
+        self._not_optimized = [parameter for parameter in task.parameters() if parameter not in optimized]
 
-    def leave(self) -> None:  # noqa: B027 - only an elastic engine's ranks are formed anew
-        """Cut the connections, so that entering the engine again joins the ranks that there are then."""
+    def release(self) -> None:
+        """Undo `prepare`. The ranks stay connected, so that fit can be followed by test."""
+        if self._reducer is not None:
+            self._reducer.remove()
+        self._sum_by(None)
+        self._task, self._optimizers, self._precision, self._not_optimized = None, (), None, []
 
-    @property
-    def _gpu_number(self) -> int:
-        """This rank's among the GPUs of its host."""
-        return self.local_rank
-
-    @contextlib.contextmanager
-    def _peers(self, what: str) -> Iterator[None]:
-        """Say what this rank waits for within the context, and name a collective that fails because another rank is gone."""
-        self.whereabouts.waiting = what
-        try:
-            yield
-        except self.peer_errors as error:
-            raise PeerError(f"Another rank ended or sent something else: {error}") from error
-        finally:
-            self.whereabouts.waiting = ""
-
-    def _take_place(self, place: Place) -> None:
-        """Count ranks from now on among those of the process set."""
-        self.takes_part, self.rank, self.world_size = place.takes_part, place.rank, len(place.ranks)
-        self.local_rank, self.local_size = place.local_rank, place.local_size
-
-    def _pin_device(self) -> None:
-        """Choose this rank's device by its local rank.
-
-        Raises:
-            ConfigError: CUDA was asked for and there is none.
-            EngineError: this host has more ranks than GPUs.
-        """
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self._device_wish == "cpu" or (self._device_wish == "auto" and gpus == 0):
-            self.device = torch.device("cpu")
-            if self.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-                # horovodrun leaves each rank a thread per core of the whole host: they would fight over the cores.
-                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_size))
-            return
-        if gpus == 0:
-            raise ConfigError("engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu.")
-        if self.local_size > gpus:
-            raise EngineError(
-                f"This host runs {self.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''}; each rank needs "
-                "its own. Start fewer ranks (-np, --nproc-per-node), or use engine.device=cpu."
-            )
-        self.device = torch.device("cuda", self._gpu_number)
-        torch.cuda.set_device(self.device)
+    def _sum_by(self, reducer: GradientReducer | None) -> None:
+        self._reducer = self.heartbeat.reducer = reducer
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward keeps gradients on this rank: all but the last microbatch of a step."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self._reducer is None else self._reducer.no_sync()
 
     def backward(self, loss: Tensor) -> None:
         """Run backward of a scalar loss. Outside `no_sync` the sums over ranks start while it runs."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def run_on_main(self, function: Callable[[], Any]) -> Any:
-        """Run `function` on rank 0 and return its value on all ranks; its TrainkitError is raised on all ranks.
+    def reduce_gradients(self) -> None:
+        """Wait until every gradient is the sum over ranks. Call on all ranks, once a step, also without a backward."""
+        if self._reducer is not None:
+            with self.comm.waiting_for("the sums of gradients"):
+                self._reducer.finish()
 
-        This is how rank 0 may touch files between two collectives without leaving the others waiting for it.
+    def finish_gradients(
+        self,
+        correction: Callable[[], Tensor | None] = lambda: None,
+        clip_val: float | None = None,
+        clip_algorithm: str = "norm",
+        reduced: bool = False,
+    ) -> None:
+        """Make the gradients those of the step: reduce -> unscale -> multiply by `correction()` -> clip.
+
+        Call it on all ranks, once a step, also without a backward.
+
+        Args:
+            correction: returns a factor for all gradients, as a scalar tensor, or None for none. Called after the gradients
+                are reduced and unscaled, on all ranks: it may contain collectives.
+            clip_val: the largest norm of all gradients as one vector, or the largest absolute value of an element; None
+                clips nothing.
+            clip_algorithm: "norm" or "value".
+            reduced: whether `reduce_gradients` was called in this step already.
         """
-        value, error = None, None
-        if self.is_main:
-            try:
-                value = function()
-            except TrainkitError as raised:
-                error = raised
-        value, error = self.broadcast_object((value, error))
-        if error is not None:
-            raise error
-        return value
+        if not reduced:
+            self.reduce_gradients()
+        if self._precision is not None:
+            self._precision.unscale(self._optimizers)
+        factor = correction()
+        if factor is not None:
+            for parameter in with_gradients(self._optimizers):
+                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        clip(self._optimizers, clip_val, clip_algorithm)
 
-    def sum_number(self, number: int) -> int:
-        """Return the sum over ranks of a whole number of the host, by way of the host: no device is waited for."""
-        if self.world_size == 1:
-            return number
-        return int(self.all_reduce(torch.tensor(number, dtype=torch.int64)))
+    def step(self, before_clear: Callable[[Optimizer], None] = lambda optimizer: None) -> bool:
+        """Update the weights and clear all gradients of the task.
 
-    def start_sum(self, number: int) -> Callable[[], int]:
-        """Start what `sum_number` does, one at a time, and return the function that waits for it."""
-        total = self.sum_number(number)
-        return lambda: total
+        Args:
+            before_clear: is called with each optimizer, when all have updated and before its gradients are cleared.
+
+        Returns:
+            False if mixed precision held the update back; the same on all ranks.
+        """
+        updated = True
+        if self._precision is not None:
+            updated = self._precision.step(self._optimizers)
+        else:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        for optimizer in self._optimizers:
+            before_clear(optimizer)
+            clear_gradients(optimizer)
+        for parameter in self._not_optimized:
+            parameter.grad = None  # it would be summed over ranks again and again
+        return updated
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def model_state(self, task: nn.Module) -> dict[str, Tensor]:
+        """Return a task's weights and buffers by name, whole; the tensors share the task's memory.
+
+        Raises:
+            TaskError: its state_dict contains something else.
+        """
+        return whole_state(task)
+
+    def optimizer_state(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory."""
+        return [optimizer.state_dict() for optimizer in optimizers]
 
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
         """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.
 
         Each layer changes in place (sync_batchnorm.py), so that parameters, buffers and references stay. Call it on all
-        ranks, at any time before the first forward, and only where all ranks take part in each microbatch of each step
+        ranks, at any time before the first forward, and only if all ranks take part in each microbatch of each step
         (`check_even`).
 
         Returns:
@@ -214,54 +209,6 @@ class Engine(Observed, ABC):
         Raises:
             ConfigError: a layer is a BatchNorm with a forward of its own.
         """
-        if self.world_size > 1:
-            convert(model, self._all_reduce_of_statistics())
+        if self.ranks.world_size > 1:
+            convert(model, self.comm.statistics_all_reduce())
         return model
-
-    def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
-        """Return the all_reduce of layers, which runs beside the sums of gradients during backward."""
-        return self.all_reduce
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Join the other ranks and pin the device."""
-
-    @abstractmethod
-    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Send rank 0's weights, buffers and optimizer state to all ranks and hook the gradients of `model`."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Undo `prepare`. The ranks stay connected, so that fit can be followed by test."""
-
-    @abstractmethod
-    def reduce_gradients(self) -> None:
-        """Wait until every gradient is the sum over ranks. Call on all ranks, once a step, also without a backward."""
-
-    @abstractmethod
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the sum over ranks of a tensor of any dtype but bool; shape and dtype are equal on all ranks."""
-
-    @abstractmethod
-    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors on all ranks with those of rank 0, bit for bit, any dtype and layout."""
-
-    @abstractmethod
-    def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's value on all ranks. The value is pickled."""
-
-    @abstractmethod
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in the order of ranks. The values are pickled."""
-
-    def start_gather(self, own: Tensor) -> Callable[[], Tensor]:
-        """Start to gather the bytes of all ranks (uint8, flat, any number each), and return the function that waits for them.
-
-        Returns them one after the other, in the order of ranks. Cheapest where each rank's number stays.
-        """
-        everyone = torch.cat(self.all_gather_object(own))
-        return lambda: everyone
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait until all ranks have come here."""

@@ -1,4 +1,4 @@
-"""What others may see of a rank while it works: where it is, what it waits for, and the sums of gradients that it makes."""
+"""What a watchdog and a timeline see of a rank while it works: its step, what it waits for, and its sums of gradients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from trainkit.engine.reduce.reducer import GradientReducer, Summed
 
 
-class Whereabouts(Protocol):
-    """Where this rank is, for a thread that watches it; written without a lock.
+class Position(Protocol):
+    """How far this rank is, for a thread that watches it; written without a lock.
 
     Attributes:
-        step: the optimizer steps taken.
-        progress: rises while the main thread gets on.
-        waiting: what it waits for the other ranks with, as "the sums of gradients"; "" where it waits for nobody.
+        step: optimizer steps taken.
+        progress: a counter that rises while the main thread makes progress.
+        waiting: what the main thread waits for the other ranks with, as "the sums of gradients"; "" while it computes.
     """
 
     step: int
@@ -25,67 +25,96 @@ class Whereabouts(Protocol):
 
 
 @dataclass
-class Here:
-    """Whereabouts that nobody but this process reads."""
+class LocalPosition:
+    """A Position that threads of this process alone read."""
 
     step: int = 0
     progress: int = 0
     waiting: str = ""
 
 
-class Observed:
-    """The half of an engine that a watchdog and a timeline use.
+class Heartbeat:
+    """The base, for an engine whose framework has neither a watchdog nor a timeline of its own.
 
     Attributes:
-        whereabouts: where this rank is.
+        reducer: what sums gradients at present; the engine sets it. None if nothing does, or if it records nothing.
+
+    Args:
+        position: where step, progress and waiting are kept; an elastic driver reads them from there.
+        sum_settings: see the property.
     """
 
-    whereabouts: Whereabouts
+    def __init__(self, position: Position | None = None, sum_settings: dict[str, Any] | None = None) -> None:
+        self._position = position or LocalPosition()
+        self._sum_settings = sum_settings or {}
+        self.reducer: GradientReducer | None = None
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps taken."""
+        return self._position.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._position.step = step
+
+    @property
+    def progress(self) -> int:
+        """A counter that rises while the main thread makes progress."""
+        return self._position.progress
+
+    @progress.setter
+    def progress(self, progress: int) -> None:
+        self._position.progress = progress
+
+    @property
+    def waiting(self) -> str:
+        """What the main thread waits for the other ranks with; "" while it computes."""
+        return self._position.waiting
+
+    @waiting.setter
+    def waiting(self, waiting: str) -> None:
+        self._position.waiting = waiting
 
     def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
-        """Have the launcher watch over the ranks, where it can.
+        """Ask the launcher to watch the ranks.
 
         Args:
-            stall_s: seconds without progress after which a rank counts as stalled, where others wait for it.
+            stall_s: seconds without progress after which a rank that others wait for counts as stalled.
             on_dump: is called, from a thread, when the stacks of all threads are to be written.
 
         Returns:
-            Whether it does; otherwise the ranks must watch each other.
+            Whether the launcher does; if not, the ranks must watch each other.
         """
         return False
 
     def outstanding(self) -> list[str]:
-        """Return the names of the tensors that wait for the other ranks now, as far as known. May be called by a thread."""
-        return []
+        """Return the names of the tensors that wait for the other ranks now, as far as known. A thread may call it."""
+        return [] if self.reducer is None else self.reducer.outstanding()
 
     def start_timeline(self, path: Path) -> str:
-        """Note down each sum of gradients from now on. Call it on all ranks, between two steps.
+        """Record each sum of gradients from now on. Call it on all ranks, between two steps.
 
         Args:
-            path: of this rank, for the framework's own timeline, where it has one.
+            path: of this rank, for the framework's own timeline, if it has one.
 
         Returns:
-            What the timeline lacks, and why; "" where it lacks nothing.
+            What the timeline lacks, and why; "" if it is complete.
         """
-        if (sums := self._recordable()) is not None:
-            sums.record(True)
+        if self.reducer is not None:
+            self.reducer.record(True)
         return ""
 
     def stop_timeline(self) -> None:
-        """Note down nothing any more."""
-        if (sums := self._recordable()) is not None:
-            sums.record(False)
+        """End the recording."""
+        if self.reducer is not None:
+            self.reducer.record(False)
 
     def take_summed(self) -> list[Summed]:
-        """Return the sums of gradients that were noted since the last call."""
-        sums = self._recordable()
-        return [] if sums is None else sums.take_summed()
+        """Return the sums of gradients that were recorded since the last call."""
+        return [] if self.reducer is None else self.reducer.take_summed()
 
     @property
     def sum_settings(self) -> dict[str, Any]:
-        """What a timeline should say of how gradients are summed: fields of tracing.pieces.About."""
-        return {}
-
-    def _recordable(self) -> GradientReducer | None:
-        """Return what sums gradients, where it can note that down."""
-        return None
+        """How gradients are summed, as a timeline shows it: fields of tracing.pieces.About."""
+        return self._sum_settings

@@ -1,7 +1,7 @@
-"""Engine options: why an engine lacks one that another has, and which of Horovod's cannot stand together. Imports no torch.
+"""Engine options: why an engine lacks one that another has, and which of Horovod's exclude each other. Imports no torch.
 
-Which options an engine has is stated by its constructor alone. The table below only holds the reasons that a user is
-told in the other engines; a test holds it against the constructors.
+Which options an engine has is stated by its constructor alone. The table below only holds the reasons that the other
+engines print; a test compares it with the constructors.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.arguments import show
 from trainkit.errors import ConfigError
 
-_ALONE = "one process has no gradients to sum with anybody"
+_ALONE = "one process has no gradients to sum with other ranks"
 _NO_THREAD = "torch.distributed has no background thread that fuses tensors; its buckets are set by engine.bucket_cap_mb"
 _BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
 
 # option -> engine that lacks it -> why, and what to do.
 _LACKING: dict[str, dict[str, str]] = {
-    "optimizer_wrapper": {"single": _ALONE, "ddp": "it chooses between two ways of summing with Horovod"},
     "compression": {"single": _ALONE},
     "op": {"single": _ALONE},
     "gradient_predivide_factor": {"single": _ALONE},
@@ -39,7 +37,7 @@ _LACKING: dict[str, dict[str, str]] = {
 
 
 def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
-    """Return what a user is told of each option that an engine lacks.
+    """Return the message for each option that an engine lacks.
 
     Args:
         engine: "single", "horovod" or "ddp".
@@ -54,7 +52,7 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
 
 
 def changed(**given: Any) -> dict[str, Any]:
-    """Return those options of a gradient's way over the wire that are not the defaults."""
+    """Return those of the options that change how a gradient travels that are not the defaults."""
     defaults = {"compression": "none", "op": "average", "gradient_predivide_factor": 1.0}
     return {option: value for option, value in given.items() if value != defaults[option]}
 
@@ -64,7 +62,6 @@ class HorovodSums:
     """How Horovod sums gradients; see HorovodEngine for what each means.
 
     Attributes:
-        wrapper: engine.optimizer_wrapper.
         compression: engine.compression.
         op: engine.op.
         predivide: engine.gradient_predivide_factor.
@@ -73,7 +70,6 @@ class HorovodSums:
         process_set: engine.process_set.
     """
 
-    wrapper: str
     compression: str
     op: str
     predivide: float
@@ -82,9 +78,7 @@ class HorovodSums:
     process_set: list[int] | None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, or cannot be together."""
-        if self.wrapper == "horovod":
-            self._refuse_beside_the_stock_wrapper()
+        """Refuse values that Horovod cannot serve, and values that exclude each other."""
         if self.compression == "bf16":
             raise ConfigError(
                 "engine.compression is 'bf16', but Horovod 0.28 cannot sum bfloat16: it would travel as float32 and save "
@@ -104,19 +98,3 @@ class HorovodSums:
                 f"engine.process_set is {self.process_set}, but engine.op is 'adasum', which Horovod computes over all ranks "
                 "only. Leave one of the two out."
             )
-
-    def _refuse_beside_the_stock_wrapper(self) -> None:
-        ours = {
-            "compression": (self.compression, "none"),
-            "op": (self.op, "average"),
-            "gradient_predivide_factor": (self.predivide, 1.0),
-            "num_groups": (self.num_groups, None),
-            "groups": (self.groups, None),
-            "process_set": (self.process_set, None),
-        }
-        for option, (value, default) in ours.items():
-            if value != default:
-                raise ConfigError(
-                    f"engine.{option} is {show(value)}, and engine.optimizer_wrapper is 'horovod', which is there to compare "
-                    f"plain sums with. Use engine.optimizer_wrapper=trainkit, or leave engine.{option} out."
-                )

@@ -1,4 +1,4 @@
-"""Training on some of the ranks: which ranks they are, and the place of each among them."""
+"""Training on some of the ranks: which ranks they are, and the place of each among them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Place:
     Attributes:
         ranks: those that take part, as the launcher counts them, ascending.
         takes_part: whether this rank is one of them.
-        rank: this rank among them, from 0; the launcher's number where it is none of them.
+        rank: this rank among them, from 0; the launcher's number if it is none of them.
         local_rank: this rank among those of its host, likewise.
         local_size: how many of its host take part.
     """

@@ -1,4 +1,4 @@
-"""Which engine a run gets. Imports no torch before an engine is made."""
+"""Selects the engine of a run. Imports no torch before an engine is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def auto_engine(**options: Any) -> Engine:
     """Make the engine of the launcher: horovodrun -> horovod, torchrun -> ddp, none -> single.
 
     Args:
-        options: those of the engine that it is: see HorovodEngine, DDPEngine, SingleEngine. None is an option not given.
+        options: of the engine that the launcher implies: see HorovodEngine, DDPEngine, SingleEngine. None means not given.
 
     Raises:
         ConfigError: an option was set that the launcher's engine does not have.
@@ -42,10 +42,10 @@ def auto_engine(**options: Any) -> Engine:
 
 
 def target_of(target: str) -> tuple[str, dict[str, str]]:
-    """Return whose constructor a config's `engine` is checked against, and what is said of options that it lacks.
+    """Return the class that a config's `engine` is checked against, and the message for each option that it lacks.
 
     Args:
-        target: the config's `engine._target_`; for auto_engine the launcher's engine answers.
+        target: the config's `engine._target_`; auto_engine stands for the launcher's engine.
     """
     if target == f"{__name__}.{auto_engine.__name__}":
         name = read_launcher().engine
@@ -78,7 +78,7 @@ _CURE = "Run `python -m trainkit horovod install`: it builds Horovod for the tor
 
 
 def require(name: str) -> None:
-    """Raise ConfigError where `name` needs Horovod and there is none. Costs no import."""
+    """Raise ConfigError if `name` needs Horovod and it is not installed. Costs no import."""
     if name == "horovod" and importlib.util.find_spec("horovod") is None:
         why = " (the launcher asks for it)" if read_launcher().engine == "horovod" else ""
         raise ConfigError(f"engine=horovod{why}, but Horovod is not installed. {_CURE}")

@@ -1,21 +1,18 @@
-"""What is sent of tensors, and how: flat views, each tensor of a model once, an optimizer's state by way of the host."""
+"""How tensors are sent: as flat views, each tensor of a model once, an optimizer's state by way of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.device.transfer import to_device
-
-if TYPE_CHECKING:
-    from trainkit.engine.base import Engine
+from trainkit.engine.collectives import Collectives
 
 
 def dense_view(tensor: Tensor) -> Tensor | None:
-    """Return a flat view of a tensor that fills its memory without gaps, or None where there is no such view.
+    """Return a flat view of a tensor that fills its memory without gaps, or None if there is no such view.
 
     A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no copy. Elements come
     in memory order, so the view is only good between ranks whose tensors have the same strides.
@@ -37,18 +34,18 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
             yield tensor.detach()
 
 
-def send_optimizer_state(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Load rank 0's optimizer state on all ranks, where rank 0 has any.
+def send_optimizer_state(comm: Collectives, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Load rank 0's optimizer state on all ranks, if rank 0 has any.
 
     Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the weights); this one
-    ships the state that there is, and nothing where there is none.
+    sends the state that there is, and nothing if there is none.
     """
-    held = engine.broadcast_object([bool(opt.state) for opt in optimizers])
+    held = comm.broadcast_object([bool(opt.state) for opt in optimizers])
     if not any(held):
         return
     # By way of the host: unpickled on the others, a GPU's tensors would all land on rank 0's GPU.
-    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if engine.is_main else None
-    states = engine.broadcast_object(states)
-    if not engine.is_main:
+    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if comm.ranks.is_main else None
+    states = comm.broadcast_object(states)
+    if not comm.ranks.is_main:
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(state)

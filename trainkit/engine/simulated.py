@@ -1,4 +1,4 @@
-"""Rank 0 of any number of ranks, without the others: what a plan is worked out on."""
+"""Rank 0 of any number of simulated ranks, in one process: what a plan is computed on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainkit.engine.single import SingleEngine
+from trainkit.engine.base import Engine
+from trainkit.engine.collectives import LocalCollectives
+from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.ranks import Ranks
+from trainkit.launch.environment import read_launcher
 
 
-class PretendedEngine(SingleEngine):
-    """Every other rank would answer as this one does. On the CPU.
+class SimulatedCollectives(LocalCollectives):
+    """Every other rank answers as this one does."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the tensor times the number of ranks."""
+        return tensor * self.ranks.world_size
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the value once for each rank."""
+        return [value] * self.ranks.world_size
+
+
+class SimulatedEngine(Engine):
+    """An engine of the CPU that stands for another one.
 
     Args:
         name: of the engine that it stands for.
@@ -20,19 +36,12 @@ class PretendedEngine(SingleEngine):
     """
 
     def __init__(self, name: str, world_size: int, local_size: int) -> None:
-        super().__init__("cpu")
+        ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
+        super().__init__("cpu", ranks, heartbeat, SimulatedCollectives(ranks, heartbeat))
         self.name = name
         self._sizes = world_size, local_size
 
     def _start(self) -> None:
-        self.rank = self.local_rank = 0
-        self.world_size, self.local_size = self._sizes
+        world_size, local_size = self._sizes
+        self.ranks.assign(0, world_size, 0, local_size)
         self.device = torch.device("cpu")
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the tensor times the number of ranks."""
-        return tensor * self.world_size
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the value once for each rank."""
-        return [value] * self.world_size

@@ -1,17 +1,16 @@
-"""One process, nobody to talk to: every sum is the value itself."""
+"""One process: every sum over ranks is the value itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-
 from trainkit.arguments import checked
-from trainkit.engine.base import Device, Engine
+from trainkit.engine.base import Engine
+from trainkit.engine.collectives import LocalCollectives
+from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
+from trainkit.engine.pinning import Device, pin_device
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
+from trainkit.launch.environment import read_launcher
 
 
 @checked
@@ -19,7 +18,7 @@ class SingleEngine(Engine):
     """The engine of a plain `python -m trainkit fit`.
 
     Args:
-        device: "auto" takes the first GPU where there is one.
+        device: "auto" takes the first GPU if there is one.
     """
 
     name = "single"
@@ -27,7 +26,8 @@ class SingleEngine(Engine):
     explained_arguments = refusals("single")
 
     def __init__(self, device: Device = "auto") -> None:
-        super().__init__(device)
+        ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
+        super().__init__(device, ranks, heartbeat, LocalCollectives(ranks, heartbeat))
 
     def _start(self) -> None:
         if self.launcher.world_size > 1:
@@ -35,32 +35,5 @@ class SingleEngine(Engine):
                 f"engine=single, but {self.launcher.name} started {self.launcher.world_size} processes: each would train "
                 "alone and write the same files. Use engine=auto, or start one process."
             )
-        self.rank, self.local_rank, self.world_size, self.local_size = 0, 0, 1, 1
-        self._pin_device()
-
-    def prepare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Do nothing: the weights are rank 0's already."""
-
-    def release(self) -> None:
-        """Do nothing: nothing was hooked."""
-
-    def reduce_gradients(self) -> None:
-        """Do nothing: the gradients are the sum already."""
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return a copy."""
-        return tensor.clone()
-
-    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Do nothing."""
-
-    def broadcast_object(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return a list of the one value."""
-        return [value]
-
-    def barrier(self) -> None:
-        """Do nothing."""
+        self.ranks.assign(0, 1, 0, 1)
+        self.device = pin_device(self._requested_device, self.ranks)

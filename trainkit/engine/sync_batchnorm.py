@@ -4,7 +4,7 @@
     backward   each rank: sums of dy and of dy x_hat of its part -> one sum over ranks -> dx
 
 Both are exact for parts of different sizes. Each rank's variance is taken about its own mean, and only the combination
-(Chan et al. 1979) is of sums of squares, in float64: nothing cancels where the mean is large. Weight and bias get this
+(Chan et al. 1979) is of sums of squares, in float64: nothing cancels if the mean is large. Weight and bias get this
 rank's part of their gradient; the engine sums it like every other.
 
 A layer becomes synchronised in place, by its class: parameters, buffers (hence the keys of a state_dict), hooks, and
@@ -28,7 +28,7 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 class Link:
-    """The way from a layer to the other ranks. A copy of a model shares it; a pickled model has lost it."""
+    """The connection of a layer to the other ranks. A copy of a model shares it; a pickled model has lost it."""
 
     def __init__(self, all_reduce: AllReduce | None = None) -> None:
         """Hold the sum over ranks."""
@@ -119,14 +119,14 @@ class _Normalise(torch.autograd.Function):
 
 
 def convert(model: nn.Module, all_reduce: AllReduce) -> None:
-    """Let all BatchNorm layers of `model`, itself included, take their statistics over the ranks, in place.
+    """Make all BatchNorm layers of `model`, itself included, take their statistics over the ranks, in place.
 
     Args:
         model: the model; layers that were converted before get the new `all_reduce`.
         all_reduce: returns the sum over ranks of a tensor.
 
     Raises:
-        ConfigError: a layer is of a class derived from BatchNorm, whose own ways would be lost.
+        ConfigError: a layer is of a class derived from BatchNorm, with a forward of its own, which would be lost.
     """
     known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
@@ -143,21 +143,21 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Let the layers be plain BatchNorm again: after a run, the other ranks do not answer any more."""
+    """Let the layers be plain BatchNorm again: after a run, the other ranks no longer answer."""
     for layer in model.modules():
         if isinstance(layer, SyncBatchNorm):
             layer.link = Link()
 
 
 def check_even(plan: StepPlan | None) -> None:
-    """Raise ConfigError where a rank would take no part in a microbatch: the others would wait for it in their BatchNorm.
+    """Raise ConfigError if a rank would take no part in a microbatch: the others would wait for it in their BatchNorm.
 
     Args:
-        plan: of the training data; None for a stream, of which nobody can know.
+        plan: of the training data; None for a stream, which has no plan.
     """
     if plan is None:
         raise ConfigError(
-            "trainer.sync_batchnorm is true, but the training data is a stream: a rank whose stream ends first would take no "
+            "trainer.sync_batchnorm is true, but the training data is a stream: a rank with a shorter stream would take no "
             "forward, and the others would wait for it. Use a Dataset of known length, or set trainer.sync_batchnorm=false."
         )
     last = plan.num_steps - 1

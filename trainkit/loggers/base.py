@@ -12,15 +12,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
 from trainkit.loggers.background import Background
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _SETTLE_S = 5.0
 _HURRY_S = 10.0  # limit for a run that was preempted or failed, or never reached its server
@@ -74,12 +72,12 @@ class Logger(Callback):
     _background: Background | None = None
     _is_open = False
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Start the thread, open, and write the run's settings."""
         if not self.takes_part(trainer):
             return
         self.require()
-        here, session = trainer.engine.whereabouts, trainer.session
+        here, checkpoints = trainer.engine.heartbeat, trainer.checkpoints
 
         def get_on() -> None:
             here.progress += 1
@@ -87,9 +85,9 @@ class Logger(Callback):
         facts = RunFacts(
             run_dir=Path(trainer.run_dir),
             global_step=trainer.global_step,
-            goes_on=session.goes_on_in_place,
-            hyperparams=dict(session.hyperparams),
-            stores=tuple(session.stores),
+            goes_on=checkpoints.resumed_in_place,
+            hyperparams=_hyperparams(trainer, task),
+            stores=tuple(checkpoints.stores),
             task=type(task).__name__,
             engine=trainer.engine.name,
             rank=trainer.global_rank,
@@ -100,7 +98,7 @@ class Logger(Callback):
         self._background.put("opening", functools.partial(self._open, facts))
         self._background.put("writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams))
 
-    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
         """Queue values for the thread."""
         if self._background is not None:
             if self._background.mistake is not None:
@@ -109,23 +107,23 @@ class Logger(Callback):
             if self.hand_over(f"writing step {step}", work):
                 self.taken(step)
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Wait for the queue if `settles` is set."""
         if self.settles:
             self.settle()
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Close as failed."""
         self._finish("failed")
 
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Close as done."""
         background = self._background
         self._finish("success")
         if background is not None and background.mistake is not None:
             raise background.mistake
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Close if a signal ended the run."""
         if stage == "fit":
             self._finish("preempted")
@@ -161,7 +159,7 @@ class Logger(Callback):
     def taken(self, step: int) -> None:
         """Called in the main thread after values of this step were queued."""
 
-    def takes_part(self, trainer: Trainer) -> bool:
+    def takes_part(self, trainer: RunView) -> bool:
         """Return whether this rank logs."""
         return trainer.is_global_zero
 
@@ -189,3 +187,8 @@ class Logger(Callback):
     @abstractmethod
     def finalize(self, status: str) -> None:
         """Close; `status` is "success", "failed" or "preempted"."""
+
+
+def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
+    """Return the run's settings: the config, or what the Task saved."""
+    return dict(trainer.options.config or {name: value for name, value in task.hparams.items() if not callable(value)})

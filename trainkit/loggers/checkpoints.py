@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.checkpoint.store import LINKS, Store
 from trainkit.loggers.base import Logger
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 LogModel = bool | Literal["all"]
 
@@ -26,24 +24,24 @@ class CheckpointLogger(Logger):
     _is_new = False
     _uploaded: dict[str, set[str]]  # path -> the aliases it was uploaded with
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Reset. A resumed run uploads its checkpoints again; both services recognise identical content."""
         self._uploaded, self._is_new = {}, False
-        self._stores = tuple(trainer.session.stores)
+        self._stores = tuple(trainer.checkpoints.stores)
         super().on_fit_start(trainer, task)
 
-    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         """Note that a checkpoint is being written."""
         self._is_new = True
 
-    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
         """Log, and look for new checkpoints."""
         super().on_metrics(trainer, task, metrics, step)
-        if self.log_model == "all" and self._is_new and not trainer.session.writer.is_busy:
+        if self.log_model == "all" and self._is_new and not trainer.checkpoints.is_writing:
             self._is_new = False
             self.hand_over("uploading checkpoints", self._upload_new)
 
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Upload the remaining checkpoints, and close."""
         if self.log_model:
             self.hand_over("uploading checkpoints", self._upload_new)

@@ -6,17 +6,15 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
 from trainkit.loggers.rows import flatten
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _KEY_TAG = "trainkit.run"
 _STATUS = {"success": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
@@ -64,7 +62,7 @@ class MLFlowLogger(CheckpointLogger):
         self._key: str | None = None
         self.run_id: str | None = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset: a second fit is another run."""
         if stage == "fit":
             self._key = self.run_id = None
@@ -77,9 +75,9 @@ class MLFlowLogger(CheckpointLogger):
         """Keep the tag until the run is opened."""
         self._key = state_dict["key"]
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Choose the tag before the server assigns an id."""
-        if self._key is None or not trainer.session.goes_on_in_place:
+        if self._key is None or not trainer.checkpoints.resumed_in_place:
             self._key = secrets.token_hex(8)
         super().on_fit_start(trainer, task)
 

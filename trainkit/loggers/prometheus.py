@@ -7,20 +7,18 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, checked
 from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.series import SERIES, Board
 from trainkit.version import __version__
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -50,9 +48,9 @@ class PrometheusLogger(Logger):
         self._board: Board | None = None
         self._server: Any = None
 
-    def takes_part(self, trainer: Trainer) -> bool:
+    def takes_part(self, trainer: RunView) -> bool:
         """Return whether this rank is its host's first: GPUs and memory belong to a host."""
-        return trainer.engine.local_rank == 0
+        return trainer.engine.ranks.local_rank == 0
 
     def require(self) -> None:
         """See Logger."""
@@ -64,7 +62,7 @@ class PrometheusLogger(Logger):
             ) from error
         self._prometheus: Any = prometheus_client
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Create the numbers, and start the server."""
         self.address = self._board = None
         if not self.takes_part(trainer):
@@ -76,16 +74,16 @@ class PrometheusLogger(Logger):
         self._board = Board(about, gpus, DeviceStats(own), self.loss)
         self._board.numbers["trainkit_global_step"] = trainer.global_step
         self._board.numbers["trainkit_epoch"] = trainer.current_epoch
-        if (planned := trainer.session.total_steps) is not None:
+        if (planned := trainer.total_steps) is not None:
             self._board.numbers["trainkit_planned_steps"] = planned
         self._samples = trainer.state.samples_seen
         super().on_fit_start(trainer, task)
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start from the clock's first reading."""
         self._times, self._samples_then = trainer.step_clock.read(), trainer.state.samples_seen
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Store the step; at log_every_n_steps also its parts, which waits for the device."""
         board, state = self._board, trainer.state
         if board is None:
@@ -93,7 +91,7 @@ class PrometheusLogger(Logger):
         durations, samples = trainer.step_clock.durations, state.samples_seen
         board.take_step(durations[-1] if durations else 0.0, samples - self._samples, state.global_step, state.current_epoch)
         self._samples = samples
-        if state.global_step % trainer.settings.limits.log_every_n_steps == 0:
+        if state.global_step % trainer.options.limits.log_every_n_steps == 0:
             times = trainer.step_clock.read()
             passed = times - self._times
             if (seconds := passed.step_s * passed.steps) > 0:
@@ -102,7 +100,7 @@ class PrometheusLogger(Logger):
             self._times, self._samples_then = times, samples
 
     def on_validation_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Count progress: a long validation is not a hang."""
         if self._board is not None:
@@ -151,9 +149,9 @@ def _note_start(run: RunFacts) -> int:
     return len(starts.read_text().splitlines()) - 1
 
 
-def _gpus_of(trainer: Trainer) -> range:
+def _gpus_of(trainer: RunView) -> range:
     """Return the indices of the GPUs that this host's ranks use."""
-    return range(min(trainer.engine.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
+    return range(min(trainer.engine.ranks.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
 
 
 class _Collector:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.loggers.base import Logger
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class RowLogger(Logger):
@@ -29,7 +27,7 @@ class RowLogger(Logger):
     def _forget(self) -> None:
         self._last_step, self._rows_of_step, self._knows = -1, 0, False
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset: a second fit is another run."""
         if stage == "fit":
             self._forget()
@@ -49,7 +47,7 @@ class RowLogger(Logger):
             self._last_step, self._rows_of_step = step, 0
         self._rows_of_step += step == self._last_step
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Fix which rows are retained, before a new row is queued; the thread opens the file."""
         known = Sieve(self._last_step, self._rows_of_step)
         self.sieve = known if self._knows else Sieve(trainer.global_step, None)

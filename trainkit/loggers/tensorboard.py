@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
 from trainkit.loggers.rows import flatten
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -44,13 +42,13 @@ class TensorBoardLogger(Logger):
         self._writer: Any = None  # a SummaryWriter, which has no types
         self._ended: Any = None  # the record by which the HPARAMS tab knows that the run ended well
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Reset; a resumed run already has its graph."""
-        self._graph_due = self.log_graph and not trainer.session.goes_on_in_place
+        self._graph_due = self.log_graph and not trainer.checkpoints.resumed_in_place
         self._names = {id(parameter): name for name, parameter in task.named_parameters()}
         super().on_fit_start(trainer, task)
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Draw the graph once, if requested."""
         if not self._graph_due or self._background is None:
             return
@@ -63,9 +61,9 @@ class TensorBoardLogger(Logger):
                 traced = torch.jit.trace(Forward(task), example)  # type: ignore[no-untyped-call]
                 self._writer.add_graph(traced, example)  # given a model, add_graph would print errors itself
         except Exception as error:  # a tracer may raise anything; only the drawing is missing
-            trainer.session.tell(f"TensorBoardLogger: no graph of {type(task).__name__}: {why_not(error)}. Training continues.")
+            trainer.say(f"TensorBoardLogger: no graph of {type(task).__name__}: {why_not(error)}. Training continues.")
 
-    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Take histograms of this optimizer's parameters when due."""
         every = self.histograms_every_n_steps
         if every is None or self._background is None or (trainer.global_step + 1) % every:

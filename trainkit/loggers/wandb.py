@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -54,7 +52,7 @@ class WandbLogger(CheckpointLogger):
         self._id: str | None = None
         self._run: Any = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset: a second fit is another run."""
         if stage == "fit":
             self._id = None
@@ -67,9 +65,9 @@ class WandbLogger(CheckpointLogger):
         """Keep the id until the run is opened."""
         self._id = state_dict["id"]
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Choose the id before the run is opened: a checkpoint may come first."""
-        if self._id is None or not trainer.session.goes_on_in_place:
+        if self._id is None or not trainer.checkpoints.resumed_in_place:
             self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)  # a sweep's agent has chosen it already
         super().on_fit_start(trainer, task)
 

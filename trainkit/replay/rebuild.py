@@ -22,10 +22,13 @@ from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.replay.watch import Watch
-from trainkit.run.build import FitSession
-from trainkit.run.setup import seed_everything
+from trainkit.run.build import StartFrom, build_run
+from trainkit.run.data_sources import DataSources
+from trainkit.run.run import Run
+from trainkit.run.setup import Stage
 from trainkit.trainer import Trainer
 
 # Of the Trainer's arguments, those that a single step knows.
@@ -99,22 +102,22 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
 
 
 @contextlib.contextmanager
-def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[FitSession]:
-    """Yield a fit that stands where the step begins, but for weights and random states."""
+def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[Run]:
+    """Yield a run at the beginning of the step, but for weights and random states."""
     about = capsule.about
-    session = trainer.open(task, None)
-    session._has_data = True  # nothing is downloaded or unpacked for a step whose batches are there
-    with session:
-        session.build([torch.zeros(max(1, int(about["num_samples"] or 1)), 1)], None, None)
-        state, run = session.state, session.run
+    one_batch = [torch.zeros(max(1, int(about["num_samples"] or 1)), 1)]  # its size is all that is read of it
+    stage = Stage("fit", task, DataSources({"train": one_batch}), trainer.callbacks, trainer.options, has_data=True)
+    with stage:
+        run = build_run(stage, StartFrom())
+        state = run.state
         state.global_step, state.current_epoch = int(about["step"]), int(about["epoch"])
         state.step_in_epoch = int(about["step_in_epoch"])
         for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
-            session.hooks.of_task(hook)
+            run.hooks.of_task(hook)
         _set_modes(task, about)
         if run.precision.scaler.is_enabled() and capsule.step["scaler"]:
             run.precision.scaler.load_state_dict(dict(capsule.step["scaler"]))
-        yield session
+        yield run
 
 
 def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
@@ -125,24 +128,24 @@ def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
         parameter.requires_grad_(name not in about.get("frozen", ()))
 
 
-def load_weights(session: FitSession, capsule: Capsule, wish: str | None) -> tuple[str, int | None]:
+def load_weights(run: Run, capsule: Capsule, wish: str | None) -> tuple[str, int | None]:
     """Load the weights of the step, or the nearest that there are; return where they are from, and by how many steps older.
 
     Raises:
         CheckpointError: there are none, or they do not fit.
     """
     if wish is None and capsule.weights is not None:
-        load_into(session.task, read_weights(str(capsule.weights)), str(capsule.weights))
-        _set_groups(session, capsule)
+        load_into(run.task, read_weights(str(capsule.weights)), str(capsule.weights))
+        _set_groups(run, capsule)
         return "those of the step, from the capsule", 0
     path = wish or _checkpoint_of(capsule)
     with local_copy(path) as copy:
-        load_into(session.task, read_weights(copy), path)
+        load_into(run.task, read_weights(copy), path)
         older = _steps_older(Path(copy), capsule)
         if (Path(copy) / TRAINING).is_file():
-            for optimizer, state in zip(session.run.optimizers, load_training(Path(copy))["optimizers"], strict=False):
+            for optimizer, state in zip(run.optimizers, load_training(Path(copy))["optimizers"], strict=False):
                 optimizer.load_state_dict(state)
-    _set_groups(session, capsule)
+    _set_groups(run, capsule)
     return path, older
 
 
@@ -177,8 +180,8 @@ def _steps_older(folder: Path, capsule: Capsule) -> int | None:
     return int(capsule.about["step"]) - int(step) if isinstance(step, int) else None
 
 
-def _set_groups(session: FitSession, capsule: Capsule) -> None:
+def _set_groups(run: Run, capsule: Capsule) -> None:
     """Set rates, momenta and the like to those of the step."""
-    for optimizer, groups in zip(session.run.optimizers, capsule.step["groups"], strict=False):
+    for optimizer, groups in zip(run.optimizers, capsule.step["groups"], strict=False):
         for group, kept in zip(optimizer.param_groups, groups, strict=False):
             group.update(kept)

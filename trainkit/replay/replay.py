@@ -18,11 +18,11 @@ from trainkit.checkpoint.batches import unpack
 from trainkit.checkpoint.capsule import Capsule, read
 from trainkit.checkpoint.stateful import set_random_state
 from trainkit.data.feed import Microbatch, Step
+from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
 from trainkit.replay.rebuild import build_task, load_weights, opened, trainer_of
 from trainkit.replay.watch import Output, Watch, bad_inputs
-from trainkit.run.build import FitSession
-from trainkit.run.feeds import mover
+from trainkit.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def replay(
         task = build_task(kept, changes, trust)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(kept, changes.get("trainer") or {}, watch, folder)
-        with opened(trainer, task, kept) as session:
-            source, older = load_weights(session, kept, weights)
+        with opened(trainer, task, kept) as run:
+            source, older = load_weights(run, kept, weights)
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
-            error = _take(session, watch, kept, batches, pdb)
-            grads = {name: _gradient(p, session) for name, p in task.named_parameters() if p.grad is not None}
-            updated = loop.update(session.run, _step(kept)) if update and error is None else None
+            error = _take(run, watch, kept, batches, pdb)
+            grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}
+            updated = loop.update(run, _step(kept)) if update and error is None else None
             samples = [entry.get("samples") for entry in kept.about["microbatches"]]
             return Replayed(
                 about=kept.about,
@@ -126,17 +126,18 @@ def replay(
                 gradients={name: float(grad.norm()) for name, grad in grads.items()},
                 error=error,
                 updated=updated,
-                notes=_notes(kept, session),
+                notes=_notes(kept, run),
             )
 
 
-def _take(session: FitSession, watch: Watch, kept: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
+def _take(run: Run, watch: Watch, kept: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
     """Run forward and backward of the microbatches; return what was raised."""
-    run, taken, step = session.run, kept.step["microbatches"], _step(kept)
+    taken, step = kept.step["microbatches"], _step(kept)
     if pdb:
         _stop_before(run.task)
-    move = mover(run.engine, run.precision, session.channels_last)
-    run.log.new_step()
+    channels_last = run.options.numerics.uses_channels_last(run.engine.device)
+    move = Mover(run.engine.device, run.precision.input_dtype, channels_last)
+    run.step.log.new_step()
     with watch.over(run.task):
         for i, (entry, batch) in enumerate(zip(taken, batches, strict=True), 1):
             run.state.batch_idx = entry["batch_idx"]
@@ -163,25 +164,25 @@ def _stop_before(task: Task) -> None:
     task.training_step = stopping  # type: ignore[method-assign]
 
 
-def _gradient(parameter: nn.Parameter, session: FitSession) -> Tensor:
+def _gradient(parameter: nn.Parameter, run: Run) -> Tensor:
     assert parameter.grad is not None
     grad = parameter.grad.detach()
-    return (grad.to_dense() if grad.layout != torch.strided else grad).double() / session.run.precision.scaler.get_scale()
+    return (grad.to_dense() if grad.layout != torch.strided else grad).double() / run.precision.scaler.get_scale()
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
 
 
-def _notes(kept: Capsule, session: FitSession) -> list[str]:
+def _notes(kept: Capsule, run: Run) -> list[str]:
     """Say what is not as it was in the run."""
-    about, settings, device = kept.about, kept.about["settings"], session.engine.device
+    about, settings, device = kept.about, kept.about["settings"], run.engine.device
     was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
     if was_gpu != (device.type == "cuda"):
         notes.append(
             f"the run computed on {about['device']}, this is {device.type}: other kernels, and other random numbers there"
         )
-    if settings.get("compile") and not session.settings.compile:
+    if settings.get("compile") and not run.options.numerics.compile:
         notes.append(f"the run was compiled, this is not (trainer.compile={str(settings['compile']).lower()})")
     if settings.get("sync_batchnorm") and about["world_size"] > 1:
         notes.append(f"batch norm had the statistics of {about['world_size']} ranks, here it has those of this rank's batches")

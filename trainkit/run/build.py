@@ -30,8 +30,8 @@ from trainkit.optim.forms import read_optimizers
 from trainkit.optim.fused import use_fused
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.evaluator import Evaluator, ValidationData
 from trainkit.run.data_sources import read_training_data
+from trainkit.run.evaluator import Evaluator, ValidationData
 from trainkit.run.feeds import Feeds, make_feeds
 from trainkit.run.finite import FiniteLosses
 from trainkit.run.folder import set_aside
@@ -79,18 +79,18 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     run.optimizers = optimizers
     run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
     run.step = _step_parts(run, options.numerics)
-    run.evaluator = Evaluator(run, task, run.hooks, _validation_data(stage, feeds))
     run.stopping = Stopping(run, stage.signals, run.coordinator, stage.elastic if stage.is_elastic else None)
+    run.evaluator = Evaluator(run, task, run.hooks, _validation_data(stage, feeds))
     run.checkpoints.connect(_contents(run), Rescue(run))
     if stage.is_elastic and stage.elastic is not None:
         run.elastic = stage.elastic
         run.elastic.attach(run)
-    seed_everything(mix(options.seed, engine.rank))
+    seed_everything(mix(options.seed, engine.ranks.rank))
     if saved is not None:
         restore(run, saved)
     else:
         _begin(run, start)
-    engine.prepare(task, optimizers)
+    engine.prepare(task, optimizers, run.precision)
     return run
 
 
@@ -102,7 +102,9 @@ def plan_batches(options: BatchOptions, feeds: Feeds) -> BatchPlan:
     return BatchPlan(feeds.batch_size, feeds.declared_ranks, accumulate, scaling, reference, warmup, tuple(later))
 
 
-def build_evaluator(stage: Stage, kind: Literal["val", "test", "predict"], ckpt_path: str | None) -> tuple[Evaluator, list[Feed]]:
+def build_evaluator(
+    stage: Stage, kind: Literal["val", "test", "predict"], ckpt_path: str | None
+) -> tuple[Evaluator, list[Feed]]:
     """Return an evaluator with the checkpoint's weights in the task, and the feeds of the data of a kind.
 
     Raises:
@@ -116,7 +118,7 @@ def build_evaluator(stage: Stage, kind: Literal["val", "test", "predict"], ckpt_
     stage.keep(feeds)
     place(task, engine, run.precision, stage.options.numerics.uses_channels_last(engine.device))  # first: loading casts
     if ckpt_path is not None:
-        run.checkpoints.resumed_from = engine.run_on_main(lambda: _read_weights(stage, ckpt_path))
+        run.checkpoints.resumed_from = engine.comm.run_on_main(lambda: _read_weights(stage, ckpt_path))
     engine.prepare(task, [])
     run.evaluator = Evaluator(run, task, run.hooks)
     return run.evaluator, feeds
@@ -135,7 +137,7 @@ def _read_weights(stage: Stage, ckpt_path: str) -> str:
 
 def _tidy(stage: Stage) -> None:
     """Remove drafts of checkpoints that a killed run left, unless one is being written by an attempt of this process."""
-    if stage.engine.is_main and not stage.checkpoints.is_writing:
+    if stage.engine.ranks.is_main and not stage.checkpoints.is_writing:
         for store in stage.checkpoints.stores:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
 
@@ -148,7 +150,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         )
     engine = run.engine
     return StepParts(
-        SampleWeights(type(run.task).__name__, engine.device, engine.all_reduce),
+        SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
@@ -159,7 +161,7 @@ def _validation_data(stage: Stage, feeds: Feeds) -> ValidationData:
     def sanity_feeds(limit: int) -> list[Feed]:
         return stage.eval_feeds(feeds.val_data, "val_dataloaders", limit)
 
-    return ValidationData(feeds.val, sanity_feeds, stage.run.step.log.prog_bar)
+    return ValidationData(feeds.val, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)
 
 
 def _contents(run: Run) -> Contents:
@@ -181,7 +183,7 @@ def _contents(run: Run) -> Contents:
         task=run.task,
         parts={
             "state": run.state,
-            "optimizers": OptimizersPart(run.optimizers),
+            "optimizers": OptimizersPart(run.engine, run.optimizers),
             "rates": RatesPart(run.rates, run.state),
             "scaler": ScalerPart(run.precision),
             "callbacks": CallbacksPart(run.callbacks),
@@ -196,7 +198,7 @@ def _contents(run: Run) -> Contents:
 
 
 def _begin(run: Run, start: StartFrom) -> None:
-    run.engine.run_on_main(lambda: _refuse_foreign(run))
+    run.engine.comm.run_on_main(lambda: _refuse_foreign(run))
     if run.is_global_zero:
         set_aside(run.run_dir)
     if start.init_weights is not None:
@@ -221,7 +223,7 @@ def _load_weights(run: Run, weights: str, strict: bool) -> None:
         with local_copy(weights) as path:
             return load_into(run.task, read_weights(path), weights, strict)
 
-    left = run.engine.run_on_main(read)
+    left = run.engine.comm.run_on_main(read)
     run.say(f"Weights from {weights}" + (", without those that do not fit:\n  " + "\n  ".join(left) if left else "") + ".")
 
 
@@ -230,18 +232,18 @@ def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
     engine, numerics = stage.engine, stage.options.numerics
     if not numerics.sync_batchnorm:
         return
-    if numerics.halve_batch_on_oom and engine.world_size > 1:
+    if numerics.halve_batch_on_oom and engine.ranks.world_size > 1:
         raise ConfigError(
             "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
             "pieces than others would wait for them in batch norm. Leave one of the two out."
         )
-    if engine.is_elastic and not engine.most_ranks:
+    if engine.ranks.is_elastic and not engine.ranks.max_world_size:
         raise ConfigError(
             "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an epoch's "
             "last step would end it. Limit the number of ranks: --max-np N."
         )
-    now, most = engine.world_size, engine.most_ranks
-    for ranks in range(2 if engine.is_elastic else now, most + 1) if most > 1 else ():
+    now, most = engine.ranks.world_size, engine.ranks.max_world_size
+    for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
         for epoch in (0, *(first for first, _ in plan.later)):
             _check_even(feeds, epoch, ranks, now)
     engine.convert_sync_batchnorm(stage.task)
@@ -256,5 +258,3 @@ def _check_even(feeds: Feeds, epoch: int, ranks: int, now: int) -> None:
         if ranks <= now:
             raise
         raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
-
-

@@ -60,7 +60,7 @@ class Coordinator:
         self._questions: dict[str, Question] = {}
         self.now = 0.0
         self.num_signalled, self.includes_this_rank = 0, False
-        self._change = self.register("ranks", lambda: engine.ranks_change)
+        self._change = self.register("ranks", lambda: engine.ranks.change_requested)
 
     def register(self, name: str, ask: Callable[[], bool]) -> Question:
         """Ask rank 0 at each exchange from now on. Call it on all ranks, in the same order.
@@ -92,7 +92,7 @@ class Coordinator:
 
     def sync_clock(self) -> float:
         """Bring `now` up to date and return it, by a message of its own. Call it on all ranks."""
-        self.now = float(self._engine.broadcast_object(time.monotonic() - self._started))
+        self.now = float(self._engine.comm.broadcast_object(time.monotonic() - self._started))
         return self.now
 
     def count_round(self) -> bool:
@@ -105,14 +105,14 @@ class Coordinator:
         if self._rounds < self._every:
             return False
         self._reported = self._signals.received is not None
-        if self._engine.world_size == 1:
+        if self._engine.ranks.world_size == 1:
             self.now = time.monotonic() - self._started
             self.num_signalled, self.includes_this_rank = int(self._reported), self._reported
             for question in self._questions.values():
                 question.latest = question.ask()
                 question.agreed = question.agreed or question.latest
             return self._must_act
-        self._wait = self._engine.start_sum(self._reported + (self._of_rank_0() if self._engine.is_main else 0))
+        self._wait = self._engine.comm.start_sum(self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:
             return False

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.api.datamodule import DataModule
@@ -20,11 +18,11 @@ from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.workers import shield
-from trainkit.device.precision import Precision
-from trainkit.device.transfer import Mover, count_samples
+from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
-from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.errors import ConfigError, DataError
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
+
 
 @dataclass(frozen=True)
 class DataSources:
@@ -96,7 +94,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
         own = data.batch_size
     else:
         own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
-    everyone = engine.all_gather_object(own)  # each rank reads a stream of its own
+    everyone = engine.comm.all_gather_object(own)  # each rank reads a stream of its own
     return own if all(size == own for size in everyone) else None
 
 
@@ -136,10 +134,10 @@ def train_feed(
         )
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     accumulate_at = functools.partial(accumulation_at, changes)
-    declared = declared_ranks or engine.world_size
+    declared = declared_ranks or engine.ranks.world_size
     if source is None:
         _refuse_own_batches(data, engine)
-        return _stream(data, accumulate_at, limit, seed, engine, move, declared / engine.world_size)
+        return _stream(data, accumulate_at, limit, seed, engine, move, declared / engine.ranks.world_size)
     if source.num_samples < declared:
         raise DataError(
             f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
@@ -147,13 +145,13 @@ def train_feed(
         )
     samples = _limited(source, limit, declared)
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
-    plan = StepPlan(samples, source.batch_size, engine.world_size, max(n for _, n in changes), drop_last, pad, declared)
+    plan = StepPlan(samples, source.batch_size, engine.ranks.world_size, max(n for _, n in changes), drop_last, pad, declared)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
             f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
         )
-    return MapFeed(_sharded(source, plan, seed, engine), engine.rank, move, accumulate_at)
+    return MapFeed(_sharded(source, plan, seed, engine), engine.ranks.rank, move, accumulate_at)
 
 
 def eval_feeds(
@@ -175,25 +173,25 @@ def eval_feeds(
             feeds.append(_stream(item, lambda epoch: 1, limit, seed, engine, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
-            samples = _limited(source, limit, declared_ranks or engine.world_size)
-            plan = StepPlan(samples, source.batch_size, engine.world_size)
-            feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.rank, move))
+            samples = _limited(source, limit, declared_ranks or engine.ranks.world_size)
+            plan = StepPlan(samples, source.batch_size, engine.ranks.world_size)
+            feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.ranks.rank, move))
     return feeds
 
 
 def _refuse_own_batches(data: Any, engine: Engine) -> None:
     """A DataLoader that makes its own batches yields the same ones on every rank: each sample would be used by all."""
     own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
-    if own and engine.world_size > 1:
+    if own and engine.ranks.world_size > 1:
         raise ConfigError(
-            f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.world_size} ranks would each "
-            "use all of them. "
+            f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.ranks.world_size} ranks would "
+            "each use all of them. "
             "Give batch_size and a sampler (they are dealt to the ranks), or an IterableDataset that is sharded by rank."
         )
 
 
 def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
-    return ShardedLoader(source, plan, engine.rank, seed, engine.broadcast_object)
+    return ShardedLoader(source, plan, engine.ranks.rank, seed, engine.comm.broadcast_object)
 
 
 def _stream(
@@ -207,9 +205,11 @@ def _stream(
 ) -> StreamFeed:
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
-    lengths = engine.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
+    lengths = engine.comm.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(shield(data), length, accumulate_at, limit, engine.sum_number, move, mix(seed, engine.rank), share)
+    return StreamFeed(
+        shield(data), length, accumulate_at, limit, engine.comm.sum_number, move, mix(seed, engine.ranks.rank), share
+    )
 
 
 def _length_of(stream: Any) -> int | None:

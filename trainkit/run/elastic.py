@@ -9,8 +9,8 @@
             other ranks         the coordinator lets all ranks know at the same step: they commit, and raise RanksChanged
 
 The plan of batch and rate is that of the run's beginning. A step stays the same samples, spread evenly over the ranks there are
-(data/plan.py), so that each sample of an epoch counts once, whatever happens to ranks. (A stream cannot be dealt again: each rank
-reads its own, and a message says so.)
+(data/plan.py), so that each sample of an epoch counts once, whatever happens to ranks. (A stream cannot be dealt again: each
+rank reads its own, and a message says so.)
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Protocol
 
 from trainkit.api.view import RunView
 from trainkit.checkpoint.in_memory import Memory
-from trainkit.checkpoint.manager import CheckpointManager
-from trainkit.checkpoint.stateful import packed_part, tensors_of
+from trainkit.checkpoint.stateful import packed_part
 from trainkit.checkpoint.writer import Writer
-from trainkit.engine.base import Engine, PeerError, RanksChanged
+from trainkit.engine.base import Engine
+from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
+from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError
 from trainkit.run.signals import Signals
 
@@ -62,7 +63,7 @@ class ElasticState:
     def attach(self, run: RunView) -> None:
         """Commit this run from now on."""
         self._run = run
-        self._gathering = Gathering(run.engine)
+        self._gathering = Gathering(run.engine.comm)
 
     def begin(self) -> None:
         """Handle signals from here on, until the fit is done, and commit: a rank that has just joined can resume from here."""
@@ -79,8 +80,8 @@ class ElasticState:
         with contents.saving() as extra:
             training = checkpoints.collect(extra, [])
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
-            wait = self._gathering.start(packed_part(checkpoints.rank_parts(), of_rank_0 if engine.is_main else None))
-            weights = tensors_of(contents.task)
+            wait = self._gathering.start(packed_part(checkpoints.rank_parts(), of_rank_0 if engine.ranks.is_main else None))
+            weights = engine.model_state(contents.task)
             ranks = wait()  # before the copy: if a rank is lost here, the last commit is still whole
             self.memory.keep(self._run.global_step, weights, training, ranks)
 
@@ -94,7 +95,6 @@ class Attempt(Protocol):
     """One attempt, as setup.py's Stage is one."""
 
     engine: Engine
-    checkpoints: CheckpointManager
 
     @property
     def is_elastic(self) -> bool: ...  # noqa: D102
@@ -145,11 +145,11 @@ class ElasticRun:
                     fruitless = 0 if gained else fruitless + 1
                     if fruitless == _MAX_FRUITLESS:
                         raise EngineError(
-                            f"The ranks were formed again {_MAX_FRUITLESS} times, and each time the run failed before it took a "
-                            f"step after step {last_step}. The last time: {change}"
+                            f"The ranks were formed again {_MAX_FRUITLESS} times, and each time the run failed before it took "
+                            f"a step after step {last_step}. The last time: {change}"
                         ) from change
                 last_step = self.state.memory.step
-                attempt.engine.leave()
+                attempt.engine.ranks.leave()
                 attempt.drop_parts()
                 if attempt.engine.device.type == "cuda":
                     gc.collect()  # torch's schedulers and optimizers refer to each other: free their memory for the next

@@ -27,7 +27,6 @@ from trainkit.data.feed import Feed
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError
 from trainkit.metrics.log import MetricLog
-from trainkit.run.coordinator import Coordinator
 from trainkit.run.predictions import clear_predictions, write_prediction
 
 Kind = Literal["validation", "test"]
@@ -42,11 +41,13 @@ class ValidationData:
         feeds: one for each loader.
         sanity_feeds: returns feeds of so many batches of the same data.
         training_names: names that training logs for the progress bar.
+        check: is called in each round, the same one on all ranks; may end the run.
     """
 
     feeds: Sequence[Feed]
     sanity_feeds: Callable[[int], list[Feed]]
     training_names: set[str]
+    check: Callable[[], None] = lambda: None
 
 
 class Evaluator:
@@ -114,22 +115,17 @@ class Evaluator:
         state.stage = "fit"
         self._hooks("on_sanity_check_end")
 
-    def validate(self, coordinator: Coordinator, check: Callable[[], None]) -> Mapping[str, float]:
-        """Validate inside a fit and return the logged values; empty without validation data.
-
-        Args:
-            coordinator: rounds are batches while this lasts.
-            check: is called in each round, the same one on all ranks; may end the run.
-        """
+    def validate(self) -> Mapping[str, float]:
+        """Validate inside a fit and return the logged values; empty without validation data."""
         run = self._run
         if not self.has_data:
             return {}
-        run.engine.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
+        run.engine.comm.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
         with run.checkpoints.holding_rank_parts():  # a signal within the validation ends the run as of here
-            coordinator.expect_new_pace()
+            run.coordinator.expect_new_pace()
             self._count(self._data.feeds)
-            metrics = self._pass("validation", self._data.feeds, check)
-        coordinator.expect_new_pace()
+            metrics = self._pass("validation", self._data.feeds, self._data.check)
+        run.coordinator.expect_new_pace()
         self.num_validations += 1
         self.names |= metrics.keys()
         run.callback_metrics.update(metrics)
@@ -160,18 +156,18 @@ class Evaluator:
         self._count(feeds)
         engine = self._run.engine
         if write_to is not None:
-            engine.run_on_main(lambda: clear_predictions(write_to))
+            engine.comm.run_on_main(lambda: clear_predictions(write_to))
         own: list[tuple[int, Any]] = []
         for i, (places, outputs) in enumerate(self._predictions(feeds[0])):
             place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
             if write_to is not None:
-                write_prediction(write_to, place, engine.rank, on_cpu)
+                write_prediction(write_to, place, engine.ranks.rank, on_cpu)
             if keep:
                 own.append((place, on_cpu))
         if not keep:
-            engine.barrier()  # all files are there
+            engine.comm.barrier()  # all files are there
             return None
-        pairs = [pair for rank in engine.all_gather_object(own) for pair in rank]
+        pairs = [pair for rank in engine.comm.all_gather_object(own) for pair in rank]
         return [outputs for _, outputs in sorted(pairs, key=lambda pair: pair[0])]
 
     # -- one pass ---------------------------------------------------------------------------------------------------
@@ -183,7 +179,8 @@ class Evaluator:
     def _pass(self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]) -> dict[str, float]:
         with _eval_mode(self._task):
             self._hooks(f"on_{kind}_start")
-            step, metrics = getattr(self._task, _STEPS[kind]), {}
+            step = getattr(self._task, _STEPS[kind])
+            metrics: dict[str, float] = {}
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
                 log = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
@@ -196,7 +193,7 @@ class Evaluator:
                         outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
-                metrics |= log.epoch_values(self._run.engine.all_gather_object)
+                metrics |= log.epoch_values(self._run.engine.comm.all_gather_object)
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
         return metrics

@@ -51,11 +51,11 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
         source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
     limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
     feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared)
-    if isinstance(feed, StreamFeed) and declared != engine.world_size:
+    if isinstance(feed, StreamFeed) and declared != engine.ranks.world_size:
         stage.run.say(
             "The training data is a stream, of which each rank reads its own: for the "
             f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
-            f"{engine.world_size}, and of this epoch samples may be left out or come again."
+            f"{engine.ranks.world_size}, and of this epoch samples may be left out or come again."
         )
     stage.keep([feed])
     evaluation = stage.options.evaluation

@@ -50,12 +50,12 @@ class FiniteLosses:
                 if not math.isfinite(loss)
             ]
             self._seen.clear()
-            total = self._engine.sum_number(len(bad))
+            total = self._engine.comm.sum_number(len(bad))
         if total == 0:
             return
         told = [
             f"{loss} on rank {rank}{_samples(indices)}"
-            for rank, losses_of_rank in enumerate(self._engine.all_gather_object(bad))
+            for rank, losses_of_rank in enumerate(self._engine.comm.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(

@@ -51,11 +51,11 @@ class Halving:
         while True:
             failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
             self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
-            if self._engine.sum_number(failure is not None) == 0:
+            if self._engine.comm.sum_number(failure is not None) == 0:
                 return
             undo()
             largest = max((microbatch.num_samples for microbatch in held), default=0)
-            sizes = self._engine.all_gather_object((largest, failure))
+            sizes = self._engine.comm.all_gather_object((largest, failure))
             if self._state.oom_pieces >= max(size for size, _ in sizes):
                 raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
             self._state.oom_pieces *= 2
@@ -63,8 +63,9 @@ class Halving:
                 torch.cuda.empty_cache()
             ranks = [str(rank) for rank, (_, text) in enumerate(sizes) if text is not None]
             self._say(
-                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into {self._state.oom_pieces} pieces from "
-                "now on and take the step anew. The samples of a step and the learning rate stay the same; "
+                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into "
+                f"{self._state.oom_pieces} pieces from now on and take the step again. The samples of a step and the "
+                "learning rate stay the same; "
                 f"data.batch_size={max(1, max(size for size, _ in sizes) // self._state.oom_pieces)} would avoid it."
             )
 

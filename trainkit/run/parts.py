@@ -1,7 +1,7 @@
 """The named parts of a run that a checkpoint holds: what each saves, and how it takes its state back.
 
-The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values, validations, contract; and of
-each rank: metrics, random.
+The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values, validations, contract; and
+of each rank: metrics, random.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from trainkit.run.run import StepParts
 class OptimizersPart:
     """The optimizers' states, put back on rank 0: `engine.prepare` sends them on."""
 
+    engine: Engine
     optimizers: Sequence[torch.optim.Optimizer]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return one state for each optimizer."""
-        return [optimizer.state_dict() for optimizer in self.optimizers]
+        return self.engine.optimizer_state(self.optimizers)
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Put them back.
@@ -77,7 +78,7 @@ class ScalerPart:
 
     def state_dict(self) -> dict[str, Any]:
         """Return it; empty for other precisions."""
-        return self.precision.scaler.state_dict()  # type: ignore[no-any-return]
+        return self.precision.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put it back, if both runs have one."""
@@ -171,7 +172,7 @@ class LogPart:
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
         """Put them back, dealt to as many ranks as there are; return metric objects that are no attribute of the Task."""
-        rank, size = self.engine.rank, self.engine.world_size
+        rank, size = self.engine.ranks.rank, self.engine.ranks.world_size
         self.step.log.load_state_dict([state["log"] for state in states], rank, size, self.engine.device)
         objects = [state["objects"] for state in states]
         lost = metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
@@ -190,5 +191,5 @@ class RandomPart:
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
         """Put this rank's back; at another number of ranks no state belongs to each."""
-        if len(states) == self.engine.world_size:
-            set_random_state(states[self.engine.rank])
+        if len(states) == self.engine.ranks.world_size:
+            set_random_state(states[self.engine.ranks.rank])

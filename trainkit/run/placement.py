@@ -39,13 +39,13 @@ def place(task: Task, engine: Engine, precision: Precision, channels_last: bool)
         TaskError: one has no shape yet, or a buffer is sparse, where several ranks are to have the same.
     """
     for name, buffer in task.named_buffers():
-        if engine.world_size > 1 and buffer.layout is not torch.strided:
+        if engine.ranks.world_size > 1 and buffer.layout is not torch.strided:
             raise TaskError(
                 f"The buffer '{name}' of {type(task).__name__} is sparse, and ranks cannot send it to one another. Register "
                 "its indices and values as two buffers and put them together in forward(), or keep it dense."
             )
     for name, parameter in task.named_parameters():
-        if engine.world_size > 1 and is_lazy(parameter):
+        if engine.ranks.world_size > 1 and is_lazy(parameter):
             raise TaskError(
                 f"'{name}' of {type(task).__name__} has no shape yet (a lazy module), so that ranks cannot agree on it. Run a "
                 "batch through the model in __init__ or setup(), or give the module its sizes."

@@ -43,7 +43,7 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
         if stage.elastic.memory.step >= 0:
             return MEMORY, stage.elastic.memory.load_into(stage.task)
         # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise the job is new.
-        found = stage.checkpoints.read("auto", stage.task) if stage.engine.comes_late else None
+        found = stage.checkpoints.read("auto", stage.task) if stage.engine.ranks.joins_late else None
         if found is not None or ckpt_path is None:
             return found
     assert ckpt_path is not None
@@ -53,7 +53,7 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
     """Return the number of ranks that the settings of batch and learning rate are meant for."""
     if stage.elastic is None or saved is None:
-        return stage.engine.first_ranks if stage.is_elastic else stage.engine.world_size
+        return stage.engine.ranks.first_world_size if stage.is_elastic else stage.engine.ranks.world_size
     return BatchPlan(**saved["contract"]).world_size
 
 
@@ -64,15 +64,15 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
     if left := checkpoints.restore(saved):
         run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")
     before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
-    if before != engine.world_size:  # not the numbers of the beginning, whose dropout was used
-        seed_everything(mix(run.options.seed, engine.rank, run.global_step))
+    if before != engine.ranks.world_size:  # not the numbers of the beginning, whose dropout was used
+        seed_everything(mix(run.options.seed, engine.ranks.rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
         if not checkpoints.resumed_from.startswith(f"{policy.store_of(run.run_dir).place}/"):
             policy.renew()  # another run's checkpoint: this step is not saved here yet
-    if before != engine.world_size and not from_memory:
+    if before != engine.ranks.world_size and not from_memory:
         run.say(
-            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.world_size}: random numbers begin again, all "
-            "else resumes."
+            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.ranks.world_size}: random numbers begin "
+            "again, all else resumes."
         )
     _compare_plans(run, BatchPlan(**saved["contract"]))
     run.hooks("on_load_checkpoint", saved["extra"])

@@ -120,17 +120,17 @@ class Run:
     @property
     def is_global_zero(self) -> bool:
         """Whether this is rank 0."""
-        return self.engine.is_main
+        return self.engine.ranks.is_main
 
     @property
     def global_rank(self) -> int:
         """This rank."""
-        return self.engine.rank
+        return self.engine.ranks.rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.engine.world_size
+        return self.engine.ranks.world_size
 
     @property
     def total_steps(self) -> int | None:
@@ -171,7 +171,7 @@ class Run:
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
-        if self.engine.is_main:
+        if self.engine.ranks.is_main:
             print(text, flush=True)
 
     def log_metrics(self, values: dict[str, float]) -> None:

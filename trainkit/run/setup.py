@@ -26,14 +26,16 @@ from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.device.transfer import Mover
-from trainkit.engine.base import Engine, PeerError, RanksChanged
+from trainkit.engine.base import Engine
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
-from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.data_sources import DataSources, eval_feeds
+from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import job_started, make_run_dir
 from trainkit.run.lock import RunLock, one_at_a_time
 from trainkit.run.run import Run
@@ -83,8 +85,8 @@ class Stage:
         self._stack = contextlib.ExitStack()
         if attempts is not None:
             attempts.attempt, self.elastic = self, attempts.state
-            self.engine.kept_step = attempts.state.memory.step
-        elif kind == "fit" and self.engine.is_elastic:
+            self.engine.ranks.committed_step = attempts.state.memory.step
+        elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
                 "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot continue when "
                 "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
@@ -95,7 +97,7 @@ class Stage:
     @property
     def is_elastic(self) -> bool:
         """Whether this fit continues when its ranks change."""
-        return self.elastic is not None and self.engine.is_elastic
+        return self.elastic is not None and self.engine.ranks.is_elastic
 
     @property
     def is_resumed_here(self) -> bool:
@@ -113,7 +115,7 @@ class Stage:
         self._announce()
         self.engine.__enter__()
         try:
-            if self.engine.takes_part:
+            if self.engine.ranks.takes_part:
                 self._set_up()
         except BaseException:
             self._stack.close()
@@ -126,8 +128,8 @@ class Stage:
         if state is not None and state.has_begun:
             self.has_data = state.has_data
             return
-        self.engine.begin(self.kind)
-        if self.engine.comes_late:
+        self.engine.ranks.begin(self.kind)
+        if self.engine.ranks.joins_late:
             self.task._trainer = self.run
             with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
                 for source in self.data.owners(self.task):
@@ -141,7 +143,7 @@ class Stage:
     def _set_up(self) -> None:
         engine, numerics, run = self.engine, self.options.numerics, self.run
         writer = Writer() if self.elastic is None else self.elastic.writer
-        if not engine.is_main:
+        if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
         flags = torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly)
         self._stack.enter_context(flags)
@@ -163,10 +165,10 @@ class Stage:
     def _agree_on_folder(self) -> Path:
         earlier = None if self.elastic is None else self.elastic.run_dir
         requested = earlier or self.options.run_dir
-        run_dir: Path = self.engine.run_on_main(lambda: make_run_dir(requested, type(self.task).__name__))
+        run_dir: Path = self.engine.comm.run_on_main(lambda: make_run_dir(requested, type(self.task).__name__))
         if self.kind == "fit":
             lock = self._stack.enter_context(RunLock())
-            self.engine.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self.is_resumed_here))
+            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self.is_resumed_here))
         return run_dir
 
     def _stores(self) -> list[Store]:
@@ -177,9 +179,9 @@ class Stage:
     def _prepare_data(self) -> None:
         prepared = self.is_resumed_here or self.has_data
         for source in () if prepared else self.data.owners(self.task):
-            if self.engine.local_rank == 0:
+            if self.engine.ranks.local_rank == 0:
                 source.prepare_data()
-        self.engine.barrier()
+        self.engine.comm.barrier()
         if self.is_resumed_here:
             self.run.hooks.of_callbacks("setup", self.kind)
             return
@@ -188,7 +190,7 @@ class Stage:
         self.run.hooks("setup", self.kind)
 
     def _count_progress(self) -> None:
-        self.engine.whereabouts.progress += 1
+        self.engine.heartbeat.progress += 1
 
     # -- while it lasts ---------------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Stage:
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None
         try:
-            if self.engine.takes_part:
+            if self.engine.ranks.takes_part:
                 self._tear_down(error)
         finally:
             for feed in self._feeds:
@@ -266,5 +268,3 @@ class Stage:
         self.run.hooks.of_task("teardown", self.kind)
         if self.data.datamodule is not None:
             self.data.datamodule.teardown(self.kind)
-
-

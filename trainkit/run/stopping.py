@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from trainkit.api.view import RunView, checkpoint_policies
-from trainkit.engine.base import RanksChanged
+from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import Preempted
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
@@ -61,10 +61,10 @@ class Stopping:
 
     def _end_with_checkpoint(self) -> NoReturn:
         run, engine = self._run, self._run.engine
-        received: list[str | None] = engine.all_gather_object(self._signals.received)
+        received: list[str | None] = engine.comm.all_gather_object(self._signals.received)
         full = [policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only]
         written = any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
-        engine.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
+        engine.comm.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
         from_where = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(received) if name)
         how = f"to resume: ckpt_path=last run_dir={run.run_dir}"
         if not written:

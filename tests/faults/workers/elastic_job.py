@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
 from trainkit.cli.run import fail
 from trainkit.errors import JobEnded
@@ -38,7 +39,7 @@ class Journal(Callback):
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
 
-    def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
         """Write it down before it counts."""
         scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") + ".")
         line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": batch[2].tolist(), "t": time.monotonic()}

@@ -15,11 +15,11 @@ with engine:
     for name, rows in {"equal": (slice(0, 2), slice(2, 4)), "unequal": (slice(0, 1), slice(1, 4))}.items():
         model = net()
         engine.prepare(model, [])
-        part = batch()[rows[engine.rank]]
+        part = batch()[rows[engine.ranks.rank]]
         engine.backward(model(part).square().mean() * len(part) / 4)
         engine.reduce_gradients()
         found[name] = [p.grad for p in model.parameters()]
-    gathered = engine.all_gather_object(found)
-    if engine.is_main:
+    gathered = engine.comm.all_gather_object(found)
+    if engine.ranks.is_main:
         torch.save(gathered, sys.argv[1])
-    engine.barrier()
+    engine.comm.barrier()

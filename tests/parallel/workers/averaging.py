@@ -26,7 +26,7 @@ from trainkit.optim import LAMB, LARS, decay_groups
 OUT = sys.argv[1]
 ENGINE = make_engine("auto")
 with ENGINE:
-    RANKS = ENGINE.world_size
+    RANKS = ENGINE.ranks.world_size
 
 
 class Parts(Line):
@@ -111,9 +111,9 @@ SCENARIOS = [ema, swa, finetuning, lars, lamb]
 if __name__ == "__main__":
     results = {}
     with ENGINE, tempfile.TemporaryDirectory() as FOLDER:
-        FOLDER = ENGINE.broadcast_object(FOLDER)
+        FOLDER = ENGINE.comm.broadcast_object(FOLDER)
         for run_scenario in SCENARIOS:
-            results[run_scenario.__name__] = ENGINE.all_gather_object(run_scenario())
-        if ENGINE.is_main:
+            results[run_scenario.__name__] = ENGINE.comm.all_gather_object(run_scenario())
+        if ENGINE.ranks.is_main:
             torch.save(results, OUT)
-        ENGINE.barrier()
+        ENGINE.comm.barrier()

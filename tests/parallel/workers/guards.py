@@ -27,7 +27,7 @@ from trainkit.errors import TrainkitError
 OUT, WIDTH = sys.argv[1], int(sys.argv[2])
 ENGINE = make_engine("auto")
 with ENGINE:
-    RANKS, RANK = ENGINE.world_size, ENGINE.rank
+    RANKS, RANK = ENGINE.ranks.world_size, ENGINE.ranks.rank
 LAST = RANKS > 1 and RANK == RANKS - 1
 SAMPLES = 8 * WIDTH + 3  # two full steps, and a short one in which some ranks have less or nothing
 
@@ -223,11 +223,11 @@ SCENARIOS = [
     overfit,
 ]
 with ENGINE:
-    FOLDER = ENGINE.broadcast_object(tempfile.mkdtemp())
+    FOLDER = ENGINE.comm.broadcast_object(tempfile.mkdtemp())
 results = {}
 for scenario in SCENARIOS:
     own = scenario()
     with ENGINE:
-        results[scenario.__name__] = ENGINE.all_gather_object(own)
+        results[scenario.__name__] = ENGINE.comm.all_gather_object(own)
 if RANK == 0:
     torch.save(results, OUT)

@@ -31,7 +31,7 @@ from trainkit.engine.select import make_engine
 OUT = sys.argv[1]
 ENGINE = make_engine("auto")
 with ENGINE:
-    RANKS, RANK = ENGINE.world_size, ENGINE.rank
+    RANKS, RANK = ENGINE.ranks.world_size, ENGINE.ranks.rank
 
 
 class Given(Line):
@@ -57,7 +57,7 @@ class Lame(Callback):
     def on_fit_start(self, trainer: Any, task: Any) -> None:
         """Put it back, were it asked."""
         if RANK == RANKS - 1 and RANKS > 1:
-            trainer.session.pulse._started += 1e6
+            trainer.coordinator._started += 1e6
 
 
 def timer() -> dict[str, Any]:
@@ -85,11 +85,11 @@ def written() -> dict[str, Any]:
 
 
 with ENGINE:
-    FOLDER = ENGINE.broadcast_object(tempfile.mkdtemp())
+    FOLDER = ENGINE.comm.broadcast_object(tempfile.mkdtemp())
 results = {}
 for scenario in (spike, timer, written):
     own = scenario()
     with ENGINE:
-        results[scenario.__name__] = ENGINE.all_gather_object(own)
+        results[scenario.__name__] = ENGINE.comm.all_gather_object(own)
 if RANK == 0:
     torch.save(results, OUT)

@@ -37,8 +37,11 @@ FIRST = {"process_set": SET, "fusion_threshold_mb": 8, "cache_capacity": 64, "cy
 
 def part(engine: Engine) -> tuple[slice, float]:
     """This rank's rows of a global batch (rank r has r + 1 of them), and its share."""
-    first, total = engine.rank * (engine.rank + 1) // 2, engine.world_size * (engine.world_size + 1) // 2
-    return slice(first, first + engine.rank + 1), (engine.rank + 1) / total
+    first, total = (
+        engine.ranks.rank * (engine.ranks.rank + 1) // 2,
+        engine.ranks.world_size * (engine.ranks.world_size + 1) // 2,
+    )
+    return slice(first, first + engine.ranks.rank + 1), (engine.ranks.rank + 1) / total
 
 
 def backward(engine: Engine, model: nn.Module, scale: float = 1.0) -> list[Tensor | None]:
@@ -94,23 +97,30 @@ def first() -> dict[str, Any]:
     found: dict[str, Any] = {}
     with engine:
         found["environment"] = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
-        found["takes_part"] = engine.takes_part
-        if engine.takes_part:
+        found["takes_part"] = engine.ranks.takes_part
+        if engine.ranks.takes_part:
             model = net()
             with torch.no_grad():
-                model[0].weight += engine.rank  # only the set's first rank holds the weights that count
+                model[0].weight += engine.ranks.rank  # only the set's first rank holds the weights that count
             engine.prepare(model, [])
-            found |= {"rank": engine.rank, "world_size": engine.world_size, "local": (engine.local_rank, engine.local_size)}
+            found |= {
+                "rank": engine.ranks.rank,
+                "world_size": engine.ranks.world_size,
+                "local": (engine.ranks.local_rank, engine.ranks.local_size),
+            }
             found["grads"] = backward(engine, model)
-            found["sum"] = engine.all_reduce(torch.tensor(10.0 + engine.rank)).item()
-            found["objects"] = engine.all_gather_object(f"of {engine.rank}"), engine.broadcast_object(engine.rank)
+            found["sum"] = engine.comm.all_reduce(torch.tensor(10.0 + engine.ranks.rank)).item()
+            found["objects"] = (
+                engine.comm.all_gather_object(f"of {engine.ranks.rank}"),
+                engine.comm.broadcast_object(engine.ranks.rank),
+            )
             norm = engine.convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=1.0))
-            norm(torch.full((2, 1), 10.0 + engine.rank))
+            norm(torch.full((2, 1), 10.0 + engine.ranks.rank))
             found["mean"] = norm.running_mean.item()
-            found["on_main"] = engine.run_on_main(os.getpid)
-            engine.barrier()
+            found["on_main"] = engine.comm.run_on_main(os.getpid)
+            engine.comm.barrier()
             found["pid"] = os.getpid()
-            Path(f"{OUT}.{engine.rank}").touch()
+            Path(f"{OUT}.{engine.ranks.rank}").touch()
     found["waited"] = len(list(Path(OUT).parent.glob(f"{Path(OUT).name}.*")))
     return found
 
@@ -120,7 +130,7 @@ def set_again() -> dict[str, Any]:
     found: dict[str, Any] = {}
     engine = make_engine("auto", process_set=SET)
     with engine:
-        if engine.takes_part:
+        if engine.ranks.takes_part:
             model = net()
             engine.prepare(model, [])
             found["grads"] = backward(engine, model)
@@ -226,17 +236,17 @@ def words(sparse_optimizer: bool = False, **options: Any) -> dict[str, Any]:
     with engine, wires() as seen:
         engine.prepare(model, optimizers)
         rows, share = part(engine)
-        last = engine.rank == engine.world_size - 1
+        last = engine.ranks.rank == engine.ranks.world_size - 1
         engine.backward(model(WORDS[rows], bags=last) * share)
         engine.reduce_gradients()
         grads = [None if p.grad is None else (p.grad.is_sparse, p.grad.to_dense()) for p in model.parameters()]
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        if engine.rank > 0:
+        if engine.ranks.rank > 0:
             with engine.no_sync():
-                engine.backward(model(WORDS[:2], bags=False) * 0.5 / (engine.world_size - 1))
-            engine.backward(model(WORDS[2:4], bags=False) * 0.5 / (engine.world_size - 1))
+                engine.backward(model(WORDS[:2], bags=False) * 0.5 / (engine.ranks.world_size - 1))
+            engine.backward(model(WORDS[2:4], bags=False) * 0.5 / (engine.ranks.world_size - 1))
         engine.reduce_gradients()
         for optimizer in optimizers:
             optimizer.step()
@@ -292,7 +302,7 @@ def norms() -> dict[str, Any]:
             same = engine.convert_sync_batchnorm(model) is model and list(model.state_dict()) == keys
             engine.prepare(model, [])
             rows, share = part(engine)
-            branch = torch.full((engine.rank + 1,), engine.rank == 0)
+            branch = torch.full((engine.ranks.rank + 1,), engine.ranks.rank == 0)
             outputs = []
             for i in range(2):
                 inputs = (pictures()[rows] + i).requires_grad_()
@@ -303,7 +313,7 @@ def norms() -> dict[str, Any]:
             engine.reduce_gradients()
             model.eval()
             # Rank 0 alone: nobody else is there to sum with.
-            alone = model.second(model.first(model.conv(pictures()))[..., 0, 0]).detach() if engine.is_main else None
+            alone = model.second(model.first(model.conv(pictures()))[..., 0, 0]).detach() if engine.ranks.is_main else None
             found[str(momentum)] = {
                 "same": same,
                 "outputs": outputs,
@@ -347,7 +357,7 @@ if __name__ == "__main__":
     results = {scenario.__name__: scenario() for scenario in SCENARIOS}
     engine = make_engine("auto")
     with engine:
-        gathered = engine.all_gather_object(results)
-        if engine.is_main:
+        gathered = engine.comm.all_gather_object(results)
+        if engine.ranks.is_main:
             torch.save({name: [rank[name] for rank in gathered] for name in results}, OUT)
-        engine.barrier()
+        engine.comm.barrier()

@@ -27,7 +27,7 @@ from trainkit.errors import TrainkitError
 OUT = sys.argv[1]
 ENGINE = make_engine("auto")
 with ENGINE:
-    RANKS, RANK = ENGINE.world_size, ENGINE.rank
+    RANKS, RANK = ENGINE.ranks.world_size, ENGINE.ranks.rank
 
 
 def trainer(name: str, **settings: Any) -> Any:
@@ -173,10 +173,10 @@ def sum_on_its_way() -> dict[str, Any]:
     for i in range(5):
         if RANK == 1:
             time.sleep(0.01)
-        wait = ENGINE.start_sum(10 * i + RANK + 1)
-        others.append(ENGINE.all_reduce(torch.tensor([1.0 + RANK])).item())
-        others.append(ENGINE.broadcast_object(f"{i} from rank {RANK}"))
-        ENGINE.barrier()
+        wait = ENGINE.comm.start_sum(10 * i + RANK + 1)
+        others.append(ENGINE.comm.all_reduce(torch.tensor([1.0 + RANK])).item())
+        others.append(ENGINE.comm.broadcast_object(f"{i} from rank {RANK}"))
+        ENGINE.comm.barrier()
         sums.append(wait())
     return {"sums": sums, "others": others}
 
@@ -196,9 +196,9 @@ SCENARIOS = [
 if __name__ == "__main__":
     results = {}
     with ENGINE, tempfile.TemporaryDirectory() as FOLDER:
-        FOLDER = ENGINE.broadcast_object(FOLDER)
+        FOLDER = ENGINE.comm.broadcast_object(FOLDER)
         for scenario in SCENARIOS:
-            results[scenario.__name__] = ENGINE.all_gather_object(scenario())
-        if ENGINE.is_main:
+            results[scenario.__name__] = ENGINE.comm.all_gather_object(scenario())
+        if ENGINE.ranks.is_main:
             torch.save(results, OUT)
-        ENGINE.barrier()
+        ENGINE.comm.barrier()

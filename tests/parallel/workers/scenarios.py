@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainkit
+from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 
 BATCH = 4
 OUT, WIDTH = sys.argv[1], int(sys.argv[2])
 ENGINE = make_engine("auto")
 with ENGINE:
-    RANKS = ENGINE.world_size
+    RANKS = ENGINE.ranks.world_size
 
 
 def data(samples: int) -> TensorDataset:
@@ -217,12 +218,11 @@ class Convolution(trainkit.Task):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
 
 
-def images(optimizer_wrapper: str | None) -> Any:
+def images(engine: Engine) -> Any:
     """Train the convolution in float32, accumulating twice, in channels_last."""
     generator = torch.Generator().manual_seed(1)
     pictures = torch.randn(40, 3, 8, 8, generator=generator)
     held = TensorDataset(pictures, torch.arange(40) % 4)
-    engine = make_engine("auto", **({"optimizer_wrapper": optimizer_wrapper} if optimizer_wrapper else {}))
     settings = {"engine": engine, "precision": "32-true", "channels_last": True, "accumulate_grad_batches": 2}
     task = Convolution()
     run = trainer(**settings, max_epochs=3, gradient_clip_val=0.5)
@@ -232,12 +232,16 @@ def images(optimizer_wrapper: str | None) -> Any:
 
 def channels_last() -> dict[str, Any]:
     """Our sums, in channels_last."""
-    return {"weights": weights(images(None))}
+    return {"weights": weights(images(make_engine("auto")))}
 
 
 def stock_wrapper() -> dict[str, Any]:
-    """The sums of hvd.DistributedOptimizer, where there is Horovod."""
-    return {"weights": weights(images("horovod"))} if ENGINE.name == "horovod" else {}
+    """The sums of hvd.DistributedOptimizer, under Horovod."""
+    if ENGINE.name != "horovod":
+        return {}
+    from tests.helpers.stock_reducer import StockEngine
+
+    return {"weights": weights(images(StockEngine() if RANKS > 1 else make_engine("auto")))}
 
 
 def evaluation() -> dict[str, Any]:
@@ -256,7 +260,7 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Any:
         held = data(WIDTH * BATCH * 2 + 3)
-        yield from (held[i] for i in range(ENGINE.rank, len(held), RANKS))
+        yield from (held[i] for i in range(ENGINE.ranks.rank, len(held), RANKS))
 
 
 def streams() -> dict[str, Any]:
@@ -274,7 +278,7 @@ if __name__ == "__main__":
     results = {}
     with ENGINE, tempfile.TemporaryDirectory() as FOLDER:
         for scenario in SCENARIOS:
-            results[scenario.__name__] = ENGINE.all_gather_object(scenario())
-        if ENGINE.is_main:
+            results[scenario.__name__] = ENGINE.comm.all_gather_object(scenario())
+        if ENGINE.ranks.is_main:
             torch.save(results, OUT)
-        ENGINE.barrier()
+        ENGINE.comm.barrier()

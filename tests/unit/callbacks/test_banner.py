@@ -10,7 +10,7 @@ import torch
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.engine.options import changed
-from trainkit.engine.simulated import PretendedEngine
+from trainkit.engine.simulated import SimulatedEngine
 
 
 def banner(
@@ -71,7 +71,7 @@ def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Options of the engine that change what is computed or sent stand in the first line."""
-    engine = PretendedEngine("ddp", 1, 1)
-    engine.told = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
+    engine = SimulatedEngine("ddp", 1, 1)
+    engine.shown_options = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
     assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")

@@ -52,7 +52,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
 
     run, task = quiet(tmp_path), Own()
     run.fit(task, loader(8))
-    names = [name for name, _ in _tensors(task, run.session.run.optimizers)]
+    names = [name for name, _ in _tensors(task, run.run.optimizers)]
     assert "model.0.weight" in names
     assert "model.1.weight" in names
     assert "table" in names

@@ -48,7 +48,7 @@ class Watch(Callback):
     def on_train_epoch_start(self, trainer: Any, task: Any) -> None:
         """Remember."""
         self.before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-        self.rates.append([group["lr"] for group in trainer.session.run.optimizers[0].param_groups])
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
 
     def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
         """Compare."""

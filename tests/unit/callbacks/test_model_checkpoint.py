@@ -20,6 +20,7 @@ from tests.helpers.resuming import assert_same_run
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import make_store
@@ -239,12 +240,12 @@ def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
     """train_time_interval saves in the first step after so long by the pulse's clock, and counts from there; set-up is none."""
 
     class Hours(Callback):
-        def on_fit_start(self, trainer: Trainer, task: Any) -> None:
-            trainer.session.pulse._started -= 7777.0  # what was before the first step took long
+        def on_fit_start(self, trainer: RunView, task: Any) -> None:
+            trainer.coordinator._started -= 7777.0  # what was before the first step took long
 
-        def on_train_step_start(self, trainer: Trainer, task: Any) -> None:
-            trainer.session.pulse.beat = lambda: None  # type: ignore[assignment, return-value]
-            trainer.session.pulse.now = 7777.0 + trainer.global_step * 1000.0
+        def on_train_step_start(self, trainer: RunView, task: Any) -> None:
+            trainer.coordinator.beat = lambda: None  # type: ignore[assignment, return-value]
+            trainer.coordinator.now = 7777.0 + trainer.global_step * 1000.0
 
     keeper = ModelCheckpoint(train_time_interval="00:49:00", every_n_epochs=None, save_top_k=-1)
     quiet(tmp_path, max_epochs=5, callbacks=[Hours(), keeper]).fit(Line(), loader(8))
@@ -393,7 +394,7 @@ def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: in
     begun: list[int] = []
 
     class Begun(Callback):
-        def on_train_start(self, trainer: Trainer, task: Any) -> None:
+        def on_train_start(self, trainer: RunView, task: Any) -> None:
             begun.append(trainer.global_step)
 
     keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
@@ -423,7 +424,7 @@ def test_what_the_others_did_is_saved_whatever_the_order_of_the_list(tmp_path: P
     """A ModelCheckpoint that stands first in the list saves what callbacks behind it did at the same hook."""
 
     class Adds(Callback):
-        def on_train_epoch_end(self, trainer: Trainer, task: Any) -> None:
+        def on_train_epoch_end(self, trainer: RunView, task: Any) -> None:
             with torch.no_grad():
                 task.model.bias.fill_(42.0)
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore
 from trainkit.checkpoint.writer import HostCopy, Writer
-from trainkit.trainer import Trainer
 
 PATIENCE_S = 20
 
@@ -45,20 +45,20 @@ class HeldKeeper(ModelCheckpoint):
         super().__init__(every_n_epochs=None, save_last=False)
         self.expected: dict[str, Any] = {}
 
-    def setup(self, trainer: Trainer, task: Any, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Any, stage: str) -> None:
         """Take the store that waits."""
         super().setup(trainer, task, stage)
         self.store: HeldStore = HeldStore(trainer.run_dir / "checkpoints")
 
-    def on_train_step_end(self, trainer: Trainer, task: Any) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Any) -> None:
         """Save, and go on training while the writer waits."""
         if trainer.global_step == 2:
             self.save(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Any, checkpoint: dict[str, Any]) -> None:
         """Note what there is now: behind the other callbacks, which put averages in the weights' place."""
         self.expected = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-        self.optimizer = deepcopy(trainer.session.run.optimizers[0].state_dict())
+        self.optimizer = deepcopy(trainer.optimizers[0].state_dict())
         self.others = {type(c).__name__: deepcopy(c.state_dict()) for c in trainer.callbacks if c is not self}
 
 
@@ -70,7 +70,7 @@ class LetsGo(Callback):
     def __init__(self, keeper: HeldKeeper) -> None:
         self.keeper, self.seen = keeper, []
 
-    def on_train_step_end(self, trainer: Trainer, task: Any) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Any) -> None:
         """Note that the loop has come this far, and that nothing is written."""
         self.seen.append((trainer.global_step, self.keeper.store.names()))
         if trainer.global_step == 5:

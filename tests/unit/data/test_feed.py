@@ -117,7 +117,7 @@ def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> No
     shares: list[list[list[int]]] = []
     for rank in range(ranks):
         engine = SingleEngine("cpu")
-        engine.rank, engine.world_size = rank, ranks
+        engine.ranks.rank, engine.ranks.world_size = rank, ranks
         feed = train_feed(data, source, [(0, 2)], None, 0, engine, keep, pad=True)
         assert all(step.num_samples == 8 * ranks for step in feed.steps(0))
         micros = [m for step in feed.steps(0) for m in step.microbatches]
@@ -193,11 +193,9 @@ def test_a_rank_whose_stream_has_ended_goes_on_with_the_others() -> None:
 def test_streams_of_different_lengths_count_the_same_steps(other: int | None, steps: int | None) -> None:
     """All ranks plan with the longest stream, so that their schedules agree; without a length nobody plans."""
 
-    class TwoRanks(SingleEngine):
-        def all_gather_object(self, value: Any) -> list[Any]:
-            return [value, other]
-
-    feed = train_feed([torch.zeros(2)] * 3, None, [(0, 2)], None, 0, TwoRanks("cpu"), keep)
+    engine = SingleEngine("cpu")
+    engine.comm.all_gather_object = lambda value: [value, other]  # type: ignore[method-assign]
+    feed = train_feed([torch.zeros(2)] * 3, None, [(0, 2)], None, 0, engine, keep)
     assert feed.num_steps_in(0) == steps
 
 

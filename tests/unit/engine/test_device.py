@@ -5,42 +5,39 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainkit.engine.single import SingleEngine
+from trainkit.engine.pinning import pin_device
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.environment import Launcher
 
 
-def engine_on(
+def device_on(
     local_rank: int, local_size: int, gpus: int, monkeypatch: pytest.MonkeyPatch, device: str = "auto"
-) -> SingleEngine:
-    """An engine of this place on a host with so many GPUs."""
+) -> torch.device:
+    """The device of a local rank on a host with this many GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    engine = SingleEngine(device)  # type: ignore[arg-type]
-    engine.local_rank, engine.local_size = local_rank, local_size
-    return engine
+    ranks = Ranks(Launcher("none", local_rank, local_size, local_rank, local_size))
+    return pin_device(device, ranks)  # type: ignore[arg-type]
 
 
 def test_a_rank_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local rank 2 of 4 computes on cuda:2."""
-    engine = engine_on(2, 4, gpus=4, monkeypatch=monkeypatch)
-    engine._pin_device()
-    assert engine.device == torch.device("cuda", 2)
+    assert device_on(2, 4, gpus=4, monkeypatch=monkeypatch) == torch.device("cuda", 2)
 
 
 def test_more_ranks_than_gpus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks on a host with one GPU are told so."""
     with pytest.raises(EngineError, match="runs 2 ranks and has 1 GPU; each rank needs its own"):
-        engine_on(0, 2, gpus=1, monkeypatch=monkeypatch)._pin_device()
+        device_on(0, 2, gpus=1, monkeypatch=monkeypatch)
 
 
 def test_without_gpus_the_cpu_is_taken_unless_cuda_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """auto falls back to the CPU; cuda does not."""
-    engine = engine_on(0, 1, gpus=0, monkeypatch=monkeypatch)
-    engine._pin_device()
-    assert engine.device == torch.device("cpu")
+    assert device_on(0, 1, gpus=0, monkeypatch=monkeypatch) == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
-        engine_on(0, 1, gpus=0, monkeypatch=monkeypatch, device="cuda")._pin_device()
+        device_on(0, 1, gpus=0, monkeypatch=monkeypatch, device="cuda")
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +45,7 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    engine_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)._pin_device()
+    device_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    engine_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)._pin_device()
+    device_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)
     assert chosen == [1]

@@ -15,16 +15,16 @@ from trainkit.engine.gathering import Gathering
 def gather_in_turn(engine: ThreadEngine, rounds: list[list[int]]) -> tuple[list[list[bytes]], list[int]]:
     """Gather so many bytes of each rank in each round; return what came, and this rank's size of each collective."""
     started: list[int] = []
-    plain = engine.start_gather
+    plain = engine.comm.start_gather
 
     def start(own: Tensor) -> Callable[[], Tensor]:
         started.append(len(own))
         return plain(own)
 
-    engine.start_gather = start  # type: ignore[method-assign]
-    gathering = Gathering(engine)
+    engine.comm.start_gather = start  # type: ignore[method-assign]
+    gathering = Gathering(engine.comm)
     with engine:
-        came = [gathering.start(bytes([engine.rank + 1]) * sizes[engine.rank])() for sizes in rounds]
+        came = [gathering.start(bytes([engine.ranks.rank + 1]) * sizes[engine.ranks.rank])() for sizes in rounds]
     return [[bytes(part) for part in parts] for parts in came], started
 
 

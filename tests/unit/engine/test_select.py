@@ -32,8 +32,8 @@ def test_auto_takes_the_launchers_engine(launcher: str, name: str, monkeypatch: 
     under(launcher, monkeypatch)
     engine = make_engine("auto")
     assert engine.name == name
-    assert (engine.rank, engine.world_size) == ((0, 1) if launcher == "none" else (1, 2))
-    assert engine.is_main == (launcher == "none")
+    assert (engine.ranks.rank, engine.ranks.world_size) == ((0, 1) if launcher == "none" else (1, 2))
+    assert engine.ranks.is_main == (launcher == "none")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
@@ -59,7 +59,7 @@ def test_another_launcher_is_not_torchrun(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
-@pytest.mark.parametrize("option", [{"optimizer_wrapper": "horovod"}, {"cycle_time_ms": 1.0}, {"bucket_cap_mb": 1.0}])
+@pytest.mark.parametrize("option", [{"num_groups": 2}, {"cycle_time_ms": 1.0}, {"bucket_cap_mb": 1.0}])
 def test_options_of_another_engine_are_refused(option: dict[str, Any]) -> None:
     """An option that the launcher's engine does not have would have no effect."""
     with pytest.raises(ConfigError, match=rf"engine\.{next(iter(option))} is .* engine is 'single', where it has no effect"):

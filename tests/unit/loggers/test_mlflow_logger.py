@@ -120,7 +120,7 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: 
     class Waits(Told):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch:
-                self.trainer.session.writer.wait()
+                self.trainer.checkpoints.wait()
 
     keep = ModelCheckpoint(save_top_k=-1)
     client, run = train(tmp_path, Waits(), MLFlowLogger(log_model=wish), callbacks=keep, max_epochs=3)

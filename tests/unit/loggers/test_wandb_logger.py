@@ -71,7 +71,7 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expecte
     class Waits(Line):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch:
-                self.trainer.session.writer.wait()
+                self.trainer.checkpoints.wait()
 
     task = Waits()
     quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1, callbacks=keep).fit(task, loader(8), loader(4))

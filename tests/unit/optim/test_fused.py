@@ -137,7 +137,7 @@ class Line(Task):
         self.was: list[Any] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.was.append(self.trainer.session.run.optimizers[0].param_groups[0]["fused"])
+        self.was.append(self.trainer.optimizers[0].param_groups[0]["fused"])
         return self.model(batch[0]).square().mean()
 
     def configure_optimizers(self) -> Optimizer:

@@ -33,9 +33,8 @@ class Clock:
 class Counted:
     """An engine of several ranks that are all like this one; counts what is sent, and what of it was waited for."""
 
-    world_size, is_main, ranks_change = 2, True, False
-
     def __init__(self) -> None:
+        self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, change_requested=False), self
         self.sent = self.read = 0
 
     def start_sum(self, number: int) -> Callable[[], int]:
@@ -193,8 +192,8 @@ def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: in
             signals = Signals()
             pulse, seen, now = Pulse(engine, signals), [], -1.0
             for i in range(rounds):
-                clock.pass_(0.5 if engine.rank == 2 else 0.02)
-                if signalled.get(engine.rank) == i:
+                clock.pass_(0.5 if engine.ranks.rank == 2 else 0.02)
+                if signalled.get(engine.ranks.rank) == i:
                     signals.received = "SIGTERM"
                 came = pulse.beat()
                 if came or pulse.now != now:

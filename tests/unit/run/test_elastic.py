@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tests.helpers.elastic_threads import CrewEngine, Job, Killed
+from tests.helpers.elastic_threads import CrewEngine, CrewRanks, Job, Killed
+from tests.helpers.threads import ThreadCollectives
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
+from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import LocalStore
@@ -35,13 +37,13 @@ class Journal(Callback):
     def __init__(self, engine: CrewEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]) -> None:
         self._engine, self._events, self.book = engine, events, book
 
-    def on_train_batch_start(self, trainer: Trainer, task: Line, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
         """Note a microbatch under (epoch, step), with the generation that it belongs to."""
         key, generation = (trainer.current_epoch, trainer.global_step), len(self._engine.job.sizes)
         with self.lock:
             self.book.setdefault(key, []).append((generation, batch[2].tolist()))
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
         """Let happen what is to happen to this worker in this step, once."""
         if event := self._events.pop((self._engine.worker, trainer.global_step), None):
             event()
@@ -173,7 +175,7 @@ def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
     """Rate, samples of a step and schedule stay those of three ranks when one trains alone."""
     job, _, _, trainer = run(tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()})
     assert job.sizes[-1] == 1
-    assert (trainer.contract.world_size, trainer.contract.global_batch_size, trainer.contract.lr_factor) == (3, 12, 3.0)
+    assert (trainer.batch_plan.world_size, trainer.batch_plan.global_batch_size, trainer.batch_plan.lr_factor) == (3, 12, 3.0)
     assert trainer.global_step == EPOCHS * 5
 
 
@@ -189,9 +191,9 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
     """Ranks that fail at the same step each time, though none is gone, end with an error that says so."""
 
     class Sender(Callback):
-        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+        def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
             if trainer.global_step == 3:
-                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+                trainer.engine.comm.world.break_off()  # type: ignore[attr-defined]
 
     with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
         run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
@@ -221,7 +223,7 @@ def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
 def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
     """A rank that has come and has no sample in a step takes part with nothing."""
     job, book, _, trainer = run(tmp_path, "a", {("a", 2): call_for("b"), ("a", 4): call_for("c")}, batch_size=2)
-    assert job.sizes == [1, 2, 3] and trainer.contract.global_batch_size == 2
+    assert job.sizes == [1, 2, 3] and trainer.batch_plan.global_batch_size == 2
     check_exactly_once(book)
 
 
@@ -229,10 +231,10 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the third rank comes: --max-np is known."""
-    monkeypatch.setattr(CrewEngine, "most_ranks", 3)
+    monkeypatch.setattr(CrewRanks, "max_world_size", 3)
     with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
         run(tmp_path, "ab", sync_batchnorm=True)
-    monkeypatch.setattr(CrewEngine, "most_ranks", 0)
+    monkeypatch.setattr(CrewRanks, "max_world_size", 0)
     with pytest.raises(ConfigError, match="without --max-np"):
         run(tmp_path, "ab", sync_batchnorm=True)
 
@@ -244,7 +246,7 @@ class Best(Callback):
         self.best: Tensor | None = None
         self.loaded: list[Any] = []
 
-    def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Line) -> None:
         """Remember a value where files are written."""
         if trainer.is_global_zero:
             self.best = torch.tensor([float(trainer.global_step)])
@@ -311,12 +313,12 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
     told: list[str] = []
 
     class Told(Callback):
-        def on_exception(self, trainer: Trainer, task: Line, exception: BaseException) -> None:
+        def on_exception(self, trainer: RunView, task: Line, exception: BaseException) -> None:
             told.append(type(exception).__name__)
 
-        def on_before_optimizer_step(self, trainer: Trainer, task: Line, optimizer: Any) -> None:
+        def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
             if trainer.global_step == 3 and (fails or len(trainer.engine.job.sizes) < 3):  # type: ignore[attr-defined]
-                trainer.engine._world.break_off()  # type: ignore[attr-defined]
+                trainer.engine.comm.world.break_off()  # type: ignore[attr-defined]
 
     def make() -> Ends:
         tasks.append(Ends())
@@ -355,14 +357,14 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
     seen: list[tuple[str, str, bool]] = []
 
     class Grow(Callback):
-        def on_train_step_end(self, trainer: Trainer, task: Line) -> None:
+        def on_train_step_end(self, trainer: RunView, task: Line) -> None:
             engine = trainer.engine
             assert isinstance(engine, CrewEngine)
             if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
                 call_for("c")(engine.job)
 
     def work(engine: CrewEngine) -> None:
-        engine.comes_late = engine.worker == "c"
+        engine.ranks.joins_late = engine.worker == "c"
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
         trainer = Trainer(engine=engine, max_epochs=2, run_dir=str(tmp_path), callbacks=[Grow(), Elastic()], **options)
@@ -388,7 +390,7 @@ def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Pat
         write(store, name, snapshot)
 
     class Formed(Callback):
-        def on_train_start(self, trainer: Trainer, task: Line) -> None:
+        def on_train_start(self, trainer: RunView, task: Line) -> None:
             if len(trainer.engine.job.sizes) > 1:  # type: ignore[attr-defined]
                 formed.set()
 
@@ -408,20 +410,20 @@ def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
     gone: list[str] = []
 
     class Early(Callback):
-        def on_fit_start(self, trainer: Trainer, task: Line) -> None:
+        def on_fit_start(self, trainer: RunView, task: Line) -> None:
             self._die(trainer, "start")
 
-        def on_save_checkpoint(self, trainer: Trainer, task: Line, checkpoint: dict[str, Any]) -> None:
+        def on_save_checkpoint(self, trainer: RunView, task: Line, checkpoint: dict[str, Any]) -> None:
             self._die(trainer, "commit")
 
-        def _die(self, trainer: Trainer, here: str) -> None:
+        def _die(self, trainer: RunView, here: str) -> None:
             if during == here and trainer.engine.worker == "b" and not gone:  # type: ignore[attr-defined]
                 gone.append("b")
                 raise Killed
 
     job, book, weights, trainer = run(tmp_path, "abc", make_callbacks=lambda: [Early()])
     assert job.sizes == [3, 2]
-    assert (trainer.contract.world_size, trainer.contract.lr_factor) == (3, 3.0)
+    assert (trainer.batch_plan.world_size, trainer.batch_plan.lr_factor) == (3, 3.0)
     check_exactly_once(book)
     for held in weights.values():
         torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
@@ -442,11 +444,11 @@ class Opened(Callback):
     def __init__(self) -> None:
         self.begun = self.ended = 0
 
-    def on_train_start(self, trainer: Trainer, task: Line) -> None:
+    def on_train_start(self, trainer: RunView, task: Line) -> None:
         """Count."""
         self.begun += 1
 
-    def teardown(self, trainer: Trainer, task: Line, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Line, stage: str) -> None:
         """Count."""
         self.ended += 1
 
@@ -461,17 +463,19 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)  # each round is a beat, and is read in the next
     under_way: dict[str, int] = {}
 
-    def start_sum(engine: CrewEngine, number: int) -> Callable[[], int]:
-        under_way[engine.worker] = under_way.get(engine.worker, 0) + 1
+    def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
+        assert isinstance(comm.ranks, CrewRanks)
+        worker = comm.ranks.worker
+        under_way[worker] = under_way.get(worker, 0) + 1
 
         def wait() -> int:
-            total = engine.sum_number(number)
-            under_way[engine.worker] -= 1
+            total = comm.sum_number(number)
+            under_way[worker] -= 1
             return total
 
         return wait
 
-    monkeypatch.setattr(CrewEngine, "start_sum", start_sum, raising=False)
+    monkeypatch.setattr(ThreadCollectives, "start_sum", start_sum)
     kept: list[Opened] = []
 
     def make_callbacks() -> list[Callback]:
@@ -485,4 +489,4 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     assert all(opened.ended == opened.begun for opened in survivors)
     lost = 1 if victims else 0  # the beat that a lost rank broke off
     assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
-    assert trainer.session.pulse._wait is None
+    assert trainer.coordinator._wait is None

@@ -26,7 +26,7 @@ def test_ranks_of_unlike_streams_share_one_contract(data: list[list[Any]], tmp_p
     def work(engine: ThreadEngine) -> tuple[torch.Tensor, float, int | None]:
         task, trainer = Line(), quiet(tmp_path, engine=engine)
         trainer.fit(task, data[engine.place])
-        return weights(task), trainer.contract.lr_factor, trainer.contract.batch_size
+        return weights(task), trainer.batch_plan.lr_factor, trainer.batch_plan.batch_size
 
     first, second = World(2).run(work)
     assert torch.equal(first[0], second[0])

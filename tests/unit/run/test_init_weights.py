@@ -15,15 +15,15 @@ from tests.helpers.resuming import newest
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import CheckpointError, TrainkitError
-from trainkit.trainer import Trainer
 
 
 class Start(Callback):
     """Notes the weights, and the step, that training begins with."""
 
-    def on_train_start(self, trainer: Trainer, task: Any) -> None:
+    def on_train_start(self, trainer: RunView, task: Any) -> None:
         """Copy them."""
         self.weights, self.step = weights(task), trainer.global_step
 

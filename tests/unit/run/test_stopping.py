@@ -17,6 +17,7 @@ from tests.helpers.resuming import BreaksOff, assert_same_run, newest
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet, weights
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
@@ -52,7 +53,7 @@ class Asked(BreaksOff):
         super().__init__(after, hook)
         self.number = number
 
-    def reached(self, trainer: Trainer) -> None:
+    def reached(self, trainer: RunView) -> None:
         """Send it."""
         os.kill(os.getpid(), self.number)
         self.after = -1
@@ -113,7 +114,7 @@ def test_a_validation_that_was_interrupted_is_run_again(tmp_path: Path, after: i
     rounds: list[int] = []
 
     class Rounds(Callback):
-        def on_validation_start(self, trainer: Trainer, task: Any) -> None:
+        def on_validation_start(self, trainer: RunView, task: Any) -> None:
             rounds.append(trainer.global_step)
 
     settings = {"val_check_interval": interval}
@@ -212,10 +213,10 @@ def test_a_signal_is_no_error(tmp_path: Path) -> None:
     class Notes(Callback):
         told: list[str] = []
 
-        def on_exception(self, trainer: Trainer, task: Any, exception: BaseException) -> None:
+        def on_exception(self, trainer: RunView, task: Any, exception: BaseException) -> None:
             self.told.append("exception")
 
-        def teardown(self, trainer: Trainer, task: Any, stage: str) -> None:
+        def teardown(self, trainer: RunView, task: Any, stage: str) -> None:
             self.told.append("teardown")
 
     notes, logger = Notes(), Closes()
@@ -227,10 +228,10 @@ def test_a_signal_is_no_error(tmp_path: Path) -> None:
 class Noted(BreaksOff):
     """A signal that came to rank 1."""
 
-    def reached(self, trainer: Trainer) -> None:
+    def reached(self, trainer: RunView) -> None:
         """Note it by hand: threads get no signals."""
         if trainer.global_rank == 1:
-            trainer.session.signals.received = "SIGUSR1"
+            trainer.stopping.signals.received = "SIGUSR1"
 
 
 def on_ranks(folder: Path, *callbacks: Callback) -> list[tuple[str, int, torch.Tensor]]:
@@ -280,7 +281,7 @@ def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
     rounds: list[int] = []
 
     class Rounds(Callback):
-        def on_validation_start(self, trainer: Trainer, task: Any) -> None:
+        def on_validation_start(self, trainer: RunView, task: Any) -> None:
             rounds.append(trainer.global_step)
 
     begin(tmp_path / "whole", **settings)

@@ -9,16 +9,14 @@ the fit's end    the model holds the average
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt, checked
 from trainkit.errors import ConfigError
 from trainkit.optim.averaging import WeightAverage
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class WeightAveraging(Callback):
@@ -30,7 +28,7 @@ class WeightAveraging(Callback):
         self._average: WeightAverage | None = None
         self._loaded: dict[str, Any] | None = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset.
 
         Raises:
@@ -42,14 +40,14 @@ class WeightAveraging(Callback):
         if stage == "fit":
             self._average = self._loaded = None
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Restore the checkpoint's average, now that all ranks hold the weights saved with it."""
         if self._loaded is not None:
             self._average = WeightAverage(task, self.use_buffers)
             self._average.load_state_dict(self._loaded)
             self._loaded = None
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Leave the trained weights in the model."""
         self._hide()
 
@@ -71,11 +69,11 @@ class WeightAveraging(Callback):
             self._average = WeightAverage(task, self.use_buffers)
         self._average.update(decay)
 
-    def _show(self, trainer: Trainer) -> None:
+    def _show(self, trainer: RunView) -> None:
         """Put the average into the model, if there is one. A collective: broadcasts rank 0's buffers, as without averaging."""
         if self._average is not None and not self._average.shown:
-            if trainer.state.stage != "fit" or not trainer.session.saves_alone:  # after an error no other rank is here
-                trainer.engine.broadcast_tensors(self._average.buffers())
+            if trainer.state.stage != "fit" or not trainer.checkpoints.saves_alone:  # after an error no other rank is here
+                trainer.engine.comm.broadcast_tensors(self._average.buffers())
             self._average.show()
 
     def _hide(self) -> None:
@@ -115,48 +113,48 @@ class EMA(WeightAveraging):
         self._seen = 0  # optimizer updates already applied to the average
         self._shown_to_save = False
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset."""
         super().setup(trainer, task, stage)
         if stage == "fit":
             self._seen = 0
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Print which weights the run's values belong to."""
         if trainer.is_global_zero:
             print(
                 f"EMA: validation, checkpoints and the end of the run use averaged weights (decay {self.decay:g}).", flush=True
             )
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Update the average."""
         self._follow(trainer, task)
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Put the average into the model; a validation within an epoch comes before `on_train_step_end`."""
         if trainer.state.stage == "fit":
             self._follow(trainer, task)
             self._show(trainer)
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Restore the trained weights."""
         if trainer.state.stage == "fit":
             self._hide()
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Put the average into the model: its weights are written after this hook."""
         if not self._is_shown:  # else the fit has ended, or a validation is running
             self._follow(trainer, task)
             self._show(trainer)
             self._shown_to_save = True
 
-    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         """Restore the trained weights."""
         if self._shown_to_save:
             self._hide()
             self._shown_to_save = False
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Leave the average in the model."""
         self._show(trainer)
 
@@ -173,7 +171,7 @@ class EMA(WeightAveraging):
     def _is_shown(self) -> bool:
         return self._average is not None and self._average.shown
 
-    def _follow(self, trainer: Trainer, task: Task) -> None:
+    def _follow(self, trainer: RunView, task: Task) -> None:
         """Apply the last optimizer update to the average, once."""
         made = trainer.global_step - trainer.state.skipped_steps
         if made == self._seen:

@@ -8,20 +8,17 @@ dropout is off, as it is when the statistics are used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainkit.api.task import LogTarget
+from trainkit.api.task import LogTarget, Task
+from trainkit.api.view import RunView
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import reset_metrics
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 class _Sums:
@@ -52,7 +49,7 @@ class _Sums:
 
 
 @torch.no_grad()
-def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
+def recompute_norm_statistics(trainer: RunView, task: Task) -> None:
     """Recompute the statistics of all batch norms in training mode. A collective; costs a forward pass over an epoch's data.
 
     It runs `training_step` without gradients. Norms with frozen statistics (in eval mode, or not tracked) are skipped. The
@@ -71,7 +68,7 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
             entry.norm.momentum = 1.0
             hooks.append(entry.norm.register_forward_hook(entry.add))
         with torch.compiler.set_stance("force_eager"):  # no recompilation for one pass
-            _pass(trainer, sums)
+            _pass(trainer, task, sums)
     finally:
         for hook in hooks:
             hook.remove()
@@ -82,19 +79,18 @@ def recompute_norm_statistics(trainer: Trainer, task: Task) -> None:
         task._log_to(None)
         reset_metrics(task)  # they counted this pass
         set_random_state(random)
-    total = trainer.engine.all_reduce(torch.cat([entry.total for entry in sums]))
+    total = trainer.engine.comm.all_reduce(torch.cat([entry.total for entry in sums]))
     for entry, own in zip(sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True):
         entry.finish(own)
 
 
-def _pass(trainer: Trainer, sums: list[_Sums]) -> None:
-    run = trainer.session.run
+def _pass(trainer: RunView, task: Task, sums: list[_Sums]) -> None:
     batch_idx = 0
-    for step in run.feed.steps(trainer.current_epoch):
+    for step in trainer.train_feed.steps(trainer.current_epoch):
         for microbatch in step.microbatches:
             for entry in sums:
                 entry.num_samples = microbatch.num_samples
-            run.task._log_to(LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False))
-            with run.precision.autocast():
-                run.task.training_step(microbatch.batch, batch_idx)
+            task._log_to(LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False))
+            with trainer.precision.autocast():
+                task.training_step(microbatch.batch, batch_idx)
             batch_idx += 1

@@ -11,17 +11,15 @@ Before the end, validation and checkpoints use the trained weights: the average 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.callbacks.averaging.ema import WeightAveraging
 from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -50,13 +48,13 @@ class StochasticWeightAveraging(WeightAveraging):
         self._start = 0  # the first averaged epoch
         self._start_lrs: list[float] | None = None  # the rates at that epoch, without lr_scaling's factor
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset."""
         super().setup(trainer, task, stage)
         if stage == "fit":
             self._start_lrs = None
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Determine the first averaged epoch.
 
         Raises:
@@ -64,20 +62,20 @@ class StochasticWeightAveraging(WeightAveraging):
         """
         super().on_fit_start(trainer, task)
         if self._start_lrs is None:  # else averaging began before the restart
-            self._start = 0 if trainer.fast_dev_run else self._first_epoch(trainer.max_epochs)
-        num_groups = len(trainer.session.run.rates.unscaled())
+            self._start = 0 if trainer.options.fast_dev_run else self._first_epoch(trainer.max_epochs)
+        num_groups = len(trainer.rates.unscaled())
         if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:
             raise ConfigError(
                 f"StochasticWeightAveraging.swa_lrs has {len(self.swa_lrs)} rates, and the optimizers have {num_groups} "
                 "parameter groups. Give one number, or one per group."
             )
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Set the epoch's rate."""
         epochs = trainer.current_epoch - self._start
         if epochs < 0:
             return
-        rates = trainer.session.run.rates
+        rates = trainer.rates
         if self._start_lrs is None:
             self._start_lrs = rates.unscaled()
             if trainer.is_global_zero:
@@ -86,12 +84,12 @@ class StochasticWeightAveraging(WeightAveraging):
         lrs = [lr + (goal - lr) * part for lr, goal in zip(self._start_lrs, self._goals, strict=True)]
         rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Add the epoch's last weights to the average."""
         if trainer.current_epoch >= self._start:
             self._update(task, None)
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Put the average into the model; recompute its norm statistics and validate it."""
         if self._average is None:
             if trainer.is_global_zero:
@@ -99,10 +97,8 @@ class StochasticWeightAveraging(WeightAveraging):
             return
         self._show(trainer)
         recompute_norm_statistics(trainer, task)
-        run = trainer.session.run
-        values = {} if run.validate is None else run.validate()
-        run.metrics.update(values)
-        run.metrics_at |= dict.fromkeys(values, trainer.global_step)
+        values = trainer.evaluator.validate()
+        trainer.callback_metrics.put(values, trainer.global_step)
         for callback in trainer.callbacks:
             if isinstance(callback, ModelCheckpoint):
                 callback.renew()
@@ -140,9 +136,9 @@ class StochasticWeightAveraging(WeightAveraging):
             raise ConfigError(f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a smaller one.")
         return int(start)
 
-    def _describe(self, trainer: Trainer) -> str:
+    def _describe(self, trainer: RunView) -> str:
         assert self._start_lrs is not None
-        factor = trainer.session.run.rates.factor
+        factor = trainer.rates.factor
         pairs = dict.fromkeys(zip(self._start_lrs, self._goals, strict=True))
         rates = ", ".join(f"{lr * factor:.4g} -> {goal:g} x {factor:g} = {goal * factor:.4g}" for lr, goal in pairs)
         over = f"over {self.annealing_epochs} epochs ({self.annealing_strategy})" if self.annealing_epochs else "at once"

@@ -8,11 +8,13 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.callbacks.crash_capsule.step_record import BufferCopies, StepRecord, Taken, about, as_stored, raw_random
 from trainkit.callbacks.spike_detection.async_losses import LateLosses
@@ -20,10 +22,6 @@ from trainkit.checkpoint.capsule import FOLDER, write
 from trainkit.console import short
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import DivergenceError, EngineError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -53,65 +51,66 @@ class CrashCapsule(Callback):
         self._ring: deque[StepRecord] = deque(maxlen=keep)
         self._late: LateLosses | None = None
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset."""
         self._ring.clear()
         self.written, self._failed, self._was_bad = [], False, False
         self._late = LateLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record the start of a step."""
-        state, run = trainer.state, trainer.session.run
+        state, run = trainer.state, trainer
         with allowed_read():  # only fp16 reads its scale, and the last update waited for it already
             scaler = run.precision.scaler.state_dict()
         groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in run.optimizers]
-        pieces = 1 if run.halving is None else run.halving.pieces
-        record = StepRecord(state.global_step, state.current_epoch, state.step_in_epoch, dict(scaler), groups, pieces=pieces)
+        record = StepRecord(
+            state.global_step, state.current_epoch, state.step_in_epoch, dict(scaler), groups, pieces=state.oom_pieces
+        )
         self._ring.append(record)
         self._losses.begin_step()
         self._buffers.update()
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Record a microbatch and the random states before it."""
-        record, halving, target = self._ring[-1], trainer.session.run.halving, task._log_target
-        if halving is not None and halving.pieces != record.pieces:  # the step is repeated
-            record.pieces = halving.pieces
+        record, pieces, target = self._ring[-1], trainer.state.oom_pieces, task._log_target
+        if pieces != record.pieces:  # the step is repeated
+            record.pieces = pieces
             record.taken.clear()
         assert target is not None, "the loop has set it"
         record.taken.append(Taken(batch, target.num_samples, batch_idx, raw_random()))
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Record its loss."""
         taken = self._ring[-1].taken[-1]
         taken.loss = loss.detach().clone()  # a CUDA graph overwrites it with the next loss
         self._losses.add(loss, taken.num_samples, self._ring[-1].pieces)
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Check the losses available so far: on the CPU this step's is, and the weights are still the step's."""
-        if optimizer is trainer.session.run.optimizers[0]:
+        if optimizer is trainer.optimizers[0]:
             self._losses.end_step(trainer.global_step)
             self._look(trainer, task, self._losses.ready())
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Check again."""
         self._look(trainer, task, self._losses.ready())
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Check the last losses, and release the batches."""
         self._look(trainer, task, self._losses.drain())
         self._ring.clear()
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Write the failed step if this rank failed in it: an EngineError of the ranks or the launcher belongs to no step."""
         if isinstance(exception, Exception) and not isinstance(exception, EngineError):
             self._keep_failed(trainer, exception)
         self._ring.clear()
         if isinstance(exception, DivergenceError) and trainer.world_size > 1:  # it is raised on all ranks at one step
             with contextlib.suppress(EngineError):
-                trainer.engine.barrier()  # the first exit makes the launcher end all ranks: wait for ranks that still write
+                trainer.engine.comm.barrier()  # the first exit ends all ranks: wait for ranks that still write
 
-    def _keep_failed(self, trainer: Trainer, exception: Exception) -> None:
+    def _keep_failed(self, trainer: RunView, exception: Exception) -> None:
         record = self._ring[-1] if self._ring else None
         if record is None or record.step != trainer.global_step or not record.taken:
             return
@@ -126,7 +125,7 @@ class CrashCapsule(Callback):
         elif self.on_error and not bad and not isinstance(exception, DivergenceError):
             self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
 
-    def keep_step(self, trainer: Trainer, step: int, why: str) -> bool:
+    def keep_step(self, trainer: RunView, step: int, why: str) -> bool:
         """Write a step that is still in memory; return whether it was written. Waits for the device.
 
         Args:
@@ -138,7 +137,7 @@ class CrashCapsule(Callback):
         folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
         if record is None or str(folder) in self.written or len(self.written) >= self.max_capsules:
             return False
-        own = step == trainer.global_step and not trainer.session.run.half_updated
+        own = step == trainer.global_step and not trainer.state.half_updated
         with allowed_read():
             done = self._try(
                 lambda: write(folder, about(trainer, record, why, own), as_stored(record), self._weights(trainer, own))
@@ -157,7 +156,7 @@ class CrashCapsule(Callback):
         assert self._late is not None, "training has begun"
         return self._late
 
-    def _look(self, trainer: Trainer, task: Task, came: list[tuple[int, float]]) -> None:
+    def _look(self, trainer: RunView, task: Task, came: list[tuple[int, float]]) -> None:
         for step, loss in came:
             bad = not math.isfinite(loss)
             if bad and not self._was_bad:  # non-finite weights stay so: report only the first step of a series
@@ -167,7 +166,7 @@ class CrashCapsule(Callback):
                     self.keep_step(trainer, step, f"the loss is {loss}")
             self._was_bad = bad
 
-    def _keep_cause(self, trainer: Trainer, step: int, loss: float) -> None:
+    def _keep_cause(self, trainer: RunView, step: int, loss: float) -> None:
         """Write the step whose update made weights non-finite, unless a rank has stored it for its own loss."""
         why = f"its update made weights non-finite: the loss after it is {loss}"
         is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
@@ -175,10 +174,10 @@ class CrashCapsule(Callback):
             text = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite."
             print(text, flush=True)
 
-    def _weights(self, trainer: Trainer, own: bool) -> dict[str, Tensor] | None:
+    def _weights(self, trainer: RunView, own: bool) -> dict[str, Tensor] | None:
         if not own:
             return None
-        state = {name: value for name, value in trainer.session.task.state_dict().items() if isinstance(value, Tensor)}
+        state = {name: value for name, value in trainer.task.state_dict().items() if isinstance(value, Tensor)}
         return state | self._buffers.copies
 
     def _try(self, work: Callable[[], Any]) -> bool:
@@ -194,7 +193,7 @@ class CrashCapsule(Callback):
         return True
 
 
-def are_finite(task: Task) -> bool:
+def are_finite(task: nn.Module) -> bool:
     """Return whether all weights are finite. Waits for the device."""
     with allowed_read():
         return all(bool(parameter.detach().isfinite().all()) for parameter in task.parameters())

@@ -7,19 +7,16 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit.callbacks.checkpoint import keepers
+from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
-
-if TYPE_CHECKING:
-    from trainkit.trainer import Trainer
 
 
 @dataclass
@@ -94,9 +91,9 @@ def as_stored(record: StepRecord) -> dict[str, Any]:
     return {"microbatches": microbatches, "scaler": record.scaler, "groups": record.groups}
 
 
-def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> dict[str, Any]:
+def about(trainer: RunView, record: StepRecord, why: str, own_weights: bool) -> dict[str, Any]:
     """Return the manifest of a step, without the list of files. Waits for the device."""
-    session, task, settings = trainer.session, trainer.session.task, trainer.settings
+    task, numerics = trainer.task, trainer.options.numerics
     modules = dict(task.named_modules())
     return {
         "why": why,
@@ -105,7 +102,7 @@ def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> 
         "step_in_epoch": record.step_in_epoch,
         "rank": trainer.global_rank,
         "world_size": trainer.world_size,
-        "total_steps": session.total_steps,
+        "total_steps": trainer.total_steps,
         "num_samples": step_size_of(trainer, record.epoch, record.step_in_epoch),
         "microbatches": _microbatches_of(trainer, record),
         "weights": "of this step, before its update" if own_weights else "not those of this step any more; see checkpoint",
@@ -116,22 +113,22 @@ def about(trainer: Trainer, record: StepRecord, why: str, own_weights: bool) -> 
         "device": _device(trainer.engine.device),
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "settings": {
-            "precision": settings.precision,
-            "channels_last": trainer.session.channels_last,
-            "compile": settings.compile,
-            "deterministic": settings.deterministic,
-            "sync_batchnorm": settings.sync_batchnorm,
-            "gradient_clip_val": settings.limits.gradient_clip_val,
-            "gradient_clip_algorithm": settings.limits.gradient_clip_algorithm,
-            "seed": settings.seed,
+            "precision": numerics.precision,
+            "channels_last": trainer.options.numerics.uses_channels_last(trainer.engine.device),
+            "compile": numerics.compile,
+            "deterministic": numerics.deterministic,
+            "sync_batchnorm": numerics.sync_batchnorm,
+            "gradient_clip_val": numerics.gradient_clip_val,
+            "gradient_clip_algorithm": numerics.gradient_clip_algorithm,
+            "seed": trainer.options.seed,
         },
         "versions": versions(),
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "config": trainer.config,
+        "config": trainer.options.config,
     }
 
 
-def _microbatches_of(trainer: Trainer, record: StepRecord) -> list[dict[str, Any]]:
+def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any]]:
     samples, first, entries = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
     in_order = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
     for taken in record.taken:  # a microbatch may have been split: its pieces are adjacent
@@ -151,28 +148,28 @@ def _microbatches_of(trainer: Trainer, record: StepRecord) -> list[dict[str, Any
     return entries
 
 
-def _last_checkpoint(trainer: Trainer) -> str | None:
+def _last_checkpoint(trainer: RunView) -> str | None:
     """Return the newest checkpoint that such a run can resume from, as far as this rank knows."""
-    paths = [keeper.last_model_path for keeper in keepers(trainer.callbacks) if keeper.last_model_path]
-    return paths[-1] if paths else trainer.session.resumed_from
+    paths = [policy.last_model_path for policy in checkpoint_policies(trainer.callbacks) if policy.last_model_path]
+    return paths[-1] if paths else trainer.checkpoints.resumed_from
 
 
 def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
 
 
-def samples_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> list[list[int]] | None:
+def samples_of(trainer: RunView, epoch: int, step_in_epoch: int) -> list[list[int]] | None:
     """Return the data set's indices of each microbatch of a step on this rank; None for a stream, which has no indices."""
-    feed = trainer.session.run.feed
+    feed = trainer.train_feed
     if not isinstance(feed, MapFeed):
         return None
     shares = feed.plan_of(epoch).microbatches(step_in_epoch, trainer.global_rank)
     return [feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
 
 
-def step_size_of(trainer: Trainer, epoch: int, step_in_epoch: int) -> int | None:
+def step_size_of(trainer: RunView, epoch: int, step_in_epoch: int) -> int | None:
     """Return the number of samples of a step on all ranks; None for a stream."""
-    feed = trainer.session.run.feed
+    feed = trainer.train_feed
     return feed.plan_of(epoch).samples_in(step_in_epoch) if isinstance(feed, MapFeed) else None
 
 

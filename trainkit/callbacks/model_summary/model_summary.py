@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.callbacks.model_summary.layers import Layer, layer_of, layers_of, run
 from trainkit.checkpoint.batches import tensors_in
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _WIDTH = 120
 
@@ -45,30 +43,34 @@ class ModelSummary(Callback):
         self.layers: list[Layer] = []
         self._printed = False
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset: a second fit prints again; an elastic resume does not."""
         self._printed = False
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print, if the Task declares its inputs."""
-        self._printed = self._printed or not trainer.is_global_zero or trainer.session.goes_on_from_memory
+        self._printed = self._printed or not trainer.is_global_zero or trainer.checkpoints.resumed_from_memory
         example = getattr(task, "example_input_array", None)
         if example is not None and not self._printed:
             args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-            place = trainer.engine.device, trainer.session.precision.input_dtype, trainer.session.channels_last
+            place = (
+                trainer.engine.device,
+                trainer.precision.input_dtype,
+                trainer.options.numerics.uses_channels_last(trainer.engine.device),
+            )
             self._print(trainer, task, tuple(to_device(arg, *place) for arg in args))
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Print, now that a batch is available."""
         if not self._printed:
             with allowed_read():
                 self._print(trainer, task, (batch[0] if isinstance(batch, (list, tuple)) else batch,))
 
-    def _print(self, trainer: Trainer, task: Task, args: tuple[Any, ...]) -> None:
+    def _print(self, trainer: RunView, task: Task, args: tuple[Any, ...]) -> None:
         self._printed = True
         self.layers, why = layers_of(task, self.max_depth), ""
         try:
-            run(task, self.layers, args, trainer.session.precision)
+            run(task, self.layers, args, trainer.precision)
         except Exception as error:  # a forward not written for such inputs may raise anything
             first = (str(error).splitlines() or [""])[0]
             why = f"No shapes: {type(task).__name__}.forward failed on {_describe(args)} ({type(error).__name__}: {first})."

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.progress.displays import Screen, make_screen
 from trainkit.console import console_of
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -35,38 +33,38 @@ class ProgressBar(Callback):
         self._screen: Screen | None = None
         self._shown: dict[str, float] = {}
 
-    def _open(self, trainer: Trainer) -> None:
+    def _open(self, trainer: RunView) -> None:
         if trainer.is_global_zero:
             self._screen = make_screen(console_of(), self.refresh_rate)
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Open the screen."""
         self._shown = {}
         self._open(trainer)
 
-    def on_train_epoch_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Start an epoch."""
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
-            done, total = trainer.state.step_in_epoch, trainer.session.num_training_steps
+            done, total = trainer.state.step_in_epoch, trainer.train_feed.num_steps_in(trainer.current_epoch)
             if trainer.max_steps is not None:  # training may end within the epoch
                 left = done + trainer.max_steps - trainer.global_step
                 total = left if total is None else min(total, left)
             self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Advance by one step."""
         if self._screen is not None:
             self._last = time.monotonic()
             self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
 
-    def on_metrics(self, trainer: Trainer, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
         """Update the values beside the bar."""
-        names = trainer.session.prog_bar_names if self.metrics is None else self.metrics
+        names = trainer.evaluator.prog_bar_names if self.metrics is None else self.metrics
         self._shown |= {name: value for name, value in metrics.items() if name in names}
 
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         """Show the epoch's values, rate and duration."""
         if self._screen is None:
             return
@@ -74,75 +72,75 @@ class ProgressBar(Callback):
         values = self._chosen(trainer, trainer.callback_metrics)
         self._screen.epoch(_epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began)
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Close the screen, and print the reason if training was stopped."""
         if self._screen is not None and trainer.state.stop_reason:
             self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
         self._close()
 
-    def on_exception(self, trainer: Trainer, task: Task, exception: BaseException) -> None:
+    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Close the screen, so that the error is readable."""
         self._close()
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Close the screen if a signal ended the run."""
         self._close()
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Start a validation, within a fit or standalone."""
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Advance by one batch."""
         self._evaluated()
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """End it; if it was within an epoch, print its values, which no epoch's row will contain."""
         self._end_evaluation()
         state = trainer.state
         within = state.step_open or not state.epoch_done
         over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # then SWA validates its average
         if self._screen is not None and state.stage == "fit" and within and not over:
-            values = self._chosen(trainer, trainer.session.validation_names)
+            values = self._chosen(trainer, trainer.evaluator.names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
 
-    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+    def on_test_start(self, trainer: RunView, task: Task) -> None:
         """Start a test."""
         self._begin_evaluation(trainer, "testing")
 
     def on_test_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Advance by one batch."""
         self._evaluated()
 
-    def on_test_end(self, trainer: Trainer, task: Task) -> None:
+    def on_test_end(self, trainer: RunView, task: Task) -> None:
         """End the test."""
         self._end_evaluation()
 
-    def on_predict_start(self, trainer: Trainer, task: Task) -> None:
+    def on_predict_start(self, trainer: RunView, task: Task) -> None:
         """Start a prediction."""
         self._begin_evaluation(trainer, "predicting")
 
     def on_predict_batch_end(
-        self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Advance by one batch."""
         self._evaluated()
 
-    def on_predict_end(self, trainer: Trainer, task: Task) -> None:
+    def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """End the prediction."""
         self._end_evaluation()
 
-    def _begin_evaluation(self, trainer: Trainer, name: str) -> None:
+    def _begin_evaluation(self, trainer: RunView, name: str) -> None:
         if trainer.state.stage != "fit" and not trainer.sanity_checking:
             self._open(trainer)
         if self._screen is not None:
             self._batches = 0
-            self._screen.begin(name, trainer.session.num_eval_batches)
+            self._screen.begin(name, trainer.evaluator.num_batches)
 
     def _evaluated(self) -> None:
         if self._screen is not None:
@@ -158,7 +156,7 @@ class ProgressBar(Callback):
             self._screen.close()
             self._screen = None
 
-    def _chosen(self, trainer: Trainer, names: Collection[str]) -> dict[str, float]:
+    def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
         """Select the values to be shown among these names."""
         return {
             name: value
@@ -166,7 +164,7 @@ class ProgressBar(Callback):
             if name in names and ("dataloader_idx" not in name if self.metrics is None else name in self.metrics)
         }
 
-    def _rate(self, trainer: Trainer) -> str:
+    def _rate(self, trainer: RunView) -> str:
         seconds = self._last - self._began  # training only, without validation
         return f"{(trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9):,.0f} samples/s"
 
@@ -174,6 +172,6 @@ class ProgressBar(Callback):
         return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())
 
 
-def _epoch_name(trainer: Trainer) -> str:
+def _epoch_name(trainer: RunView) -> str:
     of = f"/{trainer.max_epochs}" if trainer.max_epochs else ""
     return f"epoch {trainer.current_epoch + 1}{of}"

@@ -6,20 +6,19 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule, are_finite
 from trainkit.callbacks.crash_capsule.step_record import samples_of
 from trainkit.callbacks.spike_detection.async_losses import LateLosses
 from trainkit.callbacks.spike_detection.loss_baseline import Usual
+from trainkit.console import try_to_write
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _SHOWN = 64  # maximum number of samples printed
 
@@ -74,40 +73,40 @@ class SpikeDetection(Callback):
         self._usual = Usual(*self._rule)
         self._late: LateLosses | None = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset."""
         if stage == "fit":
             self.spikes, self._usual, self._late = [], Usual(*self._rule), None
             self._was_bad = False
             self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record a step's place, to find its samples later."""
         state = trainer.state
         self._losses(trainer).begin_step()
         self._places[state.global_step] = (state.current_epoch, state.step_in_epoch)
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Add a microbatch's loss."""
-        target, halving = task._log_target, trainer.session.run.halving
+        target = task._log_target
         assert target is not None, "the loop has set it"
-        self._losses(trainer).add(loss, target.num_samples, 1 if halving is None else halving.pieces)
+        self._losses(trainer).add(loss, target.num_samples, trainer.state.oom_pieces)
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Check the losses that have arrived: on the CPU this step's, whose weights a capsule can still store."""
-        if optimizer is trainer.session.run.optimizers[0]:
+        if optimizer is trainer.optimizers[0]:
             self._losses(trainer).end_step(trainer.global_step)
             self._look(trainer, self._losses(trainer).ready())
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Stop if configured; at log steps all ranks exchange whether they found a spike."""
-        if self.stop and trainer.global_step % trainer.settings.limits.log_every_n_steps == 0:
+        if self.stop and trainer.global_step % trainer.options.limits.log_every_n_steps == 0:
             self._look(trainer, self._losses(trainer).ready())
-            if trainer.engine.sum_number(int(bool(self._why_stop))):
-                reasons = [text for text in trainer.engine.all_gather_object(self._why_stop) if text]
+            if trainer.engine.comm.sum_number(int(bool(self._why_stop))):
+                reasons = [text for text in trainer.engine.comm.all_gather_object(self._why_stop) if text]
                 trainer.request_stop("; ".join(reasons[:4]))
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Check the last losses."""
         self._look(trainer, self._losses(trainer).drain())
 
@@ -120,12 +119,12 @@ class SpikeDetection(Callback):
         self._usual = Usual(*self._rule)
         self._usual.load_state_dict(state_dict)
 
-    def _losses(self, trainer: Trainer) -> LateLosses:
+    def _losses(self, trainer: RunView) -> LateLosses:
         if self._late is None:
             self._late = LateLosses(trainer.engine.device)
         return self._late
 
-    def _look(self, trainer: Trainer, came: Sequence[tuple[int, float]]) -> None:
+    def _look(self, trainer: RunView, came: Sequence[tuple[int, float]]) -> None:
         for step, loss in came:
             usual, bad = self._usual.median, not math.isfinite(loss)
             epoch, step_in_epoch = self._places.pop(step)
@@ -133,7 +132,7 @@ class SpikeDetection(Callback):
                 del self._places[older]  # a step without samples on this rank has no loss
             leaps = self._usual.is_spike(loss) or (bad and self.finite_only)
             may_be_innocent = bad and (self._was_bad or step == trainer.global_step)
-            spoilt = may_be_innocent and not are_finite(trainer.session.task)
+            spoilt = may_be_innocent and not are_finite(trainer.task)
             if spoilt and not self._was_bad:  # report only the first bad step of a series
                 text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite"
                 print(f"{text[0].upper()}{text[1:]}.", flush=True)
@@ -148,16 +147,16 @@ class SpikeDetection(Callback):
                     self._report(trainer, step, loss, usual, own)
             self._was_leaping, self._was_bad = leaps, bad
 
-    def _note(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
+    def _note(self, trainer: RunView, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         if self.exclude_batches_path is None:
             return
         entry: dict[str, Any] = {"step": step, "rank": trainer.global_rank, "loss": loss if math.isfinite(loss) else str(loss)}
         entry |= {"usual": usual, "samples": samples}
         path = Path(self.exclude_batches_path)
         path = path.with_name(f"{path.stem}-rank={trainer.global_rank}{path.suffix}")
-        trainer.session.try_files(lambda: _append(path, entry), f"{path} could not be written")
+        try_to_write(lambda: _append(path, entry), f"{path} could not be written")
 
-    def _report(self, trainer: Trainer, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
+    def _report(self, trainer: RunView, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
         print(text[0].upper() + text[1:] + _named(samples), flush=True)

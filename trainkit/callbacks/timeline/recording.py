@@ -8,17 +8,15 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
 from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
-
-if TYPE_CHECKING:
-    from trainkit.trainer import Trainer
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
 
@@ -38,19 +36,19 @@ class Recording:
         updated: whether the update of the current step is done.
     """
 
-    def __init__(self, trainer: Trainer, folder: Path, torch_profiler: bool) -> None:
+    def __init__(self, trainer: RunView, folder: Path, torch_profiler: bool) -> None:
         self._trainer, self._engine = trainer, trainer.engine
         self._rank, self._folder = trainer.global_rank, folder
-        self._before_step = "data" if isinstance(trainer.session.run.feed, StreamFeed) else "hooks"
+        self._before_step = "data" if isinstance(trainer.train_feed, StreamFeed) else "hooks"
         self._on_gpu = _computes_on_gpu(trainer)
         self._profiler: profile | None = None
         if torch_profiler and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            trainer.session.tell("Timeline: no operators: torch's profiler is already running and cannot run twice.")
+            trainer.say("Timeline: no operators: torch's profiler is already running and cannot run twice.")
         elif torch_profiler:
             self._profiler = _profiler(self._on_gpu)
-        lacks = trainer.engine.start_timeline(folder / HOROVOD.format(self._rank))
+        lacks = trainer.engine.heartbeat.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
-            trainer.session.tell(f"Timeline: the recording lacks {lacks}.")
+            trainer.say(f"Timeline: the recording lacks {lacks}.")
         self._piece: Piece | None = None
         self._try(self._open)
         self._meet()
@@ -90,10 +88,10 @@ class Recording:
         if self._has_sums:  # the first of several optimizers has marked it
             return
         self._has_sums = True
-        summed = self._engine.take_summed() or list(self._ready.values())
+        summed = self._engine.heartbeat.take_summed() or list(self._ready.values())
         if summed and not self._hooks:
             self._marks.append(("communication", max(s.done_ns for s in summed)))
-        self.mark("optimizer" if summed or self._engine.world_size == 1 else "communication")
+        self.mark("optimizer" if summed or self._engine.ranks.world_size == 1 else "communication")
         self.updated = False
         events: list[Event] = []
         for i, one in enumerate(summed):
@@ -111,7 +109,7 @@ class Recording:
             now = time.perf_counter_ns()
             self._ready[name] = Summed((name,), parameter.numel() * parameter.element_size(), now, now)
 
-        trained = [(name, p) for name, p in self._trainer.session.task.named_parameters() if p.requires_grad]
+        trained = [(name, p) for name, p in self._trainer.task.named_parameters() if p.requires_grad]
         return [p.register_post_accumulate_grad_hook(functools.partial(note, name)) for name, p in trained]  # type: ignore[no-untyped-call]
 
     def end_step(self, is_last: bool = False) -> None:
@@ -130,17 +128,17 @@ class Recording:
     def finish(self) -> bool:
         """End the recording on all ranks; return whether this rank's file is complete."""
         self._meet()
-        self._engine.stop_timeline()
+        self._engine.heartbeat.stop_timeline()
         self._stop_profiler(keep=True)
         self._write(self._by_device())
         is_written = self._piece is not None
         self._try(self._close)
-        self._engine.barrier()  # all files are written
+        self._engine.comm.barrier()  # all files are written
         return is_written
 
     def abandon(self) -> None:
         """End the recording on this rank alone: other ranks may have exited."""
-        self._engine.stop_timeline()
+        self._engine.heartbeat.stop_timeline()
         self._stop_profiler(keep=False)
         self._try(self._close)
 
@@ -164,9 +162,9 @@ class Recording:
     def _meet(self) -> None:
         """Run barriers on all ranks, to align their clocks."""
         times = []
-        for _ in range(_MEETINGS if self._engine.world_size > 1 else 0):
+        for _ in range(_MEETINGS if self._engine.ranks.world_size > 1 else 0):
             came = time.perf_counter_ns()
-            self._engine.barrier()
+            self._engine.comm.barrier()
             times.append((came, time.perf_counter_ns()))
         self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
 
@@ -201,11 +199,11 @@ class Recording:
             )
 
 
-def _about(trainer: Trainer) -> About:
-    engine, contract, feed = trainer.engine, trainer.contract, trainer.session.run.feed
+def _about(trainer: RunView) -> About:
+    engine, contract, feed = trainer.engine, trainer.batch_plan, trainer.train_feed
     return About(
-        rank=engine.rank,
-        world_size=engine.world_size,
+        rank=engine.ranks.rank,
+        world_size=engine.ranks.world_size,
         host=platform.node(),
         boot=_boot(),
         monotonic_ns=time.perf_counter_ns(),
@@ -215,11 +213,11 @@ def _about(trainer: Trainer) -> About:
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
         workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
-        **engine.sum_settings,
+        **engine.heartbeat.sum_settings,
     )
 
 
-def _computes_on_gpu(trainer: Trainer) -> bool:
+def _computes_on_gpu(trainer: RunView) -> bool:
     return trainer.engine.device.type == "cuda"
 
 

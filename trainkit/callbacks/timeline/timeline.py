@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.callbacks.profiler import PyTorchProfiler
 from trainkit.callbacks.timeline.recording import Recording
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _LOOK_EVERY_S = 0.3
 
@@ -63,25 +63,25 @@ class Timeline(Callback):
         self._looked = 0.0
         self._before: Any = None
 
-    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Handle the signal from now on: before that it would end the process."""
         if stage == "fit":
             self._request = trainer.run_dir / FOLDER / REQUEST
             with contextlib.suppress(ValueError):  # only the main thread may set a handler
                 self._before = signal.signal(signal.SIGUSR2, self._on_signal)
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Handle requests from now on."""
         with contextlib.suppress(OSError):  # a request whose command has given up
             if time.time() - self._request.stat().st_mtime > PATIENCE_S:
                 self._request.unlink()
         self._due = self.start_step is not None and trainer.global_step <= self.start_step
         self.folders = []
-        trainer.session.pulse.wish = self._is_requested
+        self._agreement = trainer.coordinator.register("recording", self._is_requested)
         self._uses_torch_profiler = self.torch_profiler
         if self.torch_profiler and any(isinstance(c, PyTorchProfiler) for c in trainer.callbacks):
             self._uses_torch_profiler = False  # torch can run one at a time; a second one may end the process
-            trainer.session.tell("Timeline: no operators: trainer.profiler=pytorch uses torch's profiler.")
+            trainer.say("Timeline: no operators: trainer.profiler=pytorch uses torch's profiler.")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):
@@ -95,20 +95,19 @@ class Timeline(Callback):
         self._looked = now
         return self._recording is None and self._request.exists()
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Start or end a recording between two steps."""
         if self._recording is not None:
             self._recording.end_step()
             if trainer.global_step >= self._until:
                 self._finish(trainer)
-        pulse = trainer.session.pulse
         if self._due and trainer.global_step == self.start_step:
             self._due = False
             self._begin(trainer, self.num_steps)
-        elif pulse.wished:
-            pulse.wished = False
+        elif self._agreement.agreed:
+            self._agreement.agreed = False
             if self._recording is None:
-                self._begin(trainer, trainer.engine.run_on_main(self._take_request))
+                self._begin(trainer, trainer.engine.comm.run_on_main(self._take_request))
         if self._recording is not None:
             self._recording.begin_step()
 
@@ -120,76 +119,76 @@ class Timeline(Callback):
             requested = ""
         return int(requested) if requested.isdecimal() and int(requested) else self.num_steps
 
-    def _begin(self, trainer: Trainer, steps: int) -> None:
+    def _begin(self, trainer: RunView, steps: int) -> None:
         first = trainer.global_step
-        total = trainer.session.total_steps
+        total = trainer.total_steps
         self._until = first + steps if total is None else max(first + 1, min(first + steps, total))
-        folder = trainer.engine.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
+        folder = trainer.engine.comm.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
         self.folders.append(folder)
-        trainer.session.tell(f"Timeline: recording steps {first} to {self._until - 1}")
+        trainer.say(f"Timeline: recording steps {first} to {self._until - 1}")
         self._recording = Recording(trainer, folder, self._uses_torch_profiler)
 
-    def _finish(self, trainer: Trainer) -> None:
+    def _finish(self, trainer: RunView) -> None:
         assert self._recording is not None
         is_written = self._recording.finish()
         self._recording = None
         if is_written:
             see = f"python -m trainkit timeline {short(trainer.run_dir)}"
-            trainer.session.tell(f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}")
+            trainer.say(f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}")
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Mark the arrival of the batch."""
         if self._recording is not None:
             self._recording.mark("data")
 
-    def on_before_backward(self, trainer: Trainer, task: Task, loss: Any) -> None:
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Mark the end of forward."""
         if self._recording is not None:
             self._recording.mark("forward")
 
-    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Mark the end of backward."""
         if self._recording is not None:
             self._recording.mark("backward")
 
-    def on_train_batch_end(self, trainer: Trainer, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Mark the end of the hooks; the next batch or the reduction follows."""
         if self._recording is not None:
             self._recording.mark("hooks")
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Mark the end of the reduction, with unscaling and clipping."""
         if self._recording is not None:
             self._recording.mark_sums()
 
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Exclude a validation within or after a step from its parts."""
         if self._recording is not None:
             within = "hooks" if trainer.state.step_open else "epoch end"  # the epoch's values are gathered before it
             self._recording.mark("optimizer" if not self._recording.updated else within)
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Mark the end of the validation."""
         if self._recording is not None:
             self._recording.mark("validation")
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Mark the end of the update."""
         if self._recording is not None:
             self._recording.mark("optimizer" if not self._recording.updated else "hooks")
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """End a running recording."""
         if self._recording is not None:
             self._recording.end_step(is_last=True)
             self._finish(trainer)
         elif self._due and self.start_step is not None:
-            trainer.session.tell(
+            trainer.say(
                 f"Timeline: nothing was recorded: callbacks.timeline.start_step is {self.start_step}, and training ended at "
                 f"step {trainer.global_step}."
             )
 
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+    def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Merge the files of each recording into one."""
         if trainer.is_global_zero:
             for folder in recordings(trainer.run_dir):
@@ -197,16 +196,16 @@ class Timeline(Callback):
                     continue
                 try:
                     path = write_whole(folder)
-                    trainer.session.tell(f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing")
+                    trainer.say(f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing")
                 except (TraceError, OSError) as error:
-                    trainer.session.tell(f"Timeline: {short(folder)} could not be merged into one file: {error}")
+                    trainer.say(f"Timeline: {short(folder)} could not be merged into one file: {error}")
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """End a recording that an error or a signal interrupted."""
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
-            trainer.session.tell(f"Timeline: the recording was aborted before step {trainer.global_step}.")
+            trainer.say(f"Timeline: the recording was aborted before step {trainer.global_step}.")
         if self._before is not None:
             signal.signal(signal.SIGUSR2, self._before)
             self._before = None

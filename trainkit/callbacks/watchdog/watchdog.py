@@ -8,16 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
 from trainkit.engine.base import Engine
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 _ROUNDS = 8  # notes per timeout
 _LONGEST_S = 10.0  # maximum time between two notes
@@ -44,61 +42,61 @@ class Watchdog(Callback):
         self.stall_timeout_s = stall_timeout_s
         self._watch: _Watch | None = None
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start the watchdog thread, unless the engine watches itself."""
         folder = trainer.run_dir / "logs"
         folder.mkdir(exist_ok=True)
         self._engine = trainer.engine
         self._watch = _Watch(trainer.engine, folder, self.stall_timeout_s)
         self._count_progress(trainer)
-        if not trainer.engine.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
+        if not trainer.engine.heartbeat.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
             self._watch.note(0.0)
             self._watch.start()
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Stop the thread."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_before_zero_grad(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_validation_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, task: Task, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def on_save_checkpoint_end(self, trainer: Trainer, task: Task) -> None:
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         """Count progress."""
         self._count_progress(trainer)
 
-    def _count_progress(self, trainer: Trainer) -> None:
-        here = trainer.engine.whereabouts
+    def _count_progress(self, trainer: RunView) -> None:
+        here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
 
@@ -109,7 +107,7 @@ class _Watch(threading.Thread):
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
-        self._notes = Notes(folder, engine.rank, engine.world_size)
+        self._notes = Notes(folder, engine.ranks.rank, engine.ranks.world_size)
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -118,13 +116,13 @@ class _Watch(threading.Thread):
 
     def note(self, still_s: float) -> None:
         """Write where this rank is, and for how many seconds it has been stuck."""
-        here = self._engine.whereabouts
+        here = self._engine.heartbeat
         waiting = here.waiting
-        self._notes.write(here.step, waiting, self._engine.outstanding() if waiting else [], still_s)
+        self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
 
     def run(self) -> None:
         """See Thread."""
-        here, rounds_s = self._engine.whereabouts, min(_LONGEST_S, self._timeout_s / _ROUNDS)
+        here, rounds_s = self._engine.heartbeat, min(_LONGEST_S, self._timeout_s / _ROUNDS)
         progress, since = here.progress, time.monotonic()
         while not self._ended.wait(rounds_s):
             if here.progress != progress:
@@ -134,21 +132,21 @@ class _Watch(threading.Thread):
                 notes, silent = self._notes.read()
             except OSError:  # the disk is full or gone: the code that needs it reports that
                 continue
-            stall = find_stall(notes, silent, self._engine.world_size, self._timeout_s)
+            stall = find_stall(notes, silent, self._engine.ranks.world_size, self._timeout_s)
             if stall is not None and not self._ended.is_set():
                 speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
                 self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
 
     def dump(self) -> None:
         """Write the stacks of all threads, and what this rank waits for."""
-        here = self._engine.whereabouts
-        with self._stacks(self._engine.rank, os.getpid()).open("w") as file:
+        here = self._engine.heartbeat
+        with self._stacks(self._engine.ranks.rank, os.getpid()).open("w") as file:
             what = (
-                f"waits for {here.waiting}: {', '.join(self._engine.outstanding()) or '-'}"
+                f"waits for {here.waiting}: {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
                 if here.waiting
                 else "waits for no rank"
             )
-            file.write(f"rank {self._engine.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
+            file.write(f"rank {self._engine.ranks.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 
@@ -157,7 +155,7 @@ class _Watch(threading.Thread):
 
     def _end(self, stall: str, speaking: list[Note], first: int) -> None:
         self.dump()
-        if self._engine.rank == first:
+        if self._engine.ranks.rank == first:
             text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
             print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s

@@ -70,7 +70,7 @@ class BucketReducer(GradientReducer):
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which knows its own. The rows
-        # follow in _end_rows, so that backward waits for nobody.
+        # follow in _end_rows, so that backward never waits.
         counts = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64)
         counts[dist.get_rank(self._group)] = len(rows)
         return dist.all_reduce(counts, group=self._group, async_op=True), counts, rows, values

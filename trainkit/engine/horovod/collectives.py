@@ -1,4 +1,8 @@
-"""Horovod's collectives behind the wall: by name, within the process set, each with what a rank waits for in it."""
+"""Horovod's collectives behind the wall: by name, within the process set, each with what a rank waits for in it.
+
+What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as
+float32, and broadcasts go as bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,109 @@ from typing import Any
 import cloudpickle
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from trainkit.engine.base import Device
-from trainkit.engine.horovod.elastic import SeatedEngine
+from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES
+from trainkit.engine.process_set import check_ranks, find_place
 from trainkit.engine.sending import dense_view
+from trainkit.errors import EngineError
+from trainkit.launch.environment import Launcher
 
 
-class HorovodCollectives(SeatedEngine):
-    """The collectives of HorovodEngine but for the sums of gradients."""
+class HorovodCollectives(Collectives):
+    """The collectives of HorovodEngine but for the sums of gradients.
 
-    def __init__(self, device: Device = "auto") -> None:
-        """All ranks take part, until the engine chooses."""
-        super().__init__(device)
-        self._ranks = hvd.global_process_set
+    Attributes:
+        process_set: the ranks that take part; all, until `connect`.
+    """
 
-    def _wait_for_all(self) -> None:
-        if self._ranks is not hvd.global_process_set:
-            with self._peers("the end of the process set's work"):
+    peer_errors = (HorovodInternalError,)
+    process_set = hvd.global_process_set
+
+    def connect(self, launcher: Launcher, chosen_ranks: list[int] | None) -> None:
+        """Start Horovod, unless it runs, make the process set, and assign ranks, counted over all processes.
+
+        Args:
+            launcher: what started this process.
+            chosen_ranks: engine.process_set.
+
+        Raises:
+            ConfigError: the process set names ranks that were not started.
+            EngineError: Horovod runs in this process already, without this process set.
+            PeerError: a rank that was to be met is gone.
+        """
+        chosen = None if chosen_ranks is None else check_ranks(chosen_ranks, launcher.world_size)
+        self.process_set = hvd.global_process_set
+        if chosen is not None and len(chosen) < launcher.world_size:
+            self.process_set = hvd.ProcessSet(chosen)
+        self._heartbeat.waiting = "the other ranks to connect"
+        try:
+            hvd.init(process_sets=[] if self._is_everyone else [self.process_set])
+        except KeyError as error:  # it started earlier in this process, without this set
+            raise EngineError(
+                f"engine.process_set is {chosen_ranks}, but Horovod runs in this process already, without this set. "
+                "Give the first engine of the process this set."
+            ) from error
+        except (ValueError, RuntimeError) as error:  # a rank that was to be met is gone
+            raise PeerError(f"Horovod could not connect the ranks: {error}") from error
+        finally:
+            self._heartbeat.waiting = ""
+        self.ranks.assign(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+
+    def narrow(self) -> None:
+        """Count ranks from now on among those of the process set. Call it on all ranks that were started."""
+        if self._is_everyone:
+            return
+        ranks = self.ranks
+        hosts = hvd.allgather(torch.tensor([ranks.rank - ranks.local_rank]), name="trainkit.hosts").tolist()
+        ranks.take(find_place(tuple(self.process_set.ranks), ranks.rank, hosts))
+
+    @property
+    def _is_everyone(self) -> bool:
+        return self.process_set is hvd.global_process_set
+
+    @property
+    def _root(self) -> int:
+        """Rank 0 of those that take part, as Horovod counts."""
+        return 0 if self._is_everyone else int(self.process_set.ranks[0])
+
+    def wait_for_process_set(self) -> None:
+        """See Collectives."""
+        if not self._is_everyone:
+            with self.waiting_for("the end of the process set's work"):
                 hvd.barrier()
 
-    def _all_reduce_of_statistics(self) -> Callable[[Tensor], Tensor]:
-        # A name for each size: Horovod remembers what it has agreed on by name, and forgets it where the shape changes.
+    def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
+        """See Collectives."""
+        # A name for each size: Horovod remembers what it has negotiated by name, and forgets it if the shape changes.
         return lambda tensor: self._sum(tensor, f"trainkit.statistics.{tensor.numel()}")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Engine."""
+        """See Collectives."""
         return self._sum(tensor, "trainkit.all_reduce")
 
     def _sum(self, tensor: Tensor, name: str) -> Tensor:
         wire = tensor.detach().reshape(-1)
         if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
-        with self._peers(name):
-            total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name=name, process_set=self._ranks)
+        with self.waiting_for(name):
+            total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name=name, process_set=self.process_set)
         result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
         return result
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """See Engine."""
-        if self.world_size == 1:
+        """See Collectives."""
+        if self.ranks.world_size == 1:
             return
         sent: list[tuple[Any, Tensor, Tensor]] = []
-        with self._peers("the broadcast of tensors"):
+        with self.waiting_for("the broadcast of tensors"):
             for i, tensor in enumerate(tensors):
                 flat = dense_view(tensor)
                 held = tensor.contiguous().reshape(-1) if flat is None else flat
                 wire = held.view(torch.uint8)
-                handle = hvd.broadcast_async_(wire, self._root, f"trainkit.broadcast.{i}", process_set=self._ranks)
+                handle = hvd.broadcast_async_(wire, self._root, f"trainkit.broadcast.{i}", process_set=self.process_set)
                 sent.append((handle, held, tensor))
             for handle, held, tensor in sent:
                 hvd.synchronize(handle)
@@ -64,51 +122,46 @@ class HorovodCollectives(SeatedEngine):
                     tensor.copy_(held.reshape(tensor.shape))
 
     def broadcast_object(self, value: Any) -> Any:
-        """See Engine."""
-        with self._peers("the broadcast of an object"):
-            return hvd.broadcast_object(value, self._root, name="trainkit.broadcast_object", process_set=self._ranks)
+        """See Collectives."""
+        with self.waiting_for("the broadcast of an object"):
+            return hvd.broadcast_object(value, self._root, name="trainkit.broadcast_object", process_set=self.process_set)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """See Engine."""
-        # hvd.allgather_object knows no process set.
+        """See Collectives."""
+        # hvd.allgather_object takes no process set.
         own = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
-        with self._peers("the gathering of objects"):
-            sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self._ranks)
-            everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self._ranks)
+        with self.waiting_for("the gathering of objects"):
+            sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self.process_set)
+            everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self.process_set)
         return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
 
     def start_sum(self, number: int) -> Callable[[], int]:
-        """See Engine."""
+        """See Collectives."""
         what = "trainkit.sum.started"
-        with self._peers(what):
+        with self.waiting_for(what):
             own = torch.tensor([number], dtype=torch.int64)
-            handle = hvd.allreduce_async_(own, op=hvd.Sum, name=what, process_set=self._ranks)
+            handle = hvd.allreduce_async_(own, op=hvd.Sum, name=what, process_set=self.process_set)
 
         def wait() -> int:
-            with self._peers(what):
+            with self.waiting_for(what):
                 return int(hvd.synchronize(handle))
 
         return wait
 
     def start_gather(self, own: Tensor) -> Callable[[], Tensor]:
-        """See Engine."""
+        """See Collectives."""
         what = "trainkit.gather.started"
-        with self._peers(what):
-            handle = hvd.allgather_async(own, name=what, process_set=self._ranks)
+        with self.waiting_for(what):
+            handle = hvd.allgather_async(own, name=what, process_set=self.process_set)
 
         def wait() -> Tensor:
-            with self._peers(what):
+            with self.waiting_for(what):
                 everyone: Tensor = hvd.synchronize(handle)
             return everyone
 
         return wait
 
     def barrier(self) -> None:
-        """See Engine."""
-        with self._peers("the barrier"):
-            hvd.barrier(process_set=self._ranks)
-
-    @property
-    def _root(self) -> int:
-        """Rank 0 of those that take part, as Horovod counts."""
-        return 0 if self._ranks is hvd.global_process_set else int(self._ranks.ranks[0])
+        """See Collectives."""
+        with self.waiting_for("the barrier"):
+            hvd.barrier(process_set=self.process_set)

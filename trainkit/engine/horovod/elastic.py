@@ -1,68 +1,71 @@
-"""The Horovod engine's seat in an elastic job: ranks that are formed anew while the process lives.
+"""Ranks of an elastic job under Horovod: an elastic driver assigns them again while the process lives.
 
-The launcher's driver gives a process its rank (membership.py); Horovod reads it from the environment when it starts, and is
-shut down before the next one.
+The launcher's driver gives a process its rank (launch/elastic/client.py); Horovod reads it from the environment when it
+starts, and is shut down before the next one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import horovod.torch as hvd
 
-from trainkit.engine.base import Device, Engine
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.client import Membership
-from trainkit.launch.environment import read_launcher
+from trainkit.launch.environment import Launcher
 
 
-class SeatedEngine(Engine):
-    """The elastic half of HorovodEngine; outside of an elastic job it does nothing."""
+class ElasticRanks(Ranks):
+    """Ranks that change.
 
-    def __init__(self, device: Device = "auto") -> None:
-        """Look whether there is such a job."""
-        super().__init__(device)
-        self._membership = Membership.current()
-        if self._membership is not None:
-            self.is_elastic, self.whereabouts = True, self._membership
-            self._membership.tensors = self.outstanding
-            self.comes_late = os.environ.get("TRAINKIT_LATE") == "1"
+    Args:
+        launcher: what started this process.
+        membership: this process's link to the driver.
+    """
 
-    def _take_seat(self, process_set: Sequence[int] | None) -> None:
-        """Wait for a place among the ranks that there are from now on.
+    is_elastic = True
+
+    def __init__(self, launcher: Launcher, membership: Membership) -> None:
+        super().__init__(launcher)
+        self._membership = membership
+        self.joins_late = os.environ.get("TRAINKIT_LATE") == "1"
+
+    def join(self, process_set: Sequence[int] | None) -> None:
+        """Wait for a place among the ranks of from now on, and write it into the environment, from which Horovod reads it.
 
         Raises:
-            ConfigError: the job is elastic, and a process set names ranks.
+            ConfigError: a process set names ranks.
         """
-        if self._membership is None:
-            return
         if process_set is not None:
             raise ConfigError(
                 f"engine.process_set is {process_set}, and this job is elastic: ranks come and go. Leave one out."
             )
-        os.environ |= self._membership.join(self.kept_step).environment()
-        self.launcher = read_launcher()
+        os.environ |= self._membership.join(self.committed_step).environment()
 
     @property
-    def first_ranks(self) -> int:
-        """See Engine."""
+    def gpu_index(self) -> int:
+        """This process's GPU: local ranks change, but a process keeps its GPU."""
+        return int(os.environ["TRAINKIT_SLOT"])
+
+    @property
+    def first_world_size(self) -> int:
+        """See Ranks."""
         return int(os.environ.get("TRAINKIT_NP", "0")) or self.world_size
 
     @property
-    def most_ranks(self) -> int:
-        """See Engine."""
-        return self.world_size if self._membership is None else int(os.environ.get("TRAINKIT_MAX_RANKS", "0"))
+    def max_world_size(self) -> int:
+        """See Ranks."""
+        return int(os.environ.get("TRAINKIT_MAX_RANKS", "0"))
 
     @property
-    def ranks_change(self) -> bool:
-        """See Engine."""
-        return self._membership is not None and self._membership.wanted
+    def change_requested(self) -> bool:
+        """See Ranks."""
+        return self._membership.wanted
 
     def begin(self, stage: str) -> None:
-        """See Engine."""
-        if self._membership is None:
-            return
+        """See Ranks."""
         if (stage == "fit") == (self._membership.fits > 0):
             what = "a second fit" if stage == "fit" else f"{stage} before the fit"
             raise ConfigError(
@@ -73,18 +76,5 @@ class SeatedEngine(Engine):
         self._membership.beat()
 
     def leave(self) -> None:
-        """See Engine."""
-        self.release()
+        """See Ranks."""
         hvd.shutdown()
-
-    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
-        """See Engine."""
-        if self._membership is None:
-            return False
-        self._membership.stall_s, self._membership.on_dump = stall_s, on_dump
-        return True
-
-    @property
-    def _gpu_number(self) -> int:
-        # Where ranks are formed anew local ranks are, too, but a process keeps its GPU.
-        return self.local_rank if self._membership is None else int(os.environ["TRAINKIT_SLOT"])

@@ -1,4 +1,4 @@
-"""Sums of gradients by Horovod: by trainkit's own hooks, or by the stock `hvd.DistributedOptimizer`.
+"""Sums of gradients by Horovod, started by trainkit's own hooks.
 
 Horovod's asynchronous allreduce takes one tensor a parameter, and Horovod fuses what is ready by itself; a group of
 parameters goes by one grouped allreduce. What Horovod 0.28 refuses is bridged here: tensors that are not contiguous
@@ -7,8 +7,6 @@ parameters goes by one grouped allreduce. What Horovod 0.28 refuses is bridged h
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -20,14 +18,13 @@ from trainkit.engine.reduce.buckets import NamedParameter
 from trainkit.engine.reduce.reducer import Bucket, GradientReducer
 from trainkit.engine.reduce.wire import Wire, laid_out
 from trainkit.engine.sending import dense_view
-from trainkit.errors import ConfigError
 
 # What Horovod's allreduce takes; everything else travels as the wider type beside it (2.2 of its limits: no bfloat16).
 ALLREDUCE_TYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 
 
 class HookReducer(GradientReducer):
-    """Each bucket's gradients as one asynchronous allreduce, in place where Horovod can.
+    """Each bucket's gradients as one asynchronous allreduce, in place if Horovod can.
 
     Args:
         buckets: see GradientReducer; one parameter each, or a group.
@@ -102,87 +99,3 @@ class HookReducer(GradientReducer):
 
     def _end_flags(self, handle: Any) -> None:
         hvd.synchronize(handle)
-
-
-class Contiguous:
-    """A Horovod `Compression` that compresses nothing: it carries channels_last and bfloat16 over the wire."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what Horovod can send, and the tensor to restore it to."""
-        wire = tensor if tensor.dtype in ALLREDUCE_TYPES else tensor.to(torch.float32)
-        return wire.contiguous(), tensor
-
-    @staticmethod
-    def decompress(wire: Tensor, tensor: Tensor) -> Tensor:
-        """Return the sum in the dtype and layout of `tensor`."""
-        same = wire.dtype == tensor.dtype and wire.stride() == tensor.stride()
-        return wire if same else torch.empty_like(tensor).copy_(wire)
-
-
-_STOCK_MARK = "_hooked_by_horovod"  # on parameters that hvd.DistributedOptimizer will not let go of
-
-
-class StockReducer:
-    """The stock `hvd.DistributedOptimizer`, used for its summing alone."""
-
-    def __init__(
-        self,
-        trained: list[NamedParameter],
-        frozen: list[NamedParameter],
-        optimizers: Sequence[torch.optim.Optimizer],
-        sparse: AbstractSet[Tensor],
-    ) -> None:
-        """Wrap each optimizer.
-
-        Raises:
-            ConfigError: for what the stock wrapper would get wrong in silence.
-        """
-        if frozen:
-            raise ConfigError(
-                f"engine.optimizer_wrapper is 'horovod', and '{frozen[0][0]}' is frozen: hvd.DistributedOptimizer would "
-                "never sum it once it is unfrozen. Use engine.optimizer_wrapper=trainkit."
-            )
-        if rows := [n for n, p in trained if p in sparse]:
-            raise ConfigError(
-                f"engine.optimizer_wrapper is 'horovod', and the gradient of '{rows[0]}' is sparse: hvd.DistributedOptimizer "
-                "would wait for ever where a rank has none. Use engine.optimizer_wrapper=trainkit, or "
-                "engine.sparse_as_dense=true."
-            )
-        if any(hasattr(p, _STOCK_MARK) for _, p in trained):
-            raise ConfigError(
-                "engine.optimizer_wrapper is 'horovod', and this model was trained with it before: hvd.DistributedOptimizer "
-                "cannot take its hooks off. Make a new Task, or use engine.optimizer_wrapper=trainkit."
-            )
-        for _, parameter in trained:
-            setattr(parameter, _STOCK_MARK, True)
-        self._wrapped = []
-        for optimizer in optimizers:
-            own = {p for group in optimizer.param_groups for p in group["params"]}
-            named = [(n, p) for n, p in trained if p in own]
-            self._wrapped.append(
-                hvd.DistributedOptimizer(
-                    optimizer, named_parameters=named, compression=Contiguous, op=hvd.Sum, sparse_as_dense=True
-                )
-            )
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let Horovod's hooks wait for one backward more."""
-        self._set_passes(2)
-        try:
-            yield
-        finally:
-            self._set_passes(1)
-
-    def finish(self) -> None:
-        """Wait for the sums; the user's own optimizer takes the step."""
-        for wrapped in self._wrapped:
-            wrapped.synchronize()
-
-    def remove(self) -> None:
-        """Horovod has no way to take its hooks off; they go with the parameters."""
-
-    def _set_passes(self, passes: int) -> None:
-        for wrapped in self._wrapped:
-            wrapped.set_backward_passes_per_step(passes)

@@ -1,6 +1,6 @@
 """Horovod's own timeline, on each rank and at any time: an edit of Horovod's source that `trainkit horovod install` makes.
 
-Stock Horovod lets rank 0 alone write one, and only where HOROVOD_TIMELINE=DYNAMIC was set at the launch.
+Stock Horovod writes one on rank 0 alone, and only if HOROVOD_TIMELINE=DYNAMIC was set at the launch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EDITED = "+trainkit." in horovod.__version__
 
 
 def start(path: Path) -> str:
-    """Let Horovod write into `path` from now on; return what is missing, and why, or ""."""
+    """Make Horovod write into `path` from now on; return what is missing, and why, or ""."""
     if os.environ.get("HOROVOD_TIMELINE", "DYNAMIC") != "DYNAMIC":
         return "Horovod's operations, since HOROVOD_TIMELINE (horovodrun --timeline-filename) has them written elsewhere"
     if not _EDITED and "HOROVOD_TIMELINE" not in os.environ:
@@ -26,7 +26,7 @@ def start(path: Path) -> str:
 
 
 def stop() -> None:
-    """Let Horovod close its file, where it writes one for us."""
+    """Make Horovod close its file, if it writes one for us."""
     if os.environ.get("HOROVOD_TIMELINE", "DYNAMIC") == "DYNAMIC":
         hvd.stop_timeline()
 

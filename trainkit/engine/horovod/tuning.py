@@ -1,7 +1,7 @@
 """Horovod's own settings, which it reads from its environment when it starts. Imports no torch.
 
 A variable that is set already (by the user, or by an option of horovodrun) wins over the engine's argument of the same
-meaning, and that is said.
+meaning, and a message says so.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from trainkit.errors import ConfigError, EngineError
 
 @dataclass(frozen=True)
 class Knobs:
-    """What of Horovod's background thread can be set; None leaves Horovod's default.
+    """The settings of Horovod's background thread; None leaves Horovod's default.
 
     Attributes:
-        fusion_threshold_mb: tensors that are ready together are summed together, up to so many MiB; 0 for one by one.
+        fusion_threshold_mb: tensors that are ready together are summed together, up to this many MiB; 0 for one by one.
         cycle_time_ms: how often the thread looks for tensors that are ready.
         cache_capacity: how many tensors' negotiations are remembered; 0 for none.
         autotune: whether Horovod searches for the best of these while training.
-        autotune_log_file: where rank 0 notes what it tried, as CSV.
+        autotune_log_file: the CSV file into which rank 0 writes what it tried.
     """
 
     fusion_threshold_mb: float | None = None
@@ -39,20 +39,20 @@ class Knobs:
             )
 
     def variables(self) -> dict[str, tuple[str, str, str]]:
-        """Return what is wished for: variable -> (its value, the argument, the argument's value as the user wrote it)."""
-        wishes: dict[str, tuple[str, str, str]] = {}
+        """Return what was set: variable -> (its value, the argument, the argument's value as the user wrote it)."""
+        requested: dict[str, tuple[str, str, str]] = {}
         if self.fusion_threshold_mb is not None:
             bytes_ = str(round(self.fusion_threshold_mb * 2**20))
-            wishes["HOROVOD_FUSION_THRESHOLD"] = bytes_, "fusion_threshold_mb", show(self.fusion_threshold_mb)
+            requested["HOROVOD_FUSION_THRESHOLD"] = bytes_, "fusion_threshold_mb", show(self.fusion_threshold_mb)
         if self.cycle_time_ms is not None:
-            wishes["HOROVOD_CYCLE_TIME"] = str(self.cycle_time_ms), "cycle_time_ms", show(self.cycle_time_ms)
+            requested["HOROVOD_CYCLE_TIME"] = str(self.cycle_time_ms), "cycle_time_ms", show(self.cycle_time_ms)
         if self.cache_capacity is not None:
-            wishes["HOROVOD_CACHE_CAPACITY"] = str(self.cache_capacity), "cache_capacity", show(self.cache_capacity)
+            requested["HOROVOD_CACHE_CAPACITY"] = str(self.cache_capacity), "cache_capacity", show(self.cache_capacity)
         if self.autotune:
-            wishes["HOROVOD_AUTOTUNE"] = "1", "autotune", "true"
+            requested["HOROVOD_AUTOTUNE"] = "1", "autotune", "true"
         if self.autotune_log_file is not None:
-            wishes["HOROVOD_AUTOTUNE_LOG"] = self.autotune_log_file, "autotune_log_file", show(self.autotune_log_file)
-        return wishes
+            requested["HOROVOD_AUTOTUNE_LOG"] = self.autotune_log_file, "autotune_log_file", show(self.autotune_log_file)
+        return requested
 
     def apply(self, environ: MutableMapping[str, str], runs_already: bool) -> list[str]:
         """Set the variables that are not set yet.

@@ -68,7 +68,7 @@ def by_size(
 def by_number(
     trained: Sequence[NamedParameter], num_groups: int, sparse: AbstractSet[Tensor] = frozenset()
 ) -> list[list[NamedParameter]]:
-    """Group parameters into `num_groups` runs of equal length (within one); a group is split where dtypes change.
+    """Group parameters into `num_groups` runs of equal length (within one); a group is split between different dtypes.
 
     Raises:
         ConfigError: there are fewer parameters than groups.
@@ -99,17 +99,17 @@ def by_name(
         sparse: parameters that cannot be grouped.
 
     Raises:
-        ConfigError: a name that is nobody's, that stands in two groups, or that is a sparse embedding's.
+        ConfigError: a name matches no parameter and no module, stands in two groups, or is a sparse embedding's.
     """
     group_of: dict[str, int] = {}
     for i, group in enumerate(groups):
-        for wish in group:
-            named = [(name, p) for name, p in trained if name == wish or name.startswith(f"{wish}.")]
+        for entry in group:
+            named = [(name, p) for name, p in trained if name == entry or name.startswith(f"{entry}.")]
             if not named:
                 known = [name for name, _ in trained]
                 raise ConfigError(
-                    f"engine.groups names '{wish}', which is no trained parameter and no module that has one."
-                    f"{did_you_mean(wish, [*known, *(name.rpartition('.')[0] for name in known)])} Name parameters or modules "
+                    f"engine.groups names '{entry}', which is no trained parameter and no module that has one."
+                    f"{did_you_mean(entry, [*known, *(name.rpartition('.')[0] for name in known)])} Name parameters or modules "
                     "as task.named_parameters() does."
                 )
             for name, parameter in named:
@@ -131,6 +131,6 @@ def by_name(
 
 
 def _by_dtype(entries: list[NamedParameter]) -> list[list[NamedParameter]]:
-    """Split a group where dtypes differ: a collective has one."""
+    """Split a group by dtype: a collective has one."""
     dtypes = dict.fromkeys(parameter.dtype for _, parameter in entries)
     return [[(name, p) for name, p in entries if p.dtype == dtype] for dtype in dtypes]

@@ -4,15 +4,15 @@ A hook on each parameter fires when its gradient of this backward is complete. W
 ready, the bucket's sum starts; `finish` starts what is left (parameters that took no part) and waits. The engines
 supply how a bucket's sum starts and ends; this file knows no framework. Which parameters make a bucket: buckets.py.
 
-A sparse gradient is not summed but gathered: its rows and their values go to all ranks, and rows that occur twice count
-as their sum. A rank without gradient sends no rows.
+A sparse gradient is not summed but gathered: its rows and their values are sent to all ranks, and rows that occur twice
+count as their sum. A rank without gradient sends no rows.
 
-A parameter without gradient takes part with zeros, since the other ranks may have one. Where no rank had one, its
+A parameter without gradient takes part with zeros, since the other ranks may have one. If no rank had one, its
 `.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
 be known on the host, so it waits for the device, but only on ranks that have such a parameter.
 
-Who took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the carrier): a
-message of its own would be one more round trip in each step.
+Which parameters took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the
+carrier): a message of its own would be one more round trip in each step.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Bucket:
 
 
 class GradientReducer(ABC):
-    """Hooks the parameters, keeps the books of one step, and asks the engine for sums.
+    """Hooks the parameters, tracks what is ready in a step, and starts its sums.
 
     Attributes:
-        _carries: whether a bucket can carry the vector of who took part: where gradients are added up.
+        _carries: whether a bucket can carry the vector of which parameters took part: if gradients are added up.
 
     Args:
         buckets: groups of parameters; sums start in this order when `in_order`.
-        frozen: parameters that need no gradient now; each is taken in when that changes.
+        frozen: parameters that need no gradient now; each is hooked when that changes.
         in_order: whether a bucket waits for the one before it (torch.distributed matches collectives by order; Horovod
             by name).
         wire: how gradients travel.
@@ -110,7 +110,7 @@ class GradientReducer(ABC):
         self._next = 0
         self._sync = True
         self._used = torch.zeros(0)
-        self._carrier: Bucket | None = None  # its sum starts in `finish`: only then it is known who took part
+        self._carrier: Bucket | None = None  # its sum starts in `finish`: only then it is known which parameters took part
         self._summed: list[Summed] | None = None
         for entries in buckets:
             self._add_bucket(entries)
@@ -149,17 +149,17 @@ class GradientReducer(ABC):
             self.reset()
         if any(p.requires_grad for p in unused):
             with allowed_read():
-                counts = used.tolist()  # waits for the device: only where a parameter took no part on this rank
+                counts = used.tolist()  # waits for the device: only if a parameter took no part on this rank
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None
 
     def record(self, on: bool) -> None:
-        """Begin or end to note down each sum, for `take_summed`."""
+        """Start or stop recording each sum, for `take_summed`."""
         self._summed = [] if on else None
 
     def take_summed(self) -> list[Summed]:
-        """Return the sums that were noted since the last call."""
+        """Return the sums that were recorded since the last call."""
         taken, self._summed = self._summed or [], None if self._summed is None else []
         return taken
 
@@ -177,7 +177,7 @@ class GradientReducer(ABC):
         return [name for bucket in waiting for name, _ in bucket.entries]
 
     def reset(self) -> None:
-        """Forget what is under way in this step."""
+        """Forget the sums of this step that have started."""
         self._done.clear()
         self._next = 0
         for bucket in self._buckets:
@@ -189,7 +189,7 @@ class GradientReducer(ABC):
             hook.remove()
 
     def _hook_thawed(self) -> None:
-        """Take in parameters that were frozen when the hooks were set and are trained now."""
+        """Hook parameters that were frozen when the hooks were set and are trained now."""
         thawed = [(n, p) for n, p in self._frozen if p.requires_grad]
         if thawed:
             self._frozen = [(n, p) for n, p in self._frozen if not p.requires_grad]
@@ -263,7 +263,7 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
-        """Start to gather the rows [R] and values [R, ...] of all ranks, whose R differ; return a handle that is not None."""
+        """Start to gather the rows [R] and values [R, ...] of all ranks (R may differ); return a handle that is not None."""
 
     @abstractmethod
     def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
@@ -271,7 +271,7 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start_flags(self, flags: Tensor) -> Any:
-        """Start the sum of the vector, in place, where no bucket carries it."""
+        """Start the sum of the vector, in place, if no bucket carries it."""
 
     @abstractmethod
     def _end_flags(self, handle: Any) -> None:

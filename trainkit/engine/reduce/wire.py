@@ -52,7 +52,7 @@ class Wire:
         return dtype if carried else torch.float32
 
     def pack(self, tensor: Tensor, summed: bool = True) -> Tensor:
-        """Return what travels: `tensor` itself (scaled in place) where it need not be narrowed."""
+        """Return what travels: `tensor` itself (scaled in place) if it need not be narrowed."""
         if self.prescale != 1.0:
             tensor.mul_(self.prescale)
         if tensor.is_complex() and self.carries is not None and tensor.dtype not in self.carries:
@@ -60,7 +60,7 @@ class Wire:
         return tensor.to(self.dtype_of(tensor.dtype, summed))
 
     def unpack(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the sum in a gradient's dtype: `total` itself (scaled in place) where it has that dtype."""
+        """Return the sum in a gradient's dtype: `total` itself (scaled in place) if it has that dtype."""
         restored = total.to(dtype) if total.is_complex() or not dtype.is_complex else _paired(total, dtype)
         if self.postscale != 1.0:
             restored.mul_(self.postscale)
@@ -91,8 +91,8 @@ def laid_out(parameter: nn.Parameter) -> Tensor:
 def rows_of(parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
     """Return a sparse gradient as (numbers of rows, their values), rows that occur twice included.
 
-    Nothing is merged, since that would wait for the device; where a gradient came out dense (a tied weight), all of its
-    rows go.
+    Nothing is merged, since that would wait for the device; if a gradient came out dense (a tied weight), all of its
+    rows are sent.
     """
     grad = parameter.grad
     assert grad is not None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.data.feed import MapFeed
-from trainkit.run.build import FitSession
-from trainkit.trainer import Trainer
+from trainkit.run.run import Run
 
 _SMALL = 8
 _RARELY_S = 50  # steps between two writes of rank 0 that others do not feel
@@ -24,41 +24,41 @@ _RANK_KEYS = re.compile(
 _GPU = re.compile(r"cuda:\d+")
 
 
-def advise(session: FitSession, trainer: Trainer, config: dict[str, Any], cores: int) -> list[str]:
+def advise(run: Run, callbacks: Sequence[Callback], config: dict[str, Any], cores: int) -> list[str]:
     """Return what should be looked at.
 
     Args:
-        session: a fit that is built.
+        run: a fit that is built.
         trainer: with all its callbacks.
         config: resolved.
         cores: of a host.
     """
-    return [*_batch(session), *_rate(session), *_loading(session, cores), *_writing(session, trainer), *_config(config)]
+    return [*_batch(run), *_rate(run), *_loading(run, cores), *_writing(run, callbacks), *_config(config)]
 
 
-def _batch(session: FitSession) -> Iterator[str]:
-    contract = session.contract
+def _batch(run: Run) -> Iterator[str]:
+    contract = run.batch_plan
     size, ranks = contract.batch_size, contract.world_size
     if size is not None and size < _SMALL and ranks > 1:
         yield (
             f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU idle and a sum over ranks "
             "little to hide behind. Use fewer ranks or a larger microbatch."
         )
-    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in session.task.modules())
-    if norms and size is not None and size < 2 * _SMALL and ranks > 1 and not session.settings.sync_batchnorm:
+    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.task.modules())
+    if norms and size is not None and size < 2 * _SMALL and ranks > 1 and not run.options.numerics.sync_batchnorm:
         yield (
             f"The model has batch norm, and a rank sees {size} samples at a time: its statistics are noisy. Use "
             "trainer.sync_batchnorm=true, or a larger data.batch_size."
         )
-    feed = session.run.feed
+    feed = run.train_feed
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)
         if plan.num_steps < 10:
             yield f"An epoch has {plan.num_steps} steps of {plan.global_batch_size} samples: few updates for so large a batch."
 
 
-def _rate(session: FitSession) -> Iterator[str]:
-    contract, names = session.contract, {type(optimizer).__name__ for optimizer in session.run.optimizers}
+def _rate(run: Run) -> Iterator[str]:
+    contract, names = run.batch_plan, {type(optimizer).__name__ for optimizer in run.optimizers}
     factor = max(contract.at(epoch).lr_factor for epoch in (0, *(first for first, _ in contract.later)))
     adaptive = sorted(names & set(_ADAPTIVE))
     if adaptive and contract.lr_scaling == "linear" and factor > 1:
@@ -78,8 +78,8 @@ def _rate(session: FitSession) -> Iterator[str]:
         )
 
 
-def _loading(session: FitSession, cores: int) -> Iterator[str]:
-    feed, ranks = session.run.feed, session.engine.local_size
+def _loading(run: Run, cores: int) -> Iterator[str]:
+    feed, ranks = run.train_feed, run.engine.ranks.local_size
     if not isinstance(feed, MapFeed):
         return
     source = feed.source
@@ -96,14 +96,14 @@ def _loading(session: FitSession, cores: int) -> Iterator[str]:
         )
 
 
-def _writing(session: FitSession, trainer: Trainer) -> Iterator[str]:
-    every = session.settings.limits.log_every_n_steps
-    if every < 5 and session.engine.device.type != "cpu" or every == 1:
+def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
+    every = run.options.limits.log_every_n_steps
+    if every < 5 and run.engine.device.type != "cpu" or every == 1:
         yield (
             f"trainer.log_every_n_steps is {every}: rank 0 reads values off the device as often, and all ranks wait for it in "
             "the next sum. Use 50."
         )
-    for keeper in (c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)):
+    for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
         steps = keeper.every_n_train_steps
         if steps is not None and steps < _RARELY_S:
             yield (

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainkit.api.callback import Callback
+from trainkit.api.dispatch import Hooks
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.data.feed import MapFeed
 from trainkit.engine.reduce.buckets import find_sparse
 from trainkit.report.grid import human
-from trainkit.run.build import FitSession
-from trainkit.trainer import Trainer
+from trainkit.run.run import Run
 
 Rows = list[tuple[str, str]]
 _SCHEDULED_AT_MOST = 200_000  # steps through which a schedule is followed: a scheduler can only be stepped
@@ -45,10 +46,10 @@ class Sizes:
     sparse: int = 0
 
 
-def batch_rows(session: FitSession) -> Rows:
+def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
-    rows = list(session.contract.describe(session.user_lrs))
-    feed, limits = session.run.feed, session.settings.limits
+    rows = list(run.batch_plan.describe(run.rates.user_lrs))
+    feed, limits = run.train_feed, run.options.limits
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)
         rows.append(("data", f"{plan.num_samples:,} samples an epoch"))
@@ -57,42 +58,44 @@ def batch_rows(session: FitSession) -> Rows:
             idle = sum(not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size))
             nobody = f"; {idle} ranks have none of them" if idle else ""
             rows.append(("last step", f"{last} samples in place of {plan.global_batch_size}, weighted as such{nobody}"))
-    per_epoch, total = feed.num_steps_in(0), session.total_steps
+    per_epoch, total = feed.num_steps_in(0), run.total_steps
     if per_epoch is not None:
         epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""
         rows.append(("steps", f"{per_epoch:,} an epoch{epochs}, {total:,} in all"))
     elif total is not None:
         rows.append(("steps", f"{total:,} in all"))
-    if session.run.validate is not None:
-        every = limits.val_check_interval
-        when = f"each {every} steps" if every else f"at the end of each {_th(limits.check_val_every_n_epoch)}epoch"
+    if run.evaluator.has_data:
+        every = run.options.evaluation.val_check_interval
+        when = (
+            f"each {every} steps" if every else f"at the end of each {_th(run.options.evaluation.check_val_every_n_epoch)}epoch"
+        )
         rows.append(("validation", when))
     return rows
 
 
-def rate_rows(session: FitSession) -> Rows:
+def rate_rows(run: Run) -> Rows:
     """Return the learning rates of the run's milestones, followed through the real schedulers."""
-    total = session.total_steps
+    total = run.total_steps
     if total is None or total < 1:
         return [("", "the number of steps is not known: the training data has no length and max_steps is not set")]
-    warm = session.contract.warmup_steps
+    warm = run.batch_plan.warmup_steps
     names = {0: "first step", total - 1: "last step"} | ({warm - 1: "end of warm-up"} if 0 < warm <= total else {})
     names |= {total * part // 4: f"{25 * part} %" for part in (1, 2, 3) if total * part // 4 not in names}
     rows: Rows = []
-    for step, rates in _follow(session, total):
+    for step, rates in _follow(run, total):
         if step in names:
             shown = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
             rows.append((f"step {step:,}", f"{shown}  ({names[step]})"))
     if len(rows) < len(names):
         rows.append(("", f"not followed beyond step {_SCHEDULED_AT_MOST:,}"))
-    if any(config.monitor for config in session.run.rates.schedules):
+    if any(config.monitor for config in run.rates.schedules):
         rows.append(("", "a scheduler that monitors a value will change these"))
     return rows
 
 
-def _follow(session: FitSession, total: int) -> Iterator[tuple[int, list[float]]]:
+def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
     """Yield (step, the rate of each group in it); stops where it gets long."""
-    rates, feed = session.run.rates, session.run.feed
+    rates, feed = run.rates, run.train_feed
     taken, epoch = 0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer has taken a step is the point
@@ -109,52 +112,50 @@ def _follow(session: FitSession, total: int) -> Iterator[tuple[int, list[float]]
             rates.after_epoch(epoch, taken, {}, complete=False)
 
 
-def step_rows(session: FitSession) -> Rows:
+def step_rows(run: Run, hooks: Hooks) -> Rows:
     """Return the order of everything that runs in a step, each with who owns it. Hooks that nobody implements are left out."""
-    run, settings = session.run, session.settings
-    contract = session.contract
-    sums = f"{session.engine.name}: "
+    contract = run.batch_plan
+    sums = f"{run.engine.name}: "
     overlap = "sums over ranks start in the last one" if contract.world_size > 1 else "gradients add up"
     order: list[tuple[str, str | None]] = [
         ("on_train_step_start", None),
         (f"for each microbatch, {contract.accumulate} on a rank", ""),
         ("  on_train_batch_start", None),
-        ("  training_step", f"{type(run.task).__name__}, {settings.precision}"),
+        ("  training_step", f"{type(run.task).__name__}, {run.options.numerics.precision}"),
         ("  on_before_backward", None),
         ("  backward", sums + overlap),
         ("  on_after_backward", None),
         ("  on_train_batch_end", None),
         ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
     ]
-    if settings.stop_on_nonfinite:
+    if run.options.numerics.stop_on_nonfinite:
         order.append(("stop where a loss is not finite", "Trainer: one small sum over ranks"))
-    if settings.precision == "16-mixed":
+    if run.options.numerics.precision == "16-mixed":
         order.append(("unscale", "GradScaler"))
-    if settings.limits.gradient_clip_val is not None:
-        order.append((f"clip by {settings.limits.gradient_clip_algorithm}", f"Trainer: at {settings.limits.gradient_clip_val}"))
+    if (clip_val := run.options.numerics.gradient_clip_val) is not None:
+        order.append((f"clip by {run.options.numerics.gradient_clip_algorithm}", f"Trainer: at {clip_val}"))
     order.append(("on_before_optimizer_step", None))
     order += [("optimizer.step", type(optimizer).__name__) for optimizer in run.optimizers]
     order += [("on_before_zero_grad", None), ("zero_grad", "Trainer")]
     by_step = [type(config.scheduler).__name__ for config in run.rates.schedules if config.interval == "step"]
     if by_step or contract.warmup_steps:
         order.append(("learning rate", ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step])))
-    order += [(f"each {settings.limits.log_every_n_steps} steps: on_metrics", None), ("on_train_step_end", None)]
+    order += [(f"each {run.options.limits.log_every_n_steps} steps: on_metrics", None), ("on_train_step_end", None)]
     rows = []
     for what, owner in order:
         if owner is None:
-            owner = ", ".join(session.hooks.owners(what.split()[-1]))
+            owner = ", ".join(hooks.owners(what.split()[-1]))
             if not owner:
                 continue
         rows.append((what, owner))
     return rows
 
 
-def measure(session: FitSession, compression: str) -> Sizes:
+def measure(run: Run, compression: str) -> Sizes:
     """Return the sizes of everything but activations. Takes a step of each optimizer on zeros: the weights are spent."""
-    run = session.run
     trained = [p for p in run.task.parameters() if p.requires_grad]
     wire = _WIRE_BYTES[compression]
-    payload = sum(p.numel() * (wire or _summed_as(p, session.engine.name)) for p in trained)
+    payload = sum(p.numel() * (wire or _summed_as(p, run.engine.name)) for p in trained)
     sparse = find_sparse(run.task, run.optimizers)
     for parameter in trained:
         zeros = torch.zeros_like(parameter)
@@ -166,7 +167,7 @@ def measure(session: FitSession, compression: str) -> Sizes:
         weights=_bytes([*run.task.parameters(), *run.task.buffers()]),
         gradients=_bytes(trained),
         optimizer=_bytes(states),
-        payload=payload if session.engine.world_size > 1 else 0,
+        payload=payload if run.engine.ranks.world_size > 1 else 0,
         tensors=len(trained),
         sparse=len(sparse),
     )
@@ -185,11 +186,11 @@ def size_rows(sizes: Sizes, world_size: int) -> Rows:
     return [*rows, ("memory of a rank", f"{human(total)}: {parts}; activations not counted")]
 
 
-def checkpoint_rows(session: FitSession, trainer: Trainer, sizes: Sizes) -> Rows:
+def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Rows:
     """Return when checkpoints are written, how large they are, and how many are kept."""
     rows: Rows = []
-    total, epochs = session.total_steps, session.settings.limits.max_epochs
-    for keeper in (c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)):
+    total, epochs = run.total_steps, run.options.limits.max_epochs
+    for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
         when = []
         if keeper.every_n_epochs:
             count = "" if epochs is None else f" ({epochs // keeper.every_n_epochs} in all)"

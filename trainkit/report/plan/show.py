@@ -21,18 +21,18 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
         config: resolved and checked; its run_dir is a folder that may be thrown away.
         cores: of a host.
     """
-    with planned(config) as session:
-        trainer, engine = session.trainer, session.engine
-        advice = advise(session, trainer, {key: config.get(key) for key in ("task", "data", "vars")}, cores)
+    with planned(config) as planned_run:
+        run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine
+        advice = advise(run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores)
         sections = {
-            f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(session),
-            "a step, in order, and who owns what": plan.step_rows(session),
-            "learning rate": plan.rate_rows(session),
+            f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(run),
+            "a step, in order, and who owns what": plan.step_rows(run, planned_run.hooks),
+            "learning rate": plan.rate_rows(run),
         }
-        sizes = plan.measure(session, (config.get("engine") or {}).get("compression") or "none")
+        sizes = plan.measure(run, (config.get("engine") or {}).get("compression") or "none")
         sections["traffic, memory, disk"] = [
-            *plan.size_rows(sizes, engine.world_size),
-            *plan.checkpoint_rows(session, trainer, sizes),
+            *plan.size_rows(sizes, engine.ranks.world_size),
+            *plan.checkpoint_rows(run, callbacks, sizes),
         ]
     console = console_of()
     for title, rows in sections.items():
@@ -47,6 +47,6 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
 
 
 def _ranks(engine: Engine) -> str:
-    if engine.world_size == 1:
+    if engine.ranks.world_size == 1:
         return "1 rank"
-    return f"{engine.world_size} ranks ({engine.name}, {engine.local_size} a host)"
+    return f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host)"

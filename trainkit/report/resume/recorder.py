@@ -8,19 +8,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.data.feed import MapFeed, Microbatch
 from trainkit.device.sync_guard import allowed_read
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 
 @checked
@@ -51,10 +49,10 @@ class ResumeWitness(Callback):
         self._step: dict[str, Any] | None = None
         self._has_ended = False
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Begin the notes."""
         self.record_to.mkdir(parents=True, exist_ok=True)
-        self._notes = (self.record_to / f"rank{trainer.engine.rank}.jsonl").open("w")
+        self._notes = (self.record_to / f"rank{trainer.engine.ranks.rank}.jsonl").open("w")
         if trainer.is_global_zero:
             called = {parameter: name for name, parameter in task.named_parameters()}
             optimizers = [
@@ -63,37 +61,37 @@ class ResumeWitness(Callback):
                     for group in optimizer.param_groups
                     for parameter in group["params"]
                 ]
-                for optimizer in trainer.session.run.optimizers
+                for optimizer in trainer.optimizers
             ]
             parameters = [name for name, _ in task.named_parameters(remove_duplicate=False)]
             (self.record_to / "names.json").write_text(json.dumps({"parameters": parameters, "optimizers": optimizers}))
 
-    def on_train_step_start(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Note which samples this rank should get."""
-        run = trainer.session.run
+        run = trainer
         epoch, step = run.state.current_epoch, run.state.step_in_epoch
         indices: list[int] | None = None
-        if isinstance(run.feed, MapFeed):
-            shares = run.feed.plan_of(epoch).microbatches(step, run.engine.rank)
-            parts = [run.feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
+        if isinstance(run.train_feed, MapFeed):
+            shares = run.train_feed.plan_of(epoch).microbatches(step, run.engine.ranks.rank)
+            parts = [run.train_feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
             indices = [index for part in parts for index in part]
         self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}
 
-    def on_train_batch_start(self, trainer: Trainer, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """Note what it got."""
         assert self._step is not None
         with allowed_read():
             self._step["samples"] += digests(batch)
 
-    def on_after_backward(self, trainer: Trainer, task: Task) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Die where it is due."""
         self._die(trainer)
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Die also where this rank has no sample in the step."""
         self._die(trainer)
 
-    def on_train_step_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Write the notes of the step, and the checkpoint where it is due."""
         if self._step is None:
             return  # a run that goes on may first close the step that it was saved in
@@ -101,25 +99,25 @@ class ResumeWitness(Callback):
         self._step = None
         if trainer.global_step == self.save_at:
             trainer.save_checkpoint(trainer.run_dir / "checkpoints" / f"check-resume-step={self.save_at}")
-            trainer.engine.barrier()  # no rank is killed, which ends the others too, before it is written
+            trainer.engine.comm.barrier()  # no rank is killed, which ends the others too, before it is written
         if trainer.global_step == self.end_at:
             self._end(trainer)
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Save a run that ended before the step that was expected."""
         if not self._has_ended:
             self._end(trainer)
 
-    def teardown(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Close the notes."""
         if self._notes is not None:
             self._notes.close()
 
-    def _end(self, trainer: Trainer) -> None:
+    def _end(self, trainer: RunView) -> None:
         self._has_ended = True
         trainer.save_checkpoint(self.record_to / "end")
 
-    def _die(self, trainer: Trainer) -> None:
+    def _die(self, trainer: RunView) -> None:
         if self.kill_at is not None and trainer.global_step == self.kill_at - 1:
             self._write({"killed": self.kill_at})
             os.kill(os.getpid(), signal.SIGKILL)

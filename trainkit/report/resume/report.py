@@ -56,8 +56,8 @@ def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
     Raises:
         ConfigError: it cannot be, and why.
     """
-    with planned(config) as session:
-        contract = session.contract
+    with planned(config) as planned_run:
+        contract = planned_run.run.batch_plan
     if contract.later or contract.batch_size is None or contract.global_batch_size is None:
         why = "the accumulation changes by epoch" if contract.later else "the training data are batches of unknown size"
         raise ConfigError(f"ranks names two numbers, and {why}: the steps would not be the same. Give one number: ranks=2")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
 
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.tracing.horovod_file import read_operations
 from trainkit.tracing.pieces import read_events
-
-if TYPE_CHECKING:
-    from trainkit.api.task import Task
-    from trainkit.trainer import Trainer
 
 FILE = "sum-costs.json"  # in the run's folder: [[bytes, seconds], ...]
 _KIB = (1, 16, 256, 1024, 4096, 16384, 65536)
@@ -36,26 +33,26 @@ class SumCosts(Callback):
     def __init__(self, repeats: PositiveInt = 7) -> None:
         self.repeats = repeats
 
-    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Measure."""
         engine = trainer.engine
-        if engine.world_size == 1:
+        if engine.ranks.world_size == 1:
             return
-        path = trainer.run_dir / f"sum-costs-{engine.rank}.json"
-        engine.start_timeline(path)
+        path = trainer.run_dir / f"sum-costs-{engine.ranks.rank}.json"
+        engine.heartbeat.start_timeline(path)
         costs: list[tuple[int, float]] = []
         for kib in _KIB:
             tensor = torch.ones(kib * 256, device=engine.device)
             for i in range(self.repeats + 1):
-                engine.barrier()
+                engine.comm.barrier()
                 began = time.perf_counter()
-                engine.all_reduce(tensor)
+                engine.comm.all_reduce(tensor)
                 if engine.device.type == "cuda":
                     torch.cuda.synchronize()
                 if i:  # the first is agreed on, the others are remembered
                     costs.append((kib * 1024, time.perf_counter() - began))
-        engine.stop_timeline()
-        if engine.is_main:
+        engine.heartbeat.stop_timeline()
+        if engine.ranks.is_main:
             if path.is_file():
                 found = [o for o in read_operations(read_events(path)) if o.kind == "ALLREDUCE" and o.wire_s > 0]
                 costs = [(o.num_bytes, o.wire_s) for o in found] or costs

@@ -59,7 +59,7 @@ def _no_gradients(analysis: Analysis) -> str:
     if analysis.abouts[0].engine != "horovod":
         return "only Horovod tells when each is summed"
     if analysis.has_operations:
-        return "nobody noted when they were handed over, as engine.optimizer_wrapper=trainkit does"
+        return "this recording does not have the times at which they were handed over"
     return "there is no record of Horovod's operations"
 
 

@@ -18,7 +18,7 @@ from trainkit.callbacks import CrashCapsule
 from trainkit.checkpoint.batches import unpack
 from trainkit.checkpoint.capsule import read
 from trainkit.checkpoint.format import read_safetensors
-from trainkit.engine.base import PeerError
+from trainkit.engine.collectives import PeerError
 from trainkit.errors import ConfigError, DivergenceError
 
 

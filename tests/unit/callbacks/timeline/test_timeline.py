@@ -17,12 +17,12 @@ import torch
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
+from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint, Timeline
 from trainkit.callbacks.timeline.recording import Recording
 from trainkit.report.timeline.steps import analyse
 from trainkit.tracing.merge import read_recording, recordings
 from trainkit.tracing.pieces import FOLDER, HOROVOD, OWN, REQUEST, TORCH, WHOLE, read_events
-from trainkit.trainer import Trainer
 
 
 def parts(folder: Path, rank: int = 0) -> dict[int, list[str]]:
@@ -90,13 +90,13 @@ class At(Callback):
     def __init__(self, step: int, act: Any) -> None:
         self.step, self.act = step, act
 
-    def on_train_step_end(self, trainer: Trainer, task: Any) -> None:
+    def on_train_step_end(self, trainer: RunView, task: Any) -> None:
         """Do it."""
         if trainer.global_step == self.step:
             self.act(trainer)
 
 
-def ask(trainer: Trainer) -> None:
+def ask(trainer: RunView) -> None:
     """What `trainkit timeline RUN_DIR record=2` does."""
     (trainer.run_dir / FOLDER).mkdir(exist_ok=True)
     (trainer.run_dir / FOLDER / REQUEST).write_text("2")
@@ -105,7 +105,7 @@ def ask(trainer: Trainer) -> None:
 def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> None:
     """A run that was broken off, or an elastic one whose ranks changed, has recordings that nobody has merged."""
 
-    def fail(trainer: Trainer) -> None:
+    def fail(trainer: RunView) -> None:
         raise KeyError("broken")
 
     saves = ModelCheckpoint(every_n_train_steps=2)
@@ -142,7 +142,7 @@ def test_a_run_that_ends_early_ends_the_recording(tmp_path: Path, capsys: pytest
 def test_an_error_leaves_what_was_recorded(tmp_path: Path) -> None:
     """The files are closed, the profiler is stopped, and a next fit can record."""
 
-    def fail(trainer: Trainer) -> None:
+    def fail(trainer: RunView) -> None:
         raise KeyError("broken")
 
     with pytest.raises(KeyError):
@@ -173,7 +173,7 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)
 
     def work(engine: ThreadEngine) -> int:
-        act = At(2, ask if engine.rank == 0 else lambda trainer: None)
+        act = At(2, ask if engine.ranks.rank == 0 else lambda trainer: None)
         settings: dict[str, Any] = {"callbacks": [Timeline(None, 2, torch_profiler=False), act], "max_steps": 40}
         trainer = quiet(tmp_path, engine=engine, log_every_n_steps=1, **settings)
         trainer.fit(Line(), loader(23, 2))

@@ -17,13 +17,13 @@ def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: 
     monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), "secret"))
     monkeypatch.setattr(Membership, "beat", lambda self: None)
     engine = HorovodEngine("cpu")
-    assert engine.is_elastic
+    assert engine.ranks.is_elastic
     with pytest.raises(ConfigError, match="does validate before the fit"):
-        engine.begin("validate")
-    engine.begin("fit")
-    engine.begin("test")
+        engine.ranks.begin("validate")
+    engine.ranks.begin("fit")
+    engine.ranks.begin("test")
     with pytest.raises(ConfigError, match="does a second fit"):
-        HorovodEngine("cpu").begin("fit")
+        HorovodEngine("cpu").ranks.begin("fit")
 
 
 def test_elsewhere_a_script_does_what_it_likes() -> None:
@@ -32,7 +32,7 @@ def test_elsewhere_a_script_does_what_it_likes() -> None:
 
     engine = HorovodEngine("cpu")
     for stage in ("validate", "fit", "fit"):
-        engine.begin(stage)
+        engine.ranks.begin(stage)
 
 
 def test_horovods_own_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,25 +12,27 @@ from torch.utils.data import Dataset
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.engine.simulated import PretendedEngine
+from trainkit.engine.simulated import SimulatedEngine
 from trainkit.report.plan import plan
 from trainkit.report.plan.advice import advise
-from trainkit.run.build import FitSession
-from trainkit.trainer import Trainer
+from trainkit.run.build import StartFrom, build_run
+from trainkit.run.data_sources import DataSources
+from trainkit.run.run import Run
+from trainkit.run.setup import Stage
 
 
-def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) -> tuple[FitSession, Trainer]:
-    """Return a fit that is built for so many ranks, and its trainer."""
-    trainer = quiet(tmp_path, engine=PretendedEngine("horovod", ranks, min(ranks, 8)), **settings)
-    with trainer.open(task) as session:
-        session.build(data, loader(8), None)
-    return session, trainer
+def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) -> tuple[Run, list[Callback]]:
+    """Return a run that is built and not started, and its callbacks."""
+    trainer = quiet(tmp_path, engine=SimulatedEngine("horovod", ranks, ranks), **settings)
+    with Stage("fit", task, DataSources({"train": data, "val": loader(8)}), trainer.callbacks, trainer.options) as stage:
+        run = build_run(stage, StartFrom())
+    return run, trainer.callbacks
 
 
 def test_batches_and_steps(tmp_path: Path) -> None:
     """The arithmetic is that of the ranks asked for, with what is left for the last step."""
-    session, _ = planned(tmp_path, Line(), loader(70), 8, max_epochs=3, lr_warmup_steps=2)
-    rows = dict(plan.batch_rows(session))
+    run, _ = planned(tmp_path, Line(), loader(70), 8, max_epochs=3, lr_warmup_steps=2)
+    rows = dict(plan.batch_rows(run))
     assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
     assert rows["learning rate"] == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
     assert rows["last step"] == "6 samples in place of 32, weighted as such; 2 ranks have none of them"
@@ -53,8 +55,8 @@ def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_epochs": 4, "lr_warmup_steps": 3, "accumulate_grad_batches": {0: 1, 2: 2}}
     real = Recorder()
     quiet(tmp_path, callbacks=real, lr_reference_batch_size=8, **settings).fit(Scheduled(), loader(32), loader(8))
-    session, _ = planned(tmp_path, Scheduled(), loader(32), 1, lr_reference_batch_size=8, **settings)
-    told = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(session)}
+    run, _ = planned(tmp_path, Scheduled(), loader(32), 1, lr_reference_batch_size=8, **settings)
+    told = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(run)}
     assert sorted(told) == [0, 2, 6, 12, 18, 23]
     assert told == {step: pytest.approx(real.lrs[step], rel=1e-5) for step in told}
 
@@ -82,8 +84,8 @@ def test_the_order_is_that_of_a_real_step(tmp_path: Path) -> None:
     order = Order()
     settings: dict[str, Any] = {"callbacks": order, "gradient_clip_val": 1.0, "log_every_n_steps": 1}
     quiet(tmp_path, max_steps=1, **settings).fit(Line(), loader(4))
-    session, _ = planned(tmp_path, Line(), loader(4), 1, **settings)
-    rows = plan.step_rows(session)
+    run, _ = planned(tmp_path, Line(), loader(4), 1, **settings)
+    rows = plan.step_rows(run, run.hooks)
     names = [what.split()[-1] for what, owner in rows if owner == "Order"]
     first = order.called.index("on_train_step_start")
     assert order.called[first : first + len(names)] == names
@@ -96,23 +98,23 @@ def test_the_order_is_that_of_a_real_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "compression", "payload"), [(1, "none", 0), (4, "none", 16), (4, "fp16", 8)])
 def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> None:
     """Bytes are counted from the tensors: 4 parameters, a momentum for each."""
-    session, trainer = planned(tmp_path, Line(momentum=0.9), loader(16), ranks, callbacks=ModelCheckpoint(), max_epochs=6)
-    sizes = plan.measure(session, compression)
+    run, callbacks = planned(tmp_path, Line(momentum=0.9), loader(16), ranks, callbacks=ModelCheckpoint(), max_epochs=6)
+    sizes = plan.measure(run, compression)
     assert sizes == plan.Sizes(weights=16, gradients=16, optimizer=16, payload=payload, tensors=2)
     told = dict(plan.size_rows(sizes, ranks))
     ring = f"{payload * 1.5:.0f} B from each rank"
     assert (ring in told["summed in a step"]) == (ranks > 1)
     assert told["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
-    assert dict(plan.checkpoint_rows(session, trainer, sizes)) == {
+    assert dict(plan.checkpoint_rows(run, callbacks, sizes)) == {
         "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 kept"
     }
 
 
 def test_a_stream_has_no_steps_to_tell(tmp_path: Path) -> None:
     """Where nobody knows the length, that is said."""
-    session, _ = planned(tmp_path, Line(), iter_of_batches(), 2)
-    assert "steps" not in dict(plan.batch_rows(session))
-    assert "not known" in plan.rate_rows(session)[0][1]
+    run, _ = planned(tmp_path, Line(), iter_of_batches(), 2)
+    assert "steps" not in dict(plan.batch_rows(run))
+    assert "not known" in plan.rate_rows(run)[0][1]
 
 
 class iter_of_batches:  # noqa: N801 - reads like a function
@@ -168,23 +170,23 @@ def test_what_spoils_a_run_is_found(tmp_path: Path, fault: str) -> None:
         loaded = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=1)
     else:
         loaded = data()
-    session, trainer = planned(tmp_path, make(), loaded, 8, **settings)
-    assert any(words in sentence for sentence in advise(session, trainer, config, cores=16)), fault
+    run, callbacks = planned(tmp_path, make(), loaded, 8, **settings)
+    assert any(words in sentence for sentence in advise(run, callbacks, config, cores=16)), fault
 
 
 def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
     """No sentence is said of a run that has none of it; names that only look like a rank's are left alone."""
     config = {"task": {"low_rank": 4, "ranking": 3, "gpus": None}, "data": {"root": "/data/cuda", "sizes": [1, 2]}}
-    session, trainer = planned(
+    run, callbacks = planned(
         tmp_path, Line(), slow(num_workers=1), 8, lr_warmup_steps=5, callbacks=ModelCheckpoint(every_n_epochs=1)
     )
-    told = advise(session, trainer, config, cores=16)
+    told = advise(run, callbacks, config, cores=16)
     assert told == []
 
 
 def test_planning_spends_no_real_rank(tmp_path: Path) -> None:
     """The pretended ranks answer as one would."""
-    with PretendedEngine("ddp", 6, 2) as engine:
-        assert (engine.rank, engine.world_size, engine.local_size, engine.name) == (0, 6, 2, "ddp")
-        assert engine.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
-        assert engine.all_gather_object("a") == ["a"] * 6
+    with SimulatedEngine("ddp", 6, 2) as engine:
+        assert (engine.ranks.rank, engine.ranks.world_size, engine.ranks.local_size, engine.name) == (0, 6, 2, "ddp")
+        assert engine.comm.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
+        assert engine.comm.all_gather_object("a") == ["a"] * 6

@@ -1,0 +1,170 @@
+"""The collectives of torch.distributed behind the wall, and the groups of a process set."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # see _leave
+from torch import Tensor
+
+from trainkit.engine.collectives import Collectives
+from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.process_set import find_place
+from trainkit.engine.ranks import Ranks
+from trainkit.engine.sending import dense_view
+
+
+class DDPCollectives(Collectives):
+    """The collectives of DDPEngine but for the sums of gradients.
+
+    Attributes:
+        group: of the process set; None for all ranks.
+    """
+
+    peer_errors = (RuntimeError,)
+
+    def __init__(self, ranks: Ranks, heartbeat: Heartbeat) -> None:
+        super().__init__(ranks, heartbeat)
+        self.group: dist.ProcessGroup | None = None
+        self._everyone: dist.ProcessGroup | None = None  # in which ranks outside of the set wait
+        self._statistics: dist.ProcessGroup | None = None  # of synchronised BatchNorm layers
+
+    def connect(self, device: torch.device) -> None:
+        """Start torch.distributed, unless it runs."""
+        if dist.is_initialized():
+            return
+        on_gpu = device.type == "cuda"
+        with self.waiting_for("the other ranks to come"):
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            dist.init_process_group(backend, device_id=device if on_gpu else None, **_rendezvous())
+        atexit.register(_leave)
+
+    def narrow(self, chosen: tuple[int, ...]) -> None:
+        """Make the groups of a process set, and count ranks from now on among its own. Call it on all ranks."""
+        ranks = self.ranks
+        hosts: list[int] = [0] * ranks.world_size
+        with self.waiting_for("the process set"):
+            dist.all_gather_object(hosts, ranks.rank - ranks.local_rank)
+            if self._everyone is None:  # an engine may be entered again
+                self.group = _group_of(list(chosen))
+                self._statistics = _group_of(list(chosen))  # here, since NCCL wants all ranks for it
+                # The ranks outside wait for as long as the others train.
+                self._everyone = _group_of(None, backend="gloo", timeout=timedelta(days=3650))
+        ranks.take(find_place(chosen, ranks.rank, hosts))
+
+    def wait_for_process_set(self) -> None:
+        """See Collectives."""
+        if self._everyone is not None:
+            with self.waiting_for("the end of the process set's work"):
+                dist.barrier(self._everyone)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        return self._sum(tensor, self.group)
+
+    def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
+        """See Collectives."""
+        # torch.distributed matches collectives by their order. A layer's sums and those of gradients come in orders that
+        # may differ between ranks (if a branch is idle on one), so they go by different groups.
+        if self._statistics is None:
+            with self.waiting_for("a group for statistics"):
+                self._statistics = _group_of(None)
+        group = self._statistics
+        return lambda tensor: self._sum(tensor, group)
+
+    def _sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        total = tensor.detach().clone().contiguous()
+        with self.waiting_for("a sum"):
+            dist.all_reduce(total, group=group)
+        return total
+
+    def start_sum(self, number: int) -> Callable[[], int]:
+        """See Collectives."""
+        what, own = "a sum that was started", torch.tensor(number, dtype=torch.int64)
+        with self.waiting_for(what):
+            work = dist.all_reduce(own, group=self.group, async_op=True)
+
+        def wait() -> int:
+            with self.waiting_for(what):
+                work.wait()
+            return int(own)
+
+        return wait
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """See Collectives."""
+        if self.ranks.world_size == 1:
+            return
+        sent: list[tuple[Any, Tensor, Tensor]] = []
+        with self.waiting_for("the broadcast of tensors"):
+            for tensor in tensors:
+                flat = dense_view(tensor)
+                held = tensor.contiguous().reshape(-1) if flat is None else flat
+                work = dist.broadcast(held.view(torch.uint8), self._root, group=self.group, async_op=True)
+                sent.append((work, held, tensor))
+            for work, held, tensor in sent:
+                work.wait()
+                if held.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(held.reshape(tensor.shape))
+
+    def broadcast_object(self, value: Any) -> Any:
+        """See Collectives."""
+        box = [value]
+        with self.waiting_for("the broadcast of an object"):
+            dist.broadcast_object_list(box, self._root, group=self.group)
+        return box[0]
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """See Collectives."""
+        values: list[Any] = [None] * self.ranks.world_size
+        with self.waiting_for("the gathering of objects"):
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self) -> None:
+        """See Collectives."""
+        with self.waiting_for("the barrier"):
+            dist.barrier(self.group)
+
+    @property
+    def _root(self) -> int:
+        """Rank 0 of those that take part, as the launcher counts."""
+        return 0 if self.group is None else dist.get_process_group_ranks(self.group)[0]
+
+
+def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | None:
+    """Make a group of ranks (None: of all); return None on a rank that is not in it."""
+    group = dist.new_group(ranks, **options)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _rendezvous() -> dict[str, Any]:
+    """Return the rendezvous of ranks that torchrun has restarted; nothing for a first start, for which torch's own serves.
+
+    With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the addresses of
+    dead ones (torch 2.15).
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0":
+        return {}
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    own: Any = dist.PrefixStore(f"trainkit/{attempt}", store)  # type: ignore[attr-defined]
+    return {"store": own, "rank": rank, "world_size": world_size}
+
+
+def _leave() -> None:
+    """End the group, and with it Gloo's threads, before the interpreter ends.
+
+    A thread that lives until then may ask for Python's lock, to free a tensor, and abort the process. The threads
+    end with the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
+    imported, as its functions' default, for ever, and the first step of an optimizer imports it: hence our import of it
+    before there is a group.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
