@@ -189,7 +189,7 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
     assert done.code == 0, done.text
     assert re.search(r"│ 1 +│ +[\d.]+ ms │ +[\d.,]+ │ +100.0 % │", done.text) and re.search(r"│ 2 +│ +[\d.]+ ms", done.text)
     assert re.search(
-        r"Left out of the model: the steps of 2 ranks. It says [\d.]+ ms a step there, measured were [\d.]+ ms", done.text
+        r"Left out of the model: the steps of 2 ranks. It predicts [\d.]+ ms a step there, measured were [\d.]+ ms", done.text
     )
     assert re.search(r"│ 512 +│( +\d+ % │){3}", done.text)
     numbers = json.loads((tmp_path / "scale" / "reports" / "scaling.json").read_text())

@@ -1,4 +1,4 @@
-"""A fit that is built from a config for the ranks of the launcher (or of who pretends to be one), and not started."""
+"""A fit that is built from a config, for the launcher's ranks or simulated ones, but not started."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def planned(config: dict[str, Any]) -> Iterator[FitSession]:
     """Build rank 0's session on the CPU, in this process alone.
 
     Args:
-        config: resolved and checked; its run_dir is a folder that may be thrown away.
+        config: resolved and checked; its run_dir is a temporary folder.
     """
     built = build(config, [])
     trainer, launcher = built.trainer, read_launcher()
-    asked = trainer.settings.engine
-    name = asked if isinstance(asked, str) else asked.name
+    requested = trainer.settings.engine
+    name = requested if isinstance(requested, str) else requested.name
     if name == "auto":
         name = launcher.engine
     chosen = (config.get("engine") or {}).get("process_set")
@@ -35,9 +35,9 @@ def planned(config: dict[str, Any]) -> Iterator[FitSession]:
         launcher = dataclasses.replace(launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen)))
     engine = PretendedEngine("single" if launcher.world_size == 1 else name, launcher.world_size, launcher.local_size)
     trainer.settings = dataclasses.replace(trainer.settings, engine=engine)
-    everyone = trainer.callbacks
-    trainer.callbacks = [c for c in everyone if not isinstance(c, Logger)]  # none opens a file or a connection
+    callbacks = trainer.callbacks
+    trainer.callbacks = [c for c in callbacks if not isinstance(c, Logger)]  # a logger would open files or connections
     with trainer.open(built.task, built.datamodule) as session:
         session.build(None, None, None)
-        trainer.callbacks, session.hooks = everyone, Hooks(trainer, built.task, everyone)
+        trainer.callbacks, session.hooks = callbacks, Hooks(trainer, built.task, callbacks)
         yield session

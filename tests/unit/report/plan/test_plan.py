@@ -33,7 +33,7 @@ def test_batches_and_steps(tmp_path: Path) -> None:
     rows = dict(plan.batch_rows(session))
     assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
     assert rows["learning rate"] == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
-    assert rows["last step"] == "6 samples in place of 32, weighted as such; 2 ranks have none of them"
+    assert rows["last step"] == "6 samples instead of 32, weighted accordingly; 2 ranks have none of them"
     assert rows["steps"] == "3 an epoch, 3 epochs, 9 in all"
 
 
@@ -104,7 +104,7 @@ def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> No
     assert (ring in told["summed in a step"]) == (ranks > 1)
     assert told["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
     assert dict(plan.checkpoint_rows(session, trainer, sizes)) == {
-        "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 kept"
+        "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 retained"
     }
 
 
@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
     "adaptive": (Adam, slow, {}, {}, "trainer.lr_scaling is linear and multiplies the rate of AdamW by 8"),
     "no warm-up": (Line, slow, {}, {}, "multiplied by 8 without warm-up"),
     "no workers": (Line, slow, {}, {}, r"loaded by the training process itself (num_workers=0)"),
-    "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each want 24"),
+    "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each need 24"),
     "log each step": (Line, slow, {"log_every_n_steps": 1}, {}, "trainer.log_every_n_steps is 1"),
     "checkpoints": (Line, slow, {"callbacks": ModelCheckpoint(every_n_train_steps=10)}, {}, "written each 10 steps by rank 0"),
     "gpu number": (Line, slow, {}, {"task": {"device": "cuda:1"}}, "task.device is cuda:1: a rank or a GPU's number"),
