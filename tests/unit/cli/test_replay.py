@@ -74,7 +74,7 @@ def test_a_run_is_taken_again_without_its_data(here: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "recorded nan, now nan: equal bit for bit" in out
     assert "batch[0] is not finite in row 1: sample 13 of the data set" in out
-    assert "the first module whose output is not finite is net.0 (Linear)" in out
+    assert "the first module with a non-finite output is net.0 (Linear)" in out
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == files
 
 
