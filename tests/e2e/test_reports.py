@@ -212,7 +212,7 @@ def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.1)
     job.terminate()
     out, _ = job.communicate(timeout=60)
-    assert job.returncode == 130 and "Stopped; what was recorded so far is in" in out
+    assert job.returncode == 130 and "Stopped; the recordings so far are in" in out
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _text_of(p)]
     assert left == []
 
@@ -232,7 +232,7 @@ def _text_of(path: Path) -> bytes:
         ("ranks=1 gbits=0", "gbits is '0'"),
         ("ranks=1 gbits=nan", "gbits is 'nan'"),
         ("ranks=1 steps=0", "steps is '0'"),
-        ("ranks=1,2 engine=single", "engine=single is of one rank"),
+        ("ranks=1,2 engine=single", "engine=single has one rank"),
         ("ranks=1 optimizer.lrr=1", "optimizer.lrr"),
     ],
 )

@@ -21,10 +21,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Which checkpoint? Say ckpt_path=..., best, last, or a checkpoint's folder."),
+        ([], "ckpt_path is missing; it must be best, last, or a checkpoint's folder."),
         (
             ["ckpt_pth=best"],
-            "'ckpt_pth' is no setting of export. Did you mean 'ckpt_path'? There are ckpt_path, run_dir, format,",
+            "'ckpt_pth' is no setting of export. Did you mean 'ckpt_path'? Use ckpt_path, run_dir, format,",
         ),
         (["conf=mlp"], "'conf' is no setting of export."),
         (["--cfg"], "'--cfg' is no setting of export."),

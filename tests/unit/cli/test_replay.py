@@ -93,12 +93,12 @@ def test_values_of_the_config_can_be_changed(here: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "Which capsule? Say one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"),
+        ([], 2, "No capsule is given. Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"),
         (["a", "b"], 2, "2 capsules are given (a, b)."),
         (
             ["a", "updat=true"],
             2,
-            "'updat' is no setting of replay. Did you mean 'update'? There are update, pdb, weights, trust,",
+            "'updat' is no setting of replay. Did you mean 'update'? Use update, pdb, weights, trust,",
         ),
         (["a", "update=yes"], 2, "update is 'yes'; it must be true or false."),
         (["a", "pdb=true", "pdb=true"], 2, "pdb is given twice."),
