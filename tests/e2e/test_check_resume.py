@@ -125,7 +125,9 @@ def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine
     """Where two runs differ before anything was killed, going on is not blamed."""
     done = command("python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7", TMPDIR=str(mine))
     assert done.code == 1
-    assert "DIFFERENT, and not by going on: two runs of the same settings differ at step 4 already" in done.out, done.text
+    assert "DIFFERENT, but not because of the resume: two runs of the same settings already differ at step 4" in done.out, (
+        done.text
+    )
 
 
 @pytest.mark.slow
@@ -172,13 +174,13 @@ def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
         ("conf=mlp kill_at=5 trainer.max_steps=5", "kill_at is 5; it must be less than trainer.max_steps=5."),
         ("conf=mlp kill_at=5 steps=9 trainer.max_steps=8", "steps is 9; it must be trainer.max_steps=8 or less."),
         ("conf=mlp kill_at=5 ranks=1,2,3", "ranks is '1,2,3'; it must be one number, or two"),
-        ("conf=mlp kill_at=5 ranks=2 engine=single", "ranks is 2, but engine=single is of one rank."),
+        ("conf=mlp kill_at=5 ranks=2 engine=single", "ranks is 2, but engine=single has one rank."),
         ("conf=mlp kill_at=5 keep=perhaps", "keep is 'perhaps'; it must be true or false."),
-        ("conf=mlp kill_at=5 ckpt_path=last", "ckpt_path is 'last', and check-resume begins new runs."),
+        ("conf=mlp kill_at=5 ckpt_path=last", "ckpt_path is 'last', but check-resume starts new runs."),
         ("conf=mlp kill_at=5 trainer.fast_dev_run=true", "trainer.fast_dev_run is set"),
         ("conf=mlp kill_at=5 -m", "leave -m out"),
         ("conf=mlp kill_at=5 trainer.max_epoch=3", "trainer.max_epoch is not a setting."),
-        ("conf=mlp kill_at=5 ranks=2,3", "cannot be dealt to 3 ranks in microbatches of 32"),
+        ("conf=mlp kill_at=5 ranks=2,3", "cannot be divided among 3 ranks in microbatches of 32"),
         ("conf=mlp kill_at=5 ranks=2,1 'trainer.accumulate_grad_batches={0: 1, 2: 2}'", "the accumulation changes by epoch"),
     ],
 )

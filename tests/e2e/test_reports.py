@@ -189,7 +189,7 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
     assert done.code == 0, done.text
     assert re.search(r"│ 1 +│ +[\d.]+ ms │ +[\d.,]+ │ +100.0 % │", done.text) and re.search(r"│ 2 +│ +[\d.]+ ms", done.text)
     assert re.search(
-        r"Left out of the model: the steps of 2 ranks. It says [\d.]+ ms a step there, measured were [\d.]+ ms", done.text
+        r"Left out of the model: the steps of 2 ranks. It predicts [\d.]+ ms a step there, measured were [\d.]+ ms", done.text
     )
     assert re.search(r"│ 512 +│( +\d+ % │){3}", done.text)
     numbers = json.loads((tmp_path / "scale" / "reports" / "scaling.json").read_text())
@@ -212,7 +212,7 @@ def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.1)
     job.terminate()
     out, _ = job.communicate(timeout=60)
-    assert job.returncode == 130 and "Stopped; what was recorded so far is in" in out
+    assert job.returncode == 130 and "Stopped; the recordings so far are in" in out
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _text_of(p)]
     assert left == []
 
@@ -232,7 +232,7 @@ def _text_of(path: Path) -> bytes:
         ("ranks=1 gbits=0", "gbits is '0'"),
         ("ranks=1 gbits=nan", "gbits is 'nan'"),
         ("ranks=1 steps=0", "steps is '0'"),
-        ("ranks=1,2 engine=single", "engine=single is of one rank"),
+        ("ranks=1,2 engine=single", "engine=single has one rank"),
         ("ranks=1 optimizer.lrr=1", "optimizer.lrr"),
     ],
 )

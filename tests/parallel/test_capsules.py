@@ -38,4 +38,4 @@ def test_the_step_of_one_rank_is_found_again(launcher: str, stop: bool, command:
     assert shown.count("equal bit for bit") == 2 and "DIFFERENT" not in shown, done.text
     assert f"recorded {about['microbatches'][0]['loss']:.9g}, now {about['microbatches'][0]['loss']:.9g}" in shown
     assert "sample 13 of the data set" in shown
-    assert "gradients are this rank's part of the sum of 2 ranks" in shown
+    assert "gradients are this rank's share of the sum over 2 ranks" in shown

@@ -1,7 +1,7 @@
-"""check-resume: proves, for a user's own Task, that a killed run that is gone on with ends like one that was never killed.
+"""check-resume: proves for a user's own Task that a killed and resumed run ends like an uninterrupted one.
 
-Three runs, each started as a user would: the whole one; the same, killed by SIGKILL in the middle of a step; and the one
-that goes on from the last checkpoint of the second. Then the first and the third are compared (report/resume.py).
+Three runs, each started as a user would: the whole run; the same, killed by SIGKILL within a step; and one that resumes from
+the last checkpoint of the second. Then the first and the third are compared (report/resume/report.py).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SHOWN_LINES = 12
 _WITNESS = "callbacks.check_resume"
 _USAGE = """usage: python -m trainkit check-resume conf=NAME kill_at=17 [ranks=2,1] [save_at=15] [steps=25] [overrides]
 
-  kill_at   the step in the middle of which a run is killed
+  kill_at   the step in which a run is killed
   save_at   the step after which it saves (default: kill_at - 2)
   steps     where the runs end (default: kill_at + 8)
-  ranks     of the runs; with two numbers the run that goes on has the second (default: 1)
-  keep      true: keep the folder of the three runs also where nothing differs
+  ranks     number of ranks; of two numbers, the resumed run gets the second (default: 1)
+  keep      true: keep the folder of the three runs even if nothing differs
 """
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for; see _USAGE."""
+    """The command line's request; see _USAGE."""
 
     kill_at: int
     save_at: int
@@ -54,18 +54,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Children:
-    """How the three runs are started: with what in common, and where."""
+    """How the three runs are started: their common settings and folder."""
 
     launcher: Launcher
     overrides: list[str]
     folder: Path
 
     def start(self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], dies: bool = False) -> None:
-        """Run one to its end.
+        """Run one run to its end.
 
         Raises:
-            ConfigError: it refused its config.
-            EngineError: it failed; or it should have been killed and was not.
+            ConfigError: the run rejected its config.
+            EngineError: the run failed, or should have been killed and was not.
         """
         print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
         started, log = time.monotonic(), self.folder / f"{name}.log"
@@ -78,11 +78,11 @@ class Children:
             return
         if code != 0:
             kind = ConfigError if code == ConfigError.exit_code else EngineError
-            raise kind(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts whole output: {log}")
+            raise kind(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}")
 
 
 def _last_lines(log: Path) -> str:
-    """Return the end of a run's output, and the first error, which a launcher's own last words can push out of sight."""
+    """Return the end of a run's output, and the first error, which a launcher's last lines can push out of sight."""
     lines = log.read_text(errors="replace").splitlines()
     shown, errors = lines[-_SHOWN_LINES:], first_error(lines)
     if errors and errors[0] not in (line.strip() for line in shown):
@@ -91,7 +91,7 @@ def _last_lines(log: Path) -> str:
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `conf=NAME [overrides] kill_at=17 [...]`; return 0 where nothing differs, 1 where something does."""
+    """Run `conf=NAME [overrides] kill_at=17 [...]`; return 0 if nothing differs, 1 if something does."""
     if "-h" in arguments or "--help" in arguments:
         print(_USAGE)
         return 0
@@ -100,12 +100,12 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         if started.world_size > 1:
             raise ConfigError(
-                f"check-resume starts its ranks itself: leave {started.name} out, and say ranks={started.world_size}."
+                f"check-resume starts its ranks itself: run it without {started.name}, with ranks={started.world_size}."
             )
         asked = _read(own, rest)
     except ConfigError as error:
         return run.fail(error, started, str(error), error.exit_code)
-    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))  # the config is checked as it will be there
+    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))  # the config is checked for the ranks of the runs
     equal = [True]
 
     def work(job: Job) -> None:
@@ -116,16 +116,16 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
     if "-m" in rest or "--multirun" in rest:
-        raise ConfigError("check-resume is of one config: leave -m out.")
+        raise ConfigError("check-resume takes one config: leave -m out.")
     if "kill_at" not in own:
-        raise ConfigError("kill_at is missing; it must be the step in the middle of which a run is killed, as kill_at=17.")
+        raise ConfigError("kill_at is missing; it must be the step in which a run is killed, for example kill_at=17.")
     kill_at = count("kill_at", own["kill_at"], 2)
     save_at = count("save_at", own["save_at"], 1) if "save_at" in own else max(1, kill_at - 2)
     if save_at >= kill_at:
-        raise ConfigError(f"save_at is {save_at}; it must be less than kill_at={kill_at}: a dead run saves nothing.")
+        raise ConfigError(f"save_at is {save_at}; it must be less than kill_at={kill_at}: a killed run saves nothing.")
     steps = count("steps", own["steps"], 1) if "steps" in own else None
     if steps is not None and steps <= kill_at:
-        raise ConfigError(f"steps is {steps}; it must be more than kill_at={kill_at}, or there is nothing to go on with.")
+        raise ConfigError(f"steps is {steps}; it must be more than kill_at={kill_at}, or no step is left for the resumed run.")
     ranks = [count("ranks", text) for text in own.get("ranks", "1").split(",")]
     if len(ranks) > 2:
         raise ConfigError(f"ranks is '{own['ranks']}'; it must be one number, or two: before the kill and after it.")
@@ -136,20 +136,20 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
 
 
 def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:
-    """Run the three, compare; return whether they are equal. torch is imported here, after all checks."""
+    """Run the three runs and compare; return whether they are equal. torch is imported here, after all checks."""
     steps = _last_step(config, asked)
     launcher = _launcher(config, asked)
     resume: Any = importlib.import_module("trainkit.report.resume.report")
     same: list[str] = []
     if asked.ranks[0] != asked.ranks[1]:
-        with tempfile.TemporaryDirectory() as plan:  # leaves nothing behind
+        with tempfile.TemporaryDirectory() as plan:  # temporary
             same = resume.same_problem({**config, "run_dir": plan}, asked.ranks[1])
-        print(f"Set in all runs, so that the problem stays the same at another number of ranks: {' '.join(same)}")
+        print(f"Set in all runs, to keep the problem the same at another number of ranks: {' '.join(same)}")
     folder = Path(tempfile.mkdtemp(prefix="trainkit-check-resume-"))
     equal = False
     try:
         fixed = [*overrides, *same, *_settings(config), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
-        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # of a run that begins
+        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # the resumed run takes ckpt_path only
         _run_three(Children(launcher, fixed, folder), asked, ["ckpt_path=last", *begun])
         runs = resume.Runs(folder / "whole", folder / "killed", folder / "notes", asked.save_at, asked.kill_at, asked.ranks)
         equal = bool(resume.report(runs))
@@ -161,46 +161,46 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     return equal
 
 
-def _run_three(children: Children, asked: Asked, going_on: Sequence[str]) -> None:
+def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
     ranks, save = asked.ranks, f"{_WITNESS}.save_at={asked.save_at}"
     children.start("whole", "1/3 the whole run", ranks[0], "whole", [save])
     notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
     if len(notes) <= asked.kill_at:
         raise ConfigError(
-            f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Give a smaller one, or let it be "
-            "longer: trainer.max_epochs=..."
+            f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Lower it, or train longer: "
+            "trainer.max_epochs=..."
         )
     kill = [save, f"{_WITNESS}.kill_at={asked.kill_at}"]
     children.start("killed", f"2/3 the run that is killed in step {asked.kill_at}", ranks[0], "killed", kill, dies=True)
-    children.start("resumed", "3/3 the run that goes on", ranks[1], "killed", going_on)
+    children.start("resumed", "3/3 the resumed run", ranks[1], "killed", resume)
 
 
 def _last_step(config: dict[str, Any], asked: Asked) -> int:
     trainer = config["trainer"]
     if trainer.get("fast_dev_run"):
-        raise ConfigError("trainer.fast_dev_run is set, which saves nothing to go on from. Leave it out.")
+        raise ConfigError("trainer.fast_dev_run is set; it saves no checkpoint to resume from. Leave it out.")
     if config.get("ckpt_path") in ("last", "best"):
         raise ConfigError(
-            f"ckpt_path is '{config['ckpt_path']}', and check-resume begins new runs. Leave it out, or give a path."
+            f"ckpt_path is '{config['ckpt_path']}', but check-resume starts new runs. Leave it out, or give a path."
         )
     limit = trainer.get("max_steps")
     if limit is not None and asked.kill_at >= limit:
         raise ConfigError(f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}.")
     if limit is not None and asked.steps is not None and asked.steps > limit:
         raise ConfigError(f"steps is {asked.steps}; it must be trainer.max_steps={limit} or less.")
-    wish = asked.steps or asked.kill_at + _MORE_STEPS
-    return wish if limit is None else min(wish, limit)
+    last = asked.steps or asked.kill_at + _MORE_STEPS
+    return last if limit is None else min(last, limit)
 
 
 def _launcher(config: dict[str, Any], asked: Asked) -> Launcher:
     target = str((config.get("engine") or {}).get("_target_", "auto"))
     if target.endswith("SingleEngine") and max(asked.ranks) > 1:
-        raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single is of one rank. Use engine=horovod or engine=ddp.")
+        raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
     return launcher_of("ddp" if target.endswith("DDPEngine") else "auto")
 
 
 def _settings(config: dict[str, Any]) -> list[str]:
-    """Return the overrides that keep the runs quiet, and their files in their own folders."""
+    """Return the overrides that keep the runs quiet, and their files in separate folders."""
     loggers: dict[str, Any] = config.get("logger") or {}
     tables = [name for name, node in loggers.items() if str(node.get("_target_")).endswith("CSVLogger")]
     settings = ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]

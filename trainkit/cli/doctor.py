@@ -1,4 +1,4 @@
-"""doctor: what this machine and its software are, what is wrong, and what mends it."""
+"""doctor: describes this machine and its software, finds faults, and names remedies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainkit.horovod_build.probe import probe
 _OPTIONS = ("--json", "--no-allreduce")
 _USAGE = """usage: python -m trainkit doctor [--json] [--no-allreduce]
 
-  Looks at versions, Horovod's build, GPUs, this host's limits and network, and lets two ranks add numbers.
-  Ends with exit code 0 where nothing is wrong (warnings may be), else 1.
+  Checks versions, Horovod's build, GPUs, this host's limits and network, and runs an allreduce of two ranks.
+  Exit code 0 if nothing is wrong (there may be warnings), else 1.
 
   --json           for machines: a list of findings, as {area, name, value, status, why, mend}
   --no-allreduce   do not start the two ranks (saves about 10 seconds)
@@ -53,10 +53,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def examine(allreduce: bool) -> Iterator[Finding]:
-    """Look at everything; yield what was found as it is found.
+    """Run all checks; yield each finding as soon as it is known.
 
     Args:
-        allreduce: start two ranks too.
+        allreduce: run the allreduce of two ranks too.
     """
     torch = software.ask_torch()
     yield from guarded(software.AREA, functools.partial(software.look, torch))

@@ -1,4 +1,4 @@
-"""One job with torch: build the objects, run the command, show what came out."""
+"""One job, with torch: builds the objects, runs the command, prints the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainkit.console import console_of, short
 
 
 class RunFiles(Callback):
-    """Puts the resolved config and Hydra's files into the run's folder, on rank 0, before anything is trained."""
+    """Writes the resolved config and Hydra's files into the run's folder, on rank 0, before training."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Write them."""
+        """Write the files."""
         if stage == "fit" and trainer.is_global_zero:
             for name, text in self._files.items():
                 path = trainer.run_dir / name
@@ -44,8 +44,8 @@ def execute(job: Job) -> None:
         trainer.predict(task, datamodule=built.datamodule, return_predictions=False, ckpt_path=ckpt_path, write_to=True)
         if trainer.is_global_zero:
             folder = trainer.run_dir / "predictions"
-            told = f"{len(list(folder.iterdir()))} batches of predictions are in {short(folder)}"
-            console_of().print(f"{told}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True)
+            text = f"{len(list(folder.iterdir()))} batches of predictions are in {short(folder)}"
+            console_of().print(f"{text}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True)
     else:
         run = trainer.validate if job.command == "validate" else trainer.test
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
@@ -71,5 +71,5 @@ def _show_metrics(metrics: dict[str, float], of: str) -> None:
     for name, value in metrics.items():
         table.add_row(name, f"{value:.6g}")
     console = console_of()
-    console.print(of, soft_wrap=True)  # a path is not to be broken
+    console.print(of, soft_wrap=True)  # do not wrap a path
     console.print(table)

@@ -1,4 +1,4 @@
-"""export: a checkpoint's weights or forward as a file for other programs, compared with the Task before it is there."""
+"""export: writes a checkpoint's weights or forward to a file for other programs, checked against the Task."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trainkit.launch.environment import read_launcher
 
 _KEYS = {
     "ckpt_path": "best, last, or a checkpoint's folder",
-    "run_dir": "the run that best and last are of; the newest one below runs/ otherwise",
-    "format": f"one of {', '.join(FORMATS)}; safetensors otherwise",
-    "output": "the file; <run_dir>/export/<conf> with the format's suffix otherwise",
-    "trust": "modules that the run's config may name beside the allowed ones, as [my.module]",
+    "run_dir": "the run of best and last; default: the newest one in runs/",
+    "format": f"one of {', '.join(FORMATS)}; default: safetensors",
+    "output": "the file; default: <run_dir>/export/<conf> with the format's suffix",
+    "trust": "modules that the run's config may name in addition to the allowed ones: [my.module]",
 }
 
 
@@ -43,19 +43,19 @@ def _work(arguments: Sequence[str]) -> None:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `export_run`, checked as far as that goes without torch."""
+    """Return the arguments of `export_run`, checked as far as possible without torch."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in _KEYS:
-            raise ConfigError(f"'{key}' is no setting of export.{did_you_mean(key, _KEYS)} There are {', '.join(_KEYS)}.")
+            raise ConfigError(f"'{key}' is no setting of export.{did_you_mean(key, _KEYS)} Use {', '.join(_KEYS)}.")
         if not equals or not value:
             raise ConfigError(f"{key} has no value; write {key}=VALUE: {_KEYS[key]}.")
         if key in given:
             raise ConfigError(f"{key} is given twice, as {given[key]} and {value}. Leave one out.")
         given[key] = value
     if "ckpt_path" not in given:
-        raise ConfigError(f"Which checkpoint? Say ckpt_path=..., {_KEYS['ckpt_path']}.")
+        raise ConfigError(f"ckpt_path is missing; it must be {_KEYS['ckpt_path']}.")
     name = given.get("format", "safetensors")
     check_format(name)
     if "output" in given:

@@ -1,8 +1,8 @@
-"""`python -m trainkit horovod install` and `... check`: build Horovod for the installed torch, and prove that it works.
+"""`python -m trainkit horovod install` and `... check`: build Horovod for the installed torch, and test it.
 
 main
- |- _install     look, choose, build or take from the cache, install, prove
- `- _check       what is installed, whether it fits the installed torch, prove
+ |- _install     inspect, choose, build or take from the cache, install, test
+ `- _check       report the installed Horovod, whether it fits the installed torch, test
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from trainkit.horovod_build import check as build_check
 from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
 from trainkit.launch.local import ended_by_signals
 
-_MEND = "python -m trainkit horovod install"
+_INSTALL_COMMAND = "python -m trainkit horovod install"
 _PROG = "python -m trainkit horovod"
 
 _say = functools.partial(print, flush=True)  # in order with stderr, also into a file
 
 _ABOUT = f"""\
-Horovod {pip.VERSION} is the last release, and as pip would build it, it does not compile against today's torch.
-This command builds it for the torch of this environment, with trainkit's edits, and proves that it works."""
+Horovod {pip.VERSION} is the last release. As built by pip, it does not compile against today's torch.
+This command builds it for the torch of this environment, with trainkit's edits, and tests it."""
 
 _INSTALL_ABOUT = f"""\
-Build Horovod {pip.VERSION} for the torch of this environment, install it, and prove it with two ranks.
+Build Horovod {pip.VERSION} for the torch of this environment, install it, and test it with two ranks.
 
-The source comes from the package index, as your pip is set up, and its SHA-256 is checked before any of it runs.
-trainkit's edits are applied to it then: elastic jobs on one host too, signed requests to the rendezvous server, errors
-in Python where a lost connection used to end the process. Each of them is a file in trainkit/launch/patches.
-The build takes about 2 to 10 minutes on 2 cores and happens once: the wheel is kept in $TRAINKIT_CACHE,
+The source comes from the package index that your pip is configured for; its SHA-256 is checked before any of it runs.
+Then trainkit's edits are applied: elastic jobs on one host too, signed requests to the rendezvous server, errors in
+Python where a lost connection used to kill the process. Each is a file in trainkit/horovod_build/horovod-{pip.VERSION}.
+The build takes about 2 to 10 minutes on 2 cores and happens once: the wheel is stored in $TRAINKIT_CACHE,
 $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit, and the next install of the same build takes seconds.
-It needs a C++ compiler and make (Debian, Ubuntu: apt-get install g++ make); what it needs from pip it installs."""
+It needs a C++ compiler and make (Debian, Ubuntu: apt-get install g++ make); it installs its pip requirements itself."""
 
 _CHECK_ABOUT = """\
-Tell which Horovod is installed, what it was built for and with, and prove it with an allreduce of two ranks.
-Ends with exit code 0 when all is good; else with 1, the reason, and the command that mends it."""
+Report the installed Horovod, what it was built for and with, and test it with an allreduce of two ranks.
+Exit code 0 if all is good; else 1, with the reason and the command that repairs it."""
 
 
 def main(argv: list[str]) -> int:
-    """Run the command and return its exit code: 0 done, 1 failed, 2 asked for what cannot be.
+    """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request.
 
     Args:
         argv: the arguments after the word "horovod".
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         print(f"\n{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\nStopped; nothing that was started goes on.", file=sys.stderr)
+        print("\nStopped; all started processes have ended.", file=sys.stderr)
         return 130
 
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     install = commands.add_parser(
-        "install", help="build, install and prove Horovod", description=_INSTALL_ABOUT, formatter_class=raw
+        "install", help="build, install and test Horovod", description=_INSTALL_ABOUT, formatter_class=raw
     )
     mpi = install.add_mutually_exclusive_group()
     mpi.add_argument("--mpi", action="store_true", default=None, help="build with MPI (default: if mpicxx is found)")
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs",
         type=_positive,
         metavar="N",
-        help="compilers at once (default: one for each core, but no more than GiB of free memory)",
+        help="parallel compilers (default: one per core, at most one per GiB of free memory)",
     )
     install.add_argument(
         "--source",
@@ -98,10 +98,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"horovod-{pip.VERSION}.tar.gz on disk, for a machine without network",
     )
-    install.add_argument("--rebuild", action="store_true", help="build again, even if it is installed or in the cache")
+    install.add_argument("--rebuild", action="store_true", help="build even if it is installed or in the cache")
 
     check = commands.add_parser(
-        "check", help="tell what is installed and prove it", description=_CHECK_ABOUT, formatter_class=raw
+        "check", help="report what is installed and test it", description=_CHECK_ABOUT, formatter_class=raw
     )
     check.add_argument("--no-proof", action="store_true", help="do not start the two ranks (saves about 7 seconds)")
     return parser
@@ -122,7 +122,7 @@ def _install(arguments: argparse.Namespace) -> int:
     machine = probe(os.environ)
     plan = choose(machine, wanted)
     log = _new_log("install")
-    _tell_plan(machine, plan)
+    _print_plan(machine, plan)
 
     _install_needs(pip.RUNTIME_NEEDS, machine, log)
     installed = build_check.look()
@@ -132,7 +132,7 @@ def _install(arguments: argparse.Namespace) -> int:
         wheel = _wheel(machine, plan, log=log, source=source, rebuild=arguments.rebuild)
         pip.install_wheel(wheel, log)
         _say(f"Installed {wheel.name}.")
-    _prove(log)
+    _test(log)
     _say(f"Done in {time.monotonic() - started:.0f} s.")
     return 0
 
@@ -148,15 +148,15 @@ def _wheel(machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebu
     folder = cache / "wheels" / build.wheel_key(machine, plan, os.environ)
     found = None if rebuild else build.cached_wheel(folder)
     if found is not None:
-        _say(f"Built before: {found}")
+        _say(f"Found in the cache: {found}")
         return found
     if not rebuild and any(folder.glob("*.whl")):
-        _say(f"The wheel in {folder} is damaged; it is built again.")
+        _say(f"The wheel in {folder} is damaged; building again.")
     require_compilers(machine, os.environ)
     _install_needs(pip.BUILD_NEEDS, machine, log)
     ignored = build.ignored_settings(os.environ)
     if ignored:
-        _say(f"Set aside for the build: {', '.join(ignored)} (--mpi, --gpu and --cpu choose).")
+        _say(f"Ignored in the build: {', '.join(ignored)} (use --mpi, --gpu or --cpu).")
     _say("Building; this takes about 2 to 10 minutes on 2 cores and happens once.")
     started = time.monotonic()
     with _progress() as on_percent:
@@ -168,13 +168,13 @@ def _wheel(machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebu
 def _install_needs(needs: tuple[str, ...], machine: Machine, log: Path) -> None:
     missing = pip.missing_needs(needs, machine)
     if missing:
-        _say(f"Installing what Horovod needs and is not here: {', '.join(missing)}")
+        _say(f"Installing Horovod's missing requirements: {', '.join(missing)}")
         pip.install_missing(missing, log)
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """Show percents: a bar on a terminal, a line every ten elsewhere."""
+    """Show percentages: a bar on a terminal, otherwise a line every ten percent."""
     console = Console()
     if not console.is_terminal:
         yield _every_ten_percent()
@@ -186,13 +186,13 @@ def _progress() -> Iterator[Callable[[int], None]]:
 
 
 def _every_ten_percent() -> Callable[[int], None]:
-    told = 0
+    shown = 0
 
     def on_percent(percent: int) -> None:
-        nonlocal told
-        if percent >= told + 10:
-            told = percent // 10 * 10
-            _say(f"  compiling {told}%")
+        nonlocal shown
+        if percent >= shown + 10:
+            shown = percent // 10 * 10
+            _say(f"  compiling {shown}%")
 
     return on_percent
 
@@ -203,22 +203,22 @@ def _check(arguments: argparse.Namespace) -> int:
         raise EngineError("torch cannot be imported in this environment. Install it first: pip install torch")
     installed = build_check.look()
     if installed is None:
-        raise EngineError(f"Horovod is not installed in this environment. Install it with: {_MEND}")
-    _tell_installed(installed, machine.torch.version)
+        raise EngineError(f"Horovod is not installed in this environment. Install it with: {_INSTALL_COMMAND}")
+    _print_installed(installed, machine.torch.version)
     problem = installed.problem(machine.torch.version)
     if problem is not None:
-        raise EngineError(f"Horovod {installed.version} cannot be used: {problem}. Mend it with: {_MEND}")
+        raise EngineError(f"Horovod {installed.version} cannot be used: {problem}. Repair it with: {_INSTALL_COMMAND}")
     if not arguments.no_proof:
-        _prove(_new_log("check"))
+        _test(_new_log("check"))
     return 0
 
 
-def _prove(log: Path) -> None:
+def _test(log: Path) -> None:
     started = time.monotonic()
     try:
         proven = build_check.prove(log, os.environ)
     except EngineError as error:
-        raise EngineError(f"{error}\nIf nothing else explains it, build again with: {_MEND} --rebuild") from None
+        raise EngineError(f"{error}\nIf nothing else explains this, build again with: {_INSTALL_COMMAND} --rebuild") from None
     _say(f"Proof: horovodrun -np 2 --gloo, {time.monotonic() - started:.0f} s")
     for line in proven:
         _say(f"  {line}")
@@ -229,35 +229,35 @@ def _new_log(command: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(f"The folder {folder} cannot be made: {error}. Name another one with TRAINKIT_CACHE.") from None
+        raise EngineError(f"The folder {folder} cannot be created: {error}. Set TRAINKIT_CACHE to another one.") from None
     return folder / f"horovod-{command}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
-def _tell_plan(machine: Machine, plan: Plan) -> None:
+def _print_plan(machine: Machine, plan: Plan) -> None:
     assert machine.torch is not None
     _say(f"Horovod {pip.VERSION} for torch {machine.torch.version}")
-    _tell("edits", f"{patches.identity()} ({len(patches.edits())} files)")
-    _tell("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
-    _tell("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
-    _tell("compilers", f"{plan.jobs} at once ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
-    _tell("Gloo", "yes  (always)")
-    _tell("MPI", f"{_yes(plan.mpi.on)}  ({plan.mpi.why})")
-    _tell("NCCL", f"{_yes(plan.gpu.on)}  ({plan.gpu.why})")
+    _print_row("edits", f"{patches.identity()} ({len(patches.edits())} files)")
+    _print_row("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
+    _print_row("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
+    _print_row("compilers", f"{plan.jobs} in parallel ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
+    _print_row("Gloo", "yes  (always)")
+    _print_row("MPI", f"{_yes(plan.mpi.on)}  ({plan.mpi.why})")
+    _print_row("NCCL", f"{_yes(plan.gpu.on)}  ({plan.gpu.why})")
 
 
-def _tell_installed(installed: build_check.Installed, torch_version: str) -> None:
+def _print_installed(installed: build_check.Installed, torch_version: str) -> None:
     _say(f"Horovod {installed.version}")
-    _tell("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
-    _tell("edits", f"{installed.edits or 'none'} (this trainkit's: {patches.identity()})")
-    _tell("imports", "yes" if installed.error is None else f"no: {installed.error}")
+    _print_row("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
+    _print_row("edits", f"{installed.edits or 'none'} (this trainkit's: {patches.identity()})")
+    _print_row("imports", "yes" if installed.error is None else f"no: {installed.error}")
     for part in ("gloo", "mpi", "nccl"):
-        _tell({"gloo": "Gloo"}.get(part, part.upper()), _yes(part in installed.parts))
-    _tell("Adasum", "yes" if "mpi" in installed.parts else "no  (it needs MPI)")
+        _print_row({"gloo": "Gloo"}.get(part, part.upper()), _yes(part in installed.parts))
+    _print_row("Adasum", "yes" if "mpi" in installed.parts else "no  (it needs MPI)")
     launcher = Path(search_path(os.environ).split(os.pathsep)[0]) / "horovodrun"
-    _tell("horovodrun", str(launcher) if launcher.is_file() else f"{sys.executable} -m horovod.runner.launch")
+    _print_row("horovodrun", str(launcher) if launcher.is_file() else f"{sys.executable} -m horovod.runner.launch")
 
 
-def _tell(name: str, value: str) -> None:
+def _print_row(name: str, value: str) -> None:
     _say(f"  {name:<14}{value}")
 
 

@@ -1,4 +1,4 @@
-"""plan: what a fit would do at so many ranks, without training: batches, steps, rates, order, traffic, memory, advice."""
+"""plan: describes a fit at any number of ranks, without training: batches, steps, rates, order, traffic, memory, advice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def _work(job: Job) -> None:
-    """Work out and print. torch is imported here, after all checks."""
+    """Build and print the plan. torch is imported here, after all checks."""
     show: Any = importlib.import_module("trainkit.report.plan.show")
-    with tempfile.TemporaryDirectory() as folder:  # a plan leaves nothing behind
+    with tempfile.TemporaryDirectory() as folder:  # a plan leaves no files
         show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""replay: take a step anew that a capsule has kept, and say what is not finite in it."""
+"""replay: runs a step again from its capsule, and reports non-finite values."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from trainkit.launch.environment import read_launcher
 _KEYS = {
     "update": "true: make the optimizer's update too, with this rank's gradient",
     "pdb": "true: stop in the debugger before training_step",
-    "weights": "a checkpoint's folder or a file of weights, in place of the capsule's",
-    "trust": "modules that the run's config may name beside the allowed ones, as [my.module]",
+    "weights": "a checkpoint's folder or a file of weights, instead of the capsule's",
+    "trust": "modules that the run's config may name in addition to the allowed ones: [my.module]",
 }
-_PARTS = ("task", "trainer", "seed")  # of the config, that may be overridden
+_PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridden
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Take a step anew: CAPSULE [key=value ...]; return the exit code."""
+    """Replay a step: CAPSULE [key=value ...]; return the exit code."""
     launcher = read_launcher()
     if not launcher.is_main:
         return 0
     if "-h" in arguments or "--help" in arguments:
         print(f"usage: python -m trainkit {command} CAPSULE [key=value ...]\n")
-        print("  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, which callbacks=capsule writes")
+        print("  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, written by callbacks=capsule")
         print("\n".join(f"  {key:<9}{text}" for key, text in _KEYS.items()))
-        print("  task.X, trainer.X   other values of the run's config, as task.dropout=0 trainer.detect_anomaly=true")
+        print("  task.X, trainer.X   overrides of the run's config: task.dropout=0 trainer.detect_anomaly=true")
         return 0
     make_importable(Path.cwd())
     return run.guarded(lambda: _work(arguments), launcher)
 
 
 def _work(arguments: Sequence[str]) -> None:
-    """Take the step, and show it. torch is imported here, after all checks."""
+    """Replay the step and print the results. torch is imported here, after all checks."""
     request = _read(arguments)
     replaying: Any = importlib.import_module("trainkit.replay.replay")
     show: Any = importlib.import_module("trainkit.replay.show")
@@ -48,11 +48,11 @@ def _work(arguments: Sequence[str]) -> None:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of `replay`, checked as far as that goes without torch."""
+    """Return the arguments of `replay`, checked as far as possible without torch."""
     folders = [argument for argument in arguments if _key_of(argument) is None]
     if len(folders) != 1:
-        what = "Which capsule?" if not folders else f"{len(folders)} capsules are given ({', '.join(folders)})."
-        raise ConfigError(f"{what} Say one: python -m trainkit replay runs/mine/capsules/step=N-rank=R")
+        what = "No capsule is given." if not folders else f"{len(folders)} capsules are given ({', '.join(folders)})."
+        raise ConfigError(f"{what} Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R")
     request: dict[str, Any] = {"capsule": folders[0]}
     overrides = []
     for argument in arguments:
@@ -74,10 +74,10 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _key_of(argument: str) -> str | None:
-    """Return the key of a setting; None for a folder, whose name has a "=" in it too (step=N-rank=R).
+    """Return the key of a setting; None for a folder, which has a "=" in its name too (step=N-rank=R).
 
     Raises:
-        ConfigError: it is a setting that nobody knows.
+        ConfigError: the setting is unknown.
     """
     key, equals, _ = argument.partition("=")
     if not equals or "/" in key or key.startswith("step") or Path(argument).exists():
@@ -85,8 +85,8 @@ def _key_of(argument: str) -> str | None:
     if key in _KEYS or key.split(".")[0] in _PARTS:
         return key
     raise ConfigError(
-        f"'{key}' is no setting of replay.{did_you_mean(key, _KEYS)} There are {', '.join(_KEYS)}, and task.X and trainer.X of "
-        "the run's config."
+        f"'{key}' is no setting of replay.{did_you_mean(key, _KEYS)} Use {', '.join(_KEYS)}, or task.X and trainer.X of the "
+        "run's config."
     )
 
 

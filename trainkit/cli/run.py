@@ -1,7 +1,7 @@
-"""fit, validate, test, predict: compose and check (no torch yet), build, run, and end with an exit code.
+"""fit, validate, test, predict: compose and check (without torch), build, run, and end with an exit code.
 
-0  done          1  the run failed          2  a mistake in what was asked for; nothing was written
-75  a signal ended the run, and a checkpoint is there to go on from
+0  done          1  the run failed          2  illegal request; nothing was written
+75  a signal ended the run, and a checkpoint for resuming exists
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trainkit.config.resources import conf_folders, make_importable
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 
-# How long another rank waits before it prints an error. When rank 0 has the same one, it has printed it by then and
-# the launcher ends everybody; when it has not, this rank's message is the one that the user needs.
+# How long another rank waits before it prints an error. If rank 0 has the same error, it has printed it by then and the
+# launcher ends all ranks; otherwise this rank's message is the one that the user needs.
 _RANK_0_FIRST_S = 2.0
 
 
@@ -32,12 +32,12 @@ def main(
 
     Args:
         command: "fit", "validate", "test" or "predict".
-        arguments: of the command line.
-        work: is done with each job in place of the command.
-        launcher: whose rank this is, where the environment pretends another.
+        arguments: command line arguments.
+        work: function called with each job instead of the command.
+        launcher: this process's launcher, if the environment simulates another.
     """
     make_importable(Path.cwd())
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler, once torch is imported, tells of its own affairs
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler library
     launcher = launcher or read_launcher()
     if "-h" in arguments or "--help" in arguments:
         if launcher.is_main:
@@ -67,7 +67,7 @@ def _work(job: Any) -> None:
 
 
 def guarded(work: Callable[[], object], launcher: Launcher) -> int:
-    """Do a command's work; return its exit code, with what went wrong told as `fail` tells it."""
+    """Call `work`; return the exit code, with errors reported by `fail`."""
     try:
         work()
         return 0
@@ -80,11 +80,11 @@ def guarded(work: Callable[[], object], launcher: Launcher) -> int:
 
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
-    """Print an error once, where there is a text, and make sure that this process ends and takes the job with it."""
+    """Print an error once, if there is a text, and make sure that this process ends, and with it the job."""
     if launcher.name == "horovodrun":
-        launcher = read_launcher()  # in an elastic job the rank is another one than at the start
+        launcher = read_launcher()  # in an elastic job the rank may have changed
     if launcher.world_size == 1:
-        _let_go(error)
+        _release(error)
         print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
         return code
     if not launcher.is_main:
@@ -98,8 +98,8 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Drop what the error's frames hold: loader workers end now, and not noisily when the interpreter does."""
+def _release(error: BaseException | None) -> None:
+    """Release the objects held by the error's frames, so that loader workers end now, quietly, and not at interpreter exit."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -114,4 +114,4 @@ def _print_help(command: str) -> None:
     for group in sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()}):
         names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})
         print(f"  {group:<10}{', '.join(names)}")
-    print(f"\nAll settings of a config and their values: python -m trainkit {command} conf=NAME --cfg job")
+    print(f"\nPrint all settings of a config: python -m trainkit {command} conf=NAME --cfg job")

@@ -1,4 +1,4 @@
-"""scaling: runs a config at several numbers of ranks, and tells how it scales, there and beyond."""
+"""scaling: runs a config at several numbers of ranks, and predicts its speed at more."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
 _USAGE = """usage: python -m trainkit scaling conf=NAME ranks=1,2 [steps=20] [gbits=10,100] [hosts=a:8,b:8] [overrides]
 
-  ranks   numbers of ranks to run, each with the same batch of one rank; the largest also checks the model
-  steps   that are measured at each, after 5 to warm up
-  gbits   network speeds to predict for
+  ranks   numbers of ranks to run, each with the same batch per rank; the largest also checks the model
+  steps   steps measured at each, after 5 for warm-up
+  gbits   network speeds for the predictions, in Gbit/s
   hosts   where horovodrun starts the ranks (default: here)
 """
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for; see _USAGE."""
+    """The command line's request; see _USAGE."""
 
     ranks: tuple[int, ...]
     steps: int
@@ -57,33 +57,33 @@ def main(command: str, arguments: Sequence[str]) -> int:
     own, rest = split_own(arguments, _OWN)
     try:
         if started.world_size > 1:
-            raise ConfigError(f"scaling starts its ranks itself: leave {started.name} out, and say ranks=1,2.")
+            raise ConfigError(f"scaling starts its ranks itself: run it without {started.name}, with ranks=1,2.")
         asked = _read(own, rest)
     except ConfigError as error:
         return run.fail(error, started, str(error), error.exit_code)
     launcher = launcher_of(engine_of(rest))
-    pretend(max(asked.ranks), max(asked.ranks), launcher)  # the config is checked as it will be there
+    pretend(max(asked.ranks), max(asked.ranks), launcher)  # the config is checked for the largest run
     return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)
 
 
 def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
     if "-m" in rest or "--multirun" in rest:
-        raise ConfigError("scaling is of one config: leave -m out.")
+        raise ConfigError("scaling takes one config: leave -m out.")
     if "ranks" not in own:
-        raise ConfigError("ranks is missing; it must be numbers of ranks to run, as ranks=1,2.")
+        raise ConfigError("ranks is missing; it must be numbers of ranks to run, for example ranks=1,2.")
     ranks = tuple(sorted({count("ranks", text) for text in own["ranks"].split(",")}))
     try:
         gbits = tuple(float(text) for text in own.get("gbits", "10,25,100,400").split(","))
     except ValueError:
         gbits = (0.0,)
     if not all(0 < speed < math.inf for speed in gbits):
-        raise ConfigError(f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, as gbits=10,100.")
+        raise ConfigError(f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, for example gbits=10,100.")
     return Asked(ranks, count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
 
 
 def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
     if str((job.config.get("engine") or {}).get("_target_")).endswith("SingleEngine") and asked.ranks[-1] > 1:
-        raise ConfigError(f"ranks is {asked.ranks[-1]}, but engine=single is of one rank. Use engine=horovod or engine=ddp.")
+        raise ConfigError(f"ranks is {asked.ranks[-1]}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
     folder = Path(str(job.config["run_dir"])).absolute()
     notes, settings = _settings(job, asked, folder)
     console = console_of()
@@ -96,14 +96,14 @@ def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launche
         try:
             measured.append(_run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher))
         except KeyboardInterrupt:
-            print(f"\nStopped; what was recorded so far is in {short(folder)}", flush=True)
+            print(f"\nStopped; the recordings so far are in {short(folder)}", flush=True)
             raise
         print(f"{time.monotonic() - started:.0f} s", flush=True)
     _report(job, measured, asked, folder, notes)
 
 
 def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str]]:
-    """Return what is to be told, and the overrides that keep a run to what is measured."""
+    """Return notes for the user, and the overrides that limit a run to the measurement."""
     trainer, notes = job.config["trainer"], []
     settings = [f"trainer.max_steps={_WARM_STEPS + asked.steps}", "trainer.max_epochs=null", "trainer.limit_val_batches=0"]
     settings += ["trainer.num_sanity_val_steps=0", "trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false"]
@@ -118,12 +118,12 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
     settings.append("++callbacks.sum_costs._target_=trainkit.report.scaling.allreduce_costs.SumCosts")
     if trainer.get("global_batch_size") is not None:
         settings += ["trainer.global_batch_size=null", "trainer.accumulate_grad_batches=1"]
-        notes.append("trainer.global_batch_size is left out: each rank keeps its own batch, so that more ranks do more.")
+        notes.append("trainer.global_batch_size is ignored: each rank keeps its own batch, so more ranks process more samples.")
     cores, most = len(os.sched_getaffinity(0)), asked.ranks[-1]
     if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
         notes.append(f"On the CPU a rank computes with {max(1, cores // most)} of {cores} cores, at all numbers of ranks.")
     if not asked.hosts and most > cores:
-        notes.append(f"This host has {cores} cores for {most} ranks: on the CPU they take turns, which no cluster would do.")
+        notes.append(f"This host has {cores} cores for {most} ranks: on the CPU they share cores, unlike on a cluster.")
     return notes, settings
 
 
@@ -139,11 +139,12 @@ def _run(ranks: int, run_dir: Path, asked: Asked, overrides: Sequence[str], laun
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
         shown = "".join(f"\n  {line}" for line in [*first_error(lines), *lines[-8:]])
-        raise EngineError(f"The run of {ranks} ranks failed (exit code {code}):{shown}\nIts whole output: {log}")
+        raise EngineError(f"The run of {ranks} ranks failed (exit code {code}):{shown}\nIts full output: {log}")
     found = recordings(run_dir)
     if not found:
         raise EngineError(
-            f"The run of {ranks} ranks ended before step {_WARM_STEPS}: the data has fewer steps. Give a longer epoch. {log}"
+            f"The run of {ranks} ranks ended before step {_WARM_STEPS}: the data has fewer steps. Use a longer epoch. "
+            f"Its full output: {log}"
         )
     costs = run_dir / "sum-costs.json"
     sums = [(float(size), float(s)) for size, s in json.loads(costs.read_text())] if costs.is_file() else []
@@ -159,15 +160,15 @@ def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, note
         console.print()
         console.print(predictions_grid(models[1], asked.gbits).rich())
     else:
-        console.print("Two numbers of ranks, of which one is 2 or more, are needed to predict others.")
+        console.print("Predictions need two numbers of ranks, at least one of them 2 or more.")
     page, numbers = folder / "reports" / "scaling.html", folder / "reports" / "scaling.json"
     write_scaling_page(page, f"conf={job.config['conf']}", measured, models, asked.gbits, notes)
-    told = [
+    entries = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
         | {part: m.analysis.mean(part) for part in ("data", "waiting", "communication")}
         for m in measured
     ]
     ring = None if models is None else dataclasses.asdict(models[1].ring)
-    numbers.write_text(json.dumps({"measured": told, "ring": ring}, indent=1))
+    numbers.write_text(json.dumps({"measured": entries, "ring": ring}, indent=1))
     console.print(f"page     {short(page)}", soft_wrap=True)
     console.print(f"numbers  {short(numbers)}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""timeline: what a recording says, as a table and as a page; or asks a running job to record."""
+"""timeline: prints a recording as a table and writes it as a page; or requests a recording from a running job."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trainkit.tracing.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 
 _USAGE = """usage: python -m trainkit timeline RUN_DIR [record=STEPS]
 
-  Shows the newest recording of a run (RUN_DIR, or one recording's folder), and writes
-  RUN_DIR/reports/timeline.html and the one file that ui.perfetto.dev opens.
-  With record=STEPS it asks the job that runs there, with callbacks=timeline, to record so many steps now.
+  Prints the newest recording of a run (RUN_DIR, or one recording's folder), and writes
+  RUN_DIR/reports/timeline.html and the merged file for ui.perfetto.dev.
+  With record=STEPS it requests that many steps, from now on, of the job running there with callbacks=timeline.
 """
 
 
@@ -33,10 +33,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         options = dict(a.split("=", 1) for a in arguments[1:] if "=" in a)
         if len(options) != len(arguments) - 1 or options.keys() - {"record"}:
-            raise ConfigError(f"{' '.join(arguments[1:])} is not understood: after RUN_DIR comes nothing, or record=STEPS.")
+            raise ConfigError(f"{' '.join(arguments[1:])} is not understood: after RUN_DIR only record=STEPS may follow.")
         folder = Path(arguments[0]).absolute()
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {short(folder)}. Give a run's folder, as runs/resnet50/<time>.")
+            raise ConfigError(f"There is no folder {short(folder)}. Give a run's folder, for example runs/resnet50/<time>.")
         if "record" in options:
             _ask(folder, options["record"])
         else:
@@ -54,7 +54,7 @@ def _show(folder: Path) -> None:
         found = recordings(folder)
         if not found:
             raise TraceError(
-                f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or ask the job that runs "
+                f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or record from a job that runs "
                 f"there: python -m trainkit timeline {short(folder)} record=10"
             )
         recording, run_dir = found[-1], folder
@@ -78,20 +78,20 @@ def _ask(run_dir: Path, steps: str) -> None:
     if not steps.isdecimal() or int(steps) < 1:
         raise ConfigError(f"record is '{steps}'; it must be a number of steps, 1 or more.")
     lock = run_dir / LOCK
-    if not lock.is_file() or not lock.read_text().strip():  # a fit that runs has described itself there
-        raise ConfigError(f"No job trains in {short(run_dir)}: there is nobody to record. Start one with callbacks=timeline.")
+    if not lock.is_file() or not lock.read_text().strip():  # a running fit has written its lock
+        raise ConfigError(f"No job trains in {short(run_dir)}. Start one with callbacks=timeline.")
     request, before = run_dir / FOLDER / REQUEST, set(recordings(run_dir))
     request.parent.mkdir(exist_ok=True)
     request.write_text(steps)
-    print(f"Asked the job in {short(run_dir)} to record {steps} steps ...", flush=True)
+    print(f"Requested {steps} steps from the job in {short(run_dir)} ...", flush=True)
     until = time.monotonic() + PATIENCE_S
     while request.exists():
         if time.monotonic() > until:
             request.unlink(missing_ok=True)
             raise ConfigError(
-                f"Nobody took it within {PATIENCE_S:.0f} s: no job trains in {short(run_dir)} with callbacks=timeline, or it "
-                "is in a long validation."
+                f"No answer within {PATIENCE_S:.0f} s: no job trains in {short(run_dir)} with callbacks=timeline, "
+                "or it is in a long validation."
             )
         time.sleep(0.1)
     new = [str(folder) for folder in recordings(run_dir) if folder not in before]
-    print(f"It records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit timeline {short(run_dir)}")
+    print(f"The job records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit timeline {short(run_dir)}")

@@ -1,9 +1,9 @@
-"""What `trainkit doctor` looks at, and what it finds wrong, each with what mends it. Imports no torch: it asks a new Python.
+"""The checks of `trainkit doctor`, each with the fault found and its remedy. Imports no torch: a new Python process does.
 
 software.py   Python, torch, torchvision, trainkit's own dependencies
-horovod.py    Horovod: its build, its parts
+horovod.py    Horovod: its build and parts
 gpus.py       GPUs, driver, NCCL
 host.py       cores, memory, shared memory, limits, disk, loader workers
-network.py    interfaces, the host's own name, what the environment says
+network.py    interfaces, the host's own name, environment variables
 sums.py       a real allreduce of two ranks, with its bandwidth
 """

@@ -1,4 +1,4 @@
-"""What was found, and whether it is good."""
+"""Finding: the result of one check."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Status = Literal["ok", "warning", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        area: where it belongs: "software", "Horovod", ...
-        name: what it is.
+        area: its group: "software", "Horovod", ...
+        name: name of the checked thing.
         value: what was found, for people.
-        status: "ok"; "warning": it works, and could be better; "wrong": something will not work.
-        why: what that means, in plain words; "" where all is well.
-        mend: what to do: a command where there is one.
+        status: "ok"; "warning": it works, but could be better; "wrong": something will not work.
+        why: the consequence, in plain words; "" if all is well.
+        mend: remedy: a command if there is one.
     """
 
     area: str
@@ -31,8 +31,8 @@ class Finding:
 
 
 def guarded(area: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what a look finds; where it breaks, that is a finding and not the end."""
+    """Yield a check's findings; if the check raises, yield that as a finding."""
     try:
         yield from look()
     except Exception as error:
-        yield Finding(area, "this check", f"{type(error).__name__}: {error}", "warning", "It could not be looked at.")
+        yield Finding(area, "this check", f"{type(error).__name__}: {error}", "warning", "The check itself failed.")

@@ -1,4 +1,4 @@
-"""GPUs, by NVML where it is there: also those that torch does not see, and why."""
+"""GPUs, by NVML if available: also those that torch does not see, and the cause."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainkit.doctor.software import Torch
 
 AREA = "GPUs"
 _GIB = 2**30
-_DEVICES = Path("/dev")  # where the driver shows its GPUs, also where NVML's reader is not installed
+_DEVICES = Path("/dev")  # the driver lists its GPUs here, also if nvidia-ml-py is not installed
 
 
 def look(torch: Torch) -> Iterator[Finding]:
-    """Yield what there is."""
+    """Yield the findings."""
     nvml = _nvml()
     seen = len(list(_DEVICES.glob("nvidia[0-9]*"))) if nvml is None else nvml.nvmlDeviceGetCount()
     if torch.gpus == 0 and seen == 0:
@@ -40,9 +40,9 @@ def _seen(torch: Torch, there: int) -> Finding:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         why = f"CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which hides all {there}."
         return Finding(AREA, "torch sees", "none", "wrong", why, "unset CUDA_VISIBLE_DEVICES")
-    why = f"There are {there}; the driver is too old for CUDA {torch.cuda}, or not all of its parts are here."
+    why = f"There are {there}; the driver is too old for CUDA {torch.cuda}, or incomplete."
     return Finding(
-        AREA, "torch sees", "none", "wrong", why, "Renew the driver, or install a torch for an older CUDA; see nvidia-smi."
+        AREA, "torch sees", "none", "wrong", why, "Update the driver, or install a torch for an older CUDA; see nvidia-smi."
     )
 
 
@@ -50,12 +50,12 @@ def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), str(nvml.nvmlDeviceGetName(handle))
     used, total = memory.used / _GIB, memory.total / _GIB
-    told = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
+    text = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
     if used > 0.1 * total:
-        why = "Somebody else uses its memory."
-        yield Finding(AREA, f"GPU {index}", told, "warning", why, "nvidia-smi names the processes")
+        why = "Another process uses its memory."
+        yield Finding(AREA, f"GPU {index}", text, "warning", why, "nvidia-smi lists the processes")
     else:
-        yield Finding(AREA, f"GPU {index}", told)
+        yield Finding(AREA, f"GPU {index}", text)
     mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
     if mode == getattr(nvml, "NVML_COMPUTEMODE_PROHIBITED", 2):
         why = "Its compute mode is 'prohibited': nothing can run on it."
@@ -65,22 +65,22 @@ def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
         nvml, "nvmlClocksThrottleReasonSwThermalSlowdown", 32
     )
     if slow & hot:
-        why = "It runs slower than it could: too hot, or short of power. The other ranks will wait for it."
+        why = "It is throttled: too hot, or short of power. The other ranks will wait for it."
         yield Finding(AREA, f"GPU {index} clock", "throttled", "warning", why, f"nvidia-smi -q -d PERFORMANCE -i {index}")
 
 
 def _ask(nvml: Any, function: str, handle: Any) -> int | None:
     try:
         return int(getattr(nvml, function)(handle))
-    except (AttributeError, nvml.NVMLError):  # not all GPUs, nor all drivers, tell
+    except (AttributeError, nvml.NVMLError):  # not all GPUs and drivers report it
         return None
 
 
 def _nvml() -> Any | None:
-    """Return NVML, started; None where there is none, or no driver."""
+    """Return NVML, initialised; None without NVML or driver."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the package, the library or the driver is missing: each has an error of its own
+    except Exception:  # the package, the library or the driver is missing: each raises a different error
         return None
     return nvml

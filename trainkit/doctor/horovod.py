@@ -1,4 +1,4 @@
-"""Horovod: whether it is there, fits, and with what it was built."""
+"""Horovod: whether it is installed and fits, and its build options."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ INSTALL = "python -m trainkit horovod install"
 
 
 def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterator[Finding]:
-    """Yield what there is.
+    """Yield the findings.
 
     Args:
-        installed: what a new Python says of it.
-        torch: what it says of torch.
-        machine: what could be built with.
+        installed: Horovod as seen by a new Python process.
+        torch: torch as seen by it.
+        machine: build tools of this machine.
     """
     if installed is None:
-        why = "horovodrun and engine=horovod need it; torchrun and one process do without."
+        why = "horovodrun and engine=horovod need it; torchrun and a single process do not."
         yield Finding(AREA, "installed", "none", "wrong", why, INSTALL)
         yield from _compilers(machine)
         return
     if torch.torch is None:
-        yield Finding(AREA, "installed", f"{installed.version} (whether it fits cannot be told without torch)")
+        yield Finding(AREA, "installed", f"{installed.version} (its fit cannot be checked without torch)")
     elif (problem := installed.problem(torch.torch)) is None:
         yield Finding(AREA, "installed", installed.version)
     else:
-        yield Finding(AREA, "installed", installed.version, "wrong", f"It cannot be used as it is: {problem}.", INSTALL)
+        yield Finding(AREA, "installed", installed.version, "wrong", f"It cannot be used: {problem}.", INSTALL)
     yield Finding(AREA, "built for", f"torch {installed.built_for}")
     yield Finding(AREA, "controllers", ", ".join(part for part in ("gloo", "mpi") if part in installed.parts) or "none")
     if "nccl" in installed.parts:
         yield Finding(AREA, "sums on GPUs", "NCCL")
     elif torch.gpus:
-        why = "Gradients on GPUs would travel by way of the host."
+        why = "Gradients on GPUs would travel through the host."
         yield Finding(AREA, "sums on GPUs", "through the host", "wrong", why, f"{INSTALL} --gpu")
     else:
         yield Finding(AREA, "sums on GPUs", "no NCCL (there is no GPU)")
@@ -50,13 +50,13 @@ def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterato
 
 
 def _launcher(found: str | None) -> Finding:
-    """Look at the launcher that the user's shell finds, if any."""
+    """Check the launcher that the user's shell finds, if any."""
     own = Path(search_path({}).partition(":")[0]) / "horovodrun"
     if not own.is_file():
         why = "The launcher is not among this environment's scripts."
-        return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch in place of horovodrun")
+        return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch instead of horovodrun")
     if found is None or Path(found).resolve() != own.resolve():
-        why = f"A shell finds {found or 'none'}, and not this environment's."
+        why = f"A shell finds {found or 'none'}, not this environment's."
         return Finding(AREA, "horovodrun", str(own), "warning", why, f". {own.with_name('activate')}")
     return Finding(AREA, "horovodrun", str(own))
 

@@ -1,4 +1,4 @@
-"""This host: cores, memory, shared memory, limits, disk; and how many loader workers suit it."""
+"""This host: cores, memory, shared memory, limits, disk; and a suitable number of loader workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_WORKERS = 8
 
 
 def look(torch: Torch) -> Iterator[Finding]:
-    """Yield what there is."""
+    """Yield the findings."""
     cores, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     usable = min(allowed, max(1, int(quota))) if quota else allowed
@@ -28,7 +28,7 @@ def look(torch: Torch) -> Iterator[Finding]:
     limited = f", of which this process may use {usable}" if usable < cores else ""
     yield Finding(AREA, "cores", f"{cores}{limited}")
     if quota and allowed > quota:
-        why = f"The container may use {quota:g} cores, and each process sees {allowed}: it starts too many threads."
+        why = f"The container may use {quota:g} cores, but each process sees {allowed} and starts too many threads."
         yield Finding(
             AREA, "threads", f"{allowed} for {quota:g} cores", "warning", why, f"export OMP_NUM_THREADS={max(1, int(quota))}"
         )
@@ -54,9 +54,9 @@ def _memory() -> str:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         found[name] = int(rest.split()[0]) / 2**20
-    told = f"{found['MemTotal']:.0f} GiB, {found['MemAvailable']:.0f} GiB available"
+    text = f"{found['MemTotal']:.0f} GiB, {found['MemAvailable']:.0f} GiB available"
     limit = _memory_limit()
-    return told if limit is None else f"{told}; this container may use {limit:.0f} GiB"
+    return text if limit is None else f"{text}; this container may use {limit:.0f} GiB"
 
 
 def _memory_limit() -> float | None:
@@ -73,32 +73,32 @@ def _workers(cores: int, gpus: int) -> Finding:
     workers = max(0, min(_MOST_WORKERS, cores // ranks - 1))
     of = f"{ranks} ranks" if gpus else "one rank"
     if gpus and cores < 2 * gpus:
-        why = f"{cores} cores feed {gpus} GPUs: loading and decoding will hold them up."
+        why = f"{cores} cores feed {gpus} GPUs: loading and decoding will slow them down."
         return Finding(
-            AREA, "loader workers", f"{workers} each for {of}", "warning", why, "Ask for more cores; decode ahead of time."
+            AREA, "loader workers", f"{workers} each for {of}", "warning", why, "Request more cores; decode ahead of time."
         )
-    return Finding(AREA, "loader workers", f"data.num_workers={workers} suits {of} here; trainkit timeline tells what waits")
+    return Finding(AREA, "loader workers", f"data.num_workers={workers} suits {of} here; trainkit timeline shows waits")
 
 
 def _shared_memory(place: Path) -> Finding:
     if not place.is_dir():
-        why = "Loader workers hand batches over through it."
+        why = "Loader workers pass batches through it."
         return Finding(AREA, "shared memory", "none", "wrong", why, "data.num_workers=0, or mount /dev/shm")
     size, free = (value / _GIB for value in (shutil.disk_usage(place).total, shutil.disk_usage(place).free))
-    told = f"{size:.1f} GiB in {place}, {free:.1f} GiB free"
+    text = f"{size:.1f} GiB in {place}, {free:.1f} GiB free"
     if free < _LEAST_SHM_GIB:
-        why = "Loader workers hand batches over through it, and end with 'Bus error' where it is full."
+        why = "Loader workers pass batches through it, and die with 'Bus error' if it is full."
         return Finding(
-            AREA, "shared memory", told, "warning", why, "docker run --shm-size=8g (or --ipc=host), or data.num_workers=0"
+            AREA, "shared memory", text, "warning", why, "docker run --shm-size=8g (or --ipc=host), or data.num_workers=0"
         )
-    return Finding(AREA, "shared memory", told)
+    return Finding(AREA, "shared memory", text)
 
 
 def _open_files(limits: tuple[int, int]) -> Finding:
     soft, hard = limits
     shown = "no limit" if soft == resource.RLIM_INFINITY else str(soft)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        why = "Loader workers and connections to many ranks take a file each: 'Too many open files'."
+        why = "Loader workers and connections to many ranks use a file each: 'Too many open files'."
         able = hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES
         mend = f"ulimit -n {_LEAST_FILES}" if able else f"raise nofile to {_LEAST_FILES} in /etc/security/limits.conf"
         return Finding(AREA, "open files", shown, "warning", why, mend)
@@ -107,12 +107,12 @@ def _open_files(limits: tuple[int, int]) -> Finding:
 
 def _disk(place: Path, name: str) -> Finding:
     free = shutil.disk_usage(place).free / _GIB
-    told = f"{free:.0f} GiB free in {place}"
+    text = f"{free:.0f} GiB free in {place}"
     if not os.access(place, os.W_OK):
         return Finding(
-            AREA, name, f"{place} cannot be written", "wrong", "Runs are written below it.", "cd elsewhere, or run_dir=..."
+            AREA, name, f"{place} cannot be written", "wrong", "Runs are written into it.", "cd elsewhere, or run_dir=..."
         )
     if free < _LEAST_DISK_GIB:
         why = "A few checkpoints fill it."
-        return Finding(AREA, name, told, "warning", why, "Make room, or run_dir=... on another disk.")
-    return Finding(AREA, name, told)
+        return Finding(AREA, name, text, "warning", why, "Free some space, or run_dir=... on another disk.")
+    return Finding(AREA, name, text)

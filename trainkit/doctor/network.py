@@ -1,4 +1,4 @@
-"""How this host is connected, and what the environment tells the frameworks."""
+"""Network: how this host is connected, and the environment variables of the frameworks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainkit.launch.environment import read_launcher, without_launcher
 
 AREA = "network"
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "tun", "tap")
-_TOLD = ("HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_PREFIXES = ("HOROVOD_", "NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 _SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD")
 
 
 def look(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what there is.
+    """Yield the findings.
 
     Args:
         environ: the user's environment.
@@ -25,15 +25,15 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
     real = []
     for name in sorted(path.name for path in Path("/sys/class/net").iterdir()):
         virtual = name.startswith(_VIRTUAL)
-        told = _interface(name)
-        if not virtual and told != "down":
+        text = _interface(name)
+        if not virtual and text != "down":
             real.append(name)
-        yield Finding(AREA, name, f"{told}{' (virtual)' if virtual and name != 'lo' else ''}")
+        yield Finding(AREA, name, f"{text}{' (virtual)' if virtual and name != 'lo' else ''}")
     if not real:
         yield Finding(AREA, "hosts", "this one alone", "ok")
     elif len(real) > 1:
         chosen = f"--network-interfaces {real[0]}"
-        why = "On several hosts Horovod may choose an interface that the others cannot reach."
+        why = "On several hosts Horovod may choose an interface that the other hosts cannot reach."
         yield Finding(AREA, "several interfaces", ", ".join(real), "warning", why, f"horovodrun {chosen} ... (the fast one)")
     yield _own_name()
     if shutil.which("ssh") is None:
@@ -47,7 +47,7 @@ def _interface(name: str) -> str:
     def read(file: str) -> str:
         try:
             return (place / file).read_text().strip()
-        except OSError:  # a speed that the driver does not tell
+        except OSError:  # the driver may not report a speed
             return ""
 
     state, speed = read("operstate"), read("speed")
@@ -60,21 +60,19 @@ def _own_name() -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        why = "This host cannot look up its own name; launchers and Gloo do."
+        why = "This host cannot look up its own name; launchers and Gloo need that."
         return Finding(AREA, "own name", name, "warning", why, f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts")
     return Finding(AREA, "own name", f"{name} is {address}")
 
 
 def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
-    told = {k: "(hidden)" if any(s in k for s in _SECRET) else v for k, v in environ.items() if k.startswith(_TOLD)}
-    yield Finding(AREA, "variables", ", ".join(f"{k}={v}" for k, v in sorted(told.items())) or "none set for the frameworks")
+    shown = {k: "(hidden)" if any(s in k for s in _SECRET) else v for k, v in environ.items() if k.startswith(_PREFIXES)}
+    yield Finding(AREA, "variables", ", ".join(f"{k}={v}" for k, v in sorted(shown.items())) or "none set for the frameworks")
     started = read_launcher(environ)
     if started.world_size > 1:
         stray = " ".join(sorted(environ.keys() - without_launcher(environ).keys()))
-        why = (
-            f"They make trainkit take this process for rank {started.rank} of {started.world_size} that {started.name} started."
-        )
+        why = f"trainkit takes this process for rank {started.rank} of {started.world_size}, started by {started.name}."
         yield Finding(AREA, "launcher's variables", stray, "warning", why, f"unset {stray}")
     if environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        why = "Each kernel waits for the one before it: many times slower."
+        why = "Each kernel waits for the one before it: this is many times slower."
         yield Finding(AREA, "CUDA_LAUNCH_BLOCKING", "1", "warning", why, "unset CUDA_LAUNCH_BLOCKING")

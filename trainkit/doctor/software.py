@@ -1,4 +1,4 @@
-"""Python, torch, torchvision, and what trainkit needs of packages."""
+"""Python, torch, torchvision, and the packages that trainkit needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AREA = "software"
 PYTHONS, LEAST_TORCH = ((3, 10), (3, 13)), (2, 11)
 _NEEDED = ("hydra-core", "omegaconf", "rich", "safetensors", "fsspec", "tensorboard", "plotly")
 _EXTRAS = {"wandb": "wandb", "mlflow-skinny": "mlflow", "prometheus-client": "prometheus", "nvidia-ml-py": "prometheus"}
-# A process of its own: an import that crashes is an answer too.
+# In a separate process: an import that crashes is a result too.
 _ASK = """
 import json, sys
 answer = {}
@@ -47,16 +47,16 @@ print(json.dumps(answer), flush=True)
 
 @dataclass(frozen=True)
 class Torch:
-    """What a new Python says of torch; None: it is not there.
+    """torch as seen by a new Python process; None: not installed.
 
     Attributes:
         torch: its version.
-        cuda: that it was built for.
-        gpus: that it sees.
-        names: theirs.
-        nccl: its version.
-        torchvision: its version.
-        errors: of imports that failed: package -> what was said.
+        cuda: the CUDA version it was built for.
+        gpus: the number of GPUs that it sees.
+        names: their names.
+        nccl: NCCL's version.
+        torchvision: torchvision's version.
+        errors: failed imports: package -> error.
     """
 
     torch: str | None = None
@@ -69,7 +69,7 @@ class Torch:
 
 
 def ask_torch() -> Torch:
-    """Ask a new Python; takes some seconds."""
+    """Import torch in a new Python process; takes some seconds."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK], check=False, capture_output=True, text=True, errors="replace", timeout=300
     )
@@ -84,7 +84,7 @@ def ask_torch() -> Torch:
 
 
 def look(torch: Torch) -> Iterator[Finding]:
-    """Yield what there is."""
+    """Yield the findings."""
     yield Finding(AREA, "trainkit", __version__)
     yield _python(sys.version_info[:2])
     yield _torch(torch)
@@ -95,18 +95,18 @@ def look(torch: Torch) -> Iterator[Finding]:
         yield Finding(AREA, "packages", f"missing: {', '.join(missing)}", "wrong", "trainkit needs them.", mend)
     there = [name for name in _EXTRAS if _has(name)]
     absent = sorted({extra for name, extra in _EXTRAS.items() if name not in there})
-    told = f"; not here: {', '.join(absent)} (pip install 'trainkit[{','.join(absent)}]')" if absent else ""
-    yield Finding(AREA, "extras", f"{', '.join(there) or 'none'}{told}")
+    more = f"; not installed: {', '.join(absent)} (pip install 'trainkit[{','.join(absent)}]')" if absent else ""
+    yield Finding(AREA, "extras", f"{', '.join(there) or 'none'}{more}")
 
 
 def _python(version: tuple[int, ...]) -> Finding:
     shown, (least, most) = platform.python_version(), PYTHONS
     if version < least:
         why = f"trainkit needs Python {least[0]}.{least[1]} or newer."
-        return Finding(AREA, "Python", shown, "wrong", why, "Make an environment with a newer Python.")
+        return Finding(AREA, "Python", shown, "wrong", why, "Create an environment with a newer Python.")
     if version > most:
         why = f"trainkit is tested with Python {least[0]}.{least[1]} to {most[0]}.{most[1]}."
-        return Finding(AREA, "Python", shown, "warning", why, f"Where something fails: Python {most[0]}.{most[1]}.")
+        return Finding(AREA, "Python", shown, "warning", why, f"If something fails, use Python {most[0]}.{most[1]}.")
     return Finding(AREA, "Python", shown)
 
 
@@ -126,14 +126,14 @@ def _torchvision(torch: Torch) -> Finding:
     if torch.torchvision is not None:
         return Finding(AREA, "torchvision", torch.torchvision)
     if torch.torch is None:
-        return Finding(AREA, "torchvision", "cannot be told without torch")
+        return Finding(AREA, "torchvision", "cannot be checked without torch")
     said = torch.errors.get("torchvision", "it is not installed")
-    why = f"It cannot be imported ({said}): it was built for another torch, or is not there. The image recipes need it."
+    why = f"It cannot be imported ({said}): it was built for another torch, or is not installed. The image recipes need it."
     return Finding(AREA, "torchvision", "none", "wrong", why, f"{_install()}   (together: a matched pair)")
 
 
 def _install() -> str:
-    """Return the command; what is there and broken pip would leave as it is."""
+    """Return the install command; pip would leave a broken installation unchanged."""
     there = _has("torch") or _has("torchvision")
     return f"pip install {'--upgrade --force-reinstall ' * there}torch torchvision"
 

@@ -1,4 +1,4 @@
-"""A real allreduce of two ranks: whether it gives the right numbers, and how fast."""
+"""A real allreduce of two ranks: whether its result is right, and its speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.launch.local import Launcher, run_job, start_with
 AREA = "two ranks"
 _MARK = "trainkit doctor: "
 _PATIENCE_S = 120
-# Each rank gives its number + 1: only a sum over both is 3.
+# Each rank contributes its number + 1: only a sum over both is 3.
 _SCRIPT = """
 import json, os, sys, time
 import torch
@@ -52,11 +52,11 @@ if not stock: dist.destroy_process_group()
 
 
 def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
-    """Start two ranks and let them add.
+    """Start two ranks and check their allreduce.
 
     Args:
-        launcher: who starts them.
-        mend: what to do where they fail.
+        launcher: the launcher that starts them.
+        mend: the remedy if they fail.
     """
     with tempfile.TemporaryDirectory(prefix="trainkit-doctor-") as folder:
         script, log = Path(folder) / "sums.py", Path(folder) / "output.log"
@@ -68,9 +68,11 @@ def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
     name = f"allreduce under {launcher}"
     if code != 0 or not answers:
         said = " ".join(first_error(lines) or lines[-2:]) or f"no answer within {_PATIENCE_S} s"
-        yield Finding(AREA, name, "failed", "wrong", f"Two ranks on this host could not add: {said.strip()[:300]}", mend)
+        yield Finding(
+            AREA, name, "failed", "wrong", f"The allreduce of two ranks on this host failed: {said.strip()[:300]}", mend
+        )
         return
     answer = json.loads(answers[-1])
     speed = answer["bytes"] / answer["seconds"] / 1e9
-    told = f"right, on {answer['device']}: {speed:.2f} GB/s at 32 MiB, {1000 * answer['latency_s']:.2f} ms for one number"
-    yield Finding(AREA, name, told)
+    text = f"right, on {answer['device']}: {speed:.2f} GB/s at 32 MiB, {1000 * answer['latency_s']:.2f} ms for one number"
+    yield Finding(AREA, name, text)

@@ -1,1 +1,1 @@
-"""A trained Task as one file: weights and forward, checked against the Task's own answers."""
+"""A trained Task as one file: weights and forward, checked against the Task's own outputs."""

@@ -1,4 +1,4 @@
-"""How far two answers of a forward are apart."""
+"""Compares two outputs of a forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainkit.errors import TaskError
 
-# By type of the answer; the kernels of two programs add in different orders. Relative to the largest number.
+# By dtype; relative to the largest value. The kernels of two programs add in different orders.
 _RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
@@ -19,15 +19,15 @@ def tensors_of(output: Any, name: str) -> list[Tensor]:
     """Return the tensors of an output, in order: a tensor, or tuples, lists and dicts of them.
 
     Args:
-        output: what a forward returned.
-        name: whose it is, for errors.
+        output: return value of a forward.
+        name: the forward's name, for errors.
 
     Raises:
-        TaskError: it holds something else, or nothing.
+        TaskError: it holds something else, or no tensor.
     """
     found = list(_walk(output, name))
     if not found:
-        raise TaskError(f"{name} returned no tensor; what is exported must return one, or a tuple, list or dict of them.")
+        raise TaskError(f"{name} returned no tensor; an exported forward must return one, or a tuple, list or dict of them.")
     return found
 
 
@@ -39,13 +39,13 @@ def _walk(output: Any, name: str) -> Iterator[Tensor]:
             yield from _walk(item, name)
     elif output is not None:
         raise TaskError(
-            f"{name} returned a {type(output).__name__}; what is exported must return a tensor, or a tuple, list or dict of "
-            "tensors."
+            f"{name} returned a {type(output).__name__}; an exported forward must return a tensor, or a tuple, list or dict "
+            "of tensors."
         )
 
 
 def difference_of(expected: Any, found: Any, name: str) -> float:
-    """Return the largest difference of two outputs; infinity where they do not have the same shapes or NaNs."""
+    """Return the largest difference of two outputs; infinity if their shapes or NaNs differ."""
     a, b = tensors_of(expected, name), tensors_of(found, name)
     if [tensor.shape for tensor in a] != [tensor.shape for tensor in b]:
         return math.inf
@@ -60,7 +60,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def tolerance_of(expected: Any) -> float:
-    """Return the difference that is due to the order of additions: some digits of the largest number."""
+    """Return the difference explained by the order of additions: the last digits of the largest number."""
     found = [tensor for tensor in tensors_of(expected, "forward") if tensor.dtype in _RELATIVE]
     largest = [float(tensor.abs().nan_to_num(0, 0, 0).max()) for tensor in found if tensor.numel()]
     return max((_RELATIVE[tensor.dtype] for tensor in found), default=0.0) * max([1.0, *largest])

@@ -1,4 +1,4 @@
-"""The example on which a forward is traced and compared: a tuple of tensors, the batch in their first dimension."""
+"""The example input for tracing and comparison: a tuple of tensors with the batch as first dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def example_of(task: Task, example_input: Any) -> tuple[Tensor, ...]:
         example_input: a tensor or a tuple of tensors; None for the Task's own.
 
     Raises:
-        ConfigError: there is none, or it is something else.
+        ConfigError: there is no example, or it is something else.
     """
     key = "example_input"
     if example_input is None:
@@ -27,23 +27,23 @@ def example_of(task: Task, example_input: Any) -> tuple[Tensor, ...]:
     args = tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
     if not args or not all(isinstance(arg, Tensor) for arg in args):
         kinds = ", ".join(type(arg).__name__ for arg in args) or "empty tuple"
-        raise ConfigError(f"{key} is of type {kinds}; it must be a tensor, or a tuple of tensors, as forward() takes them.")
+        raise ConfigError(f"{key} is of type {kinds}; it must be a tensor or a tuple of tensors: the arguments of forward().")
     if rows_of(args) == 0:
         raise ConfigError(f"{key} has no samples: its first tensor has shape {list(args[0].shape)}. Give it one or more.")
     return tuple(arg.detach().cpu() for arg in args)
 
 
 def rows_of(args: tuple[Any, ...]) -> int:
-    """Return the batch's size: the length of the first tensor; 0 where it has none."""
+    """Return the batch size: the length of the first tensor; 0 if it is a scalar."""
     return len(args[0]) if args[0].dim() else 0
 
 
 def is_batch(arg: Tensor, args: tuple[Tensor, ...]) -> bool:
-    """Return whether an argument holds something for each sample."""
+    """Return whether an argument has a row per sample."""
     return arg.dim() > 0 and len(arg) == rows_of(args)
 
 
 def resized(args: tuple[Tensor, ...], num_rows: int) -> tuple[Tensor, ...]:
-    """Return the arguments with so many samples; those that there are recur."""
+    """Return the arguments with `num_rows` samples, repeated cyclically."""
     places = torch.arange(num_rows) % rows_of(args)
     return tuple(arg[places] if is_batch(arg, args) else arg for arg in args)

@@ -1,6 +1,6 @@
-"""export: a Task's forward as a file, written as a draft, run, compared with the Task, and put in place.
+"""export: writes a Task's forward to a draft file, runs it, compares it with the Task, and moves it into place.
 
-export -> write (weights.py, program.py, onnx.py) -> run what was written -> compare -> rename
+export -> write (weights.py, program.py, onnx.py) -> run the draft -> compare -> rename
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written and checked.
+    """A written and checked file.
 
     Attributes:
         path: the file.
         num_bytes: its size.
-        batch_sizes: of the inputs on which it was compared with the Task.
-        any_batch_size: whether it takes batches of other sizes than the example's.
-        difference: the largest between a number of its answers and the Task's.
+        batch_sizes: batch sizes at which it was compared with the Task.
+        any_batch_size: whether it accepts other batch sizes than the example's.
+        difference: the largest difference between its outputs and the Task's.
     """
 
     path: Path
@@ -53,26 +53,26 @@ def export(
     *,
     rebuilt: Task | None = None,
 ) -> Exported:
-    """Write a Task's forward, in evaluation mode, to a file, and compare what the file computes with the Task.
+    """Write a Task's forward, in evaluation mode, to a file, and compare the file's outputs with the Task's.
 
     Args:
-        task: whose `forward` is exported; it is left as it was.
-        output: the file; one that is there is replaced when the new one was found good.
-        format: "safetensors" (the weights alone), "torch_export" (.pt2, for torch.export.load) or "onnx".
-        example_input: a tensor, or a tuple of tensors, as `forward` takes them; its first dimension is the batch. None
-            takes the Task's `example_input_array`.
-        rebuilt: a second Task of the same kind that may take the weights, for the check of "safetensors"; without one the
-            Task itself is called with the weights of the file.
+        task: the Task to export; it is restored afterwards.
+        output: the file; an existing one is replaced only after the new one has passed the check.
+        format: "safetensors" (the weights only), "torch_export" (.pt2, for torch.export.load) or "onnx".
+        example_input: a tensor, or a tuple of tensors: the arguments of `forward`; the first dimension is the batch. None uses
+            the Task's `example_input_array`.
+        rebuilt: a second Task of the same kind that takes the weights, for the check of "safetensors"; without it the Task
+            itself is called with the weights of the file.
 
     Raises:
-        ConfigError: format, output or example_input are not legal.
-        TaskError: the Task has no `forward`, or one that cannot be exported, or the file computes something else.
+        ConfigError: format, output or example_input is not legal.
+        TaskError: the Task has no `forward`, or it cannot be exported, or the file's outputs differ from it.
     """
     check_format(format)
     path = check_output(output, format)
     if getattr(type(task), "forward", None) is nn.Module.forward:
         raise TaskError(
-            f"{type(task).__name__} has no forward(), and forward(x) is what is exported. Define it: "
+            f"{type(task).__name__} has no forward(), and export writes forward(x). Define it: "
             "`def forward(self, x): return self.model(x)`."
         )
     with _still(task):
@@ -82,10 +82,10 @@ def export(
 
 
 def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None) -> Exported:
-    # In a folder of its own rather than under another name: torch writes the file's name into the file.
+    # In a separate folder instead of under another name: torch writes the file's name into the file.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, warnings.catch_warnings():
         for own in ("`isinstance\\(treespec, LeafSpec\\)` is deprecated", "The given buffer is not writable"):
-            warnings.filterwarnings("ignore", own)  # torch 2.11 warns of what it does itself
+            warnings.filterwarnings("ignore", own)  # torch 2.11 warns about its own code
         draft = Path(folder, path.name)
         any_batch_size = _WRITERS[kind](task, args, draft)
         run = weights.load(draft, task, rebuilt) if kind == "safetensors" else _LOADERS[kind](draft)
@@ -107,7 +107,7 @@ _LOADERS: dict[str, Callable[[Path], Run]] = {"torch_export": program.load, "onn
 
 @contextlib.contextmanager
 def _still(task: Task) -> Iterator[None]:
-    """Keep the Task on the CPU, in evaluation mode, without grad, while the context lasts."""
+    """Put the Task on the CPU, in evaluation mode, without gradients; restore it afterwards."""
     modes, device = {module: module.training for module in task.modules()}, task.device
     try:
         task.cpu().eval()
@@ -120,32 +120,32 @@ def _still(task: Task) -> Iterator[None]:
 
 
 def _call_twice(task: Task, args: Sequence[Tensor]) -> None:
-    """Refuse a forward that fails on the example, or that answers it differently each time."""
+    """Fail if forward raises on the example, or if its output is not deterministic."""
     name = type(task).__name__
     try:
         first, second = task(*args), task(*args)
     except program.REFUSALS as error:
         shapes = ", ".join(str(list(arg.shape)) for arg in args)
         raise TaskError(
-            f"{name}.forward fails on an example of shape {shapes}: {program.first_line(error)}. If it takes something else, "
+            f"{name}.forward fails on an example of shape {shapes}: {program.first_line(error)}. If it needs another input, "
             "give the Task an attribute example_input_array: a tensor, or a tuple of tensors."
         ) from error
     if difference_of(first, second, name) > 0:
         raise TaskError(
-            f"{name}.forward gives two answers to one input in evaluation mode: it draws random numbers, or changes its "
-            "weights. Let it do so in training only: `if self.training:`."
+            f"{name}.forward gives two outputs for one input in evaluation mode: it draws random numbers, or changes its "
+            "weights. Do that in training only: `if self.training:`."
         )
 
 
 def _check(task: Task, run: Run, args: tuple[Tensor, ...], kind: str) -> float:
-    """Return the largest difference, where it is small enough."""
+    """Return the largest difference, or raise if it is too large."""
     expected, name = task(*args), type(task).__name__
     difference = difference_of(expected, run(*args), f"the file of format={kind}")
     allowed = 0.0 if kind == "safetensors" else tolerance_of(expected)
     if difference > allowed:
         raise TaskError(
-            f"The file of format={kind} computes something else than {name}.forward: on {rows_of(args)} samples the "
-            f"largest difference is {difference:.3g}, and it must be {allowed:.3g} at most. Nothing was written. Look for "
-            "what forward takes from elsewhere than its arguments, weights and buffers."
+            f"The outputs of the format={kind} file differ from {name}.forward: on {rows_of(args)} samples the largest "
+            f"difference is {difference:.3g}, and it must be at most {allowed:.3g}. Nothing was written. Check whether forward "
+            "uses anything other than its arguments, weights and buffers."
         )
     return difference

@@ -1,6 +1,6 @@
-"""The Task of a run, with the weights of one of its checkpoints, built anew from the config in the checkpoint's manifest.
+"""Exports from a run: builds the Task from the config in a checkpoint's manifest, and loads the checkpoint's weights.
 
-That config is input from a file: it passes the checks of any config, and what it `trust`s does not count.
+The config is input from a file: it passes all checks of a config, and its own `trust` entry is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.export.export import Exported, export
 from trainkit.export.request import FORMATS, check_output
 
-_ROWS = 2  # samples of the example: enough to tell a batch's size from a constant
+_ROWS = 2  # samples of the example: enough to distinguish a batch size from a constant
 
 
 def export_run(
@@ -35,18 +35,18 @@ def export_run(
     output: str | None,
     trust: Sequence[str],
 ) -> None:
-    """Export a checkpoint of a run, and print what was written and how it was checked.
+    """Export a checkpoint of a run, and print the file and the result of its check.
 
     Args:
         ckpt_path: "last", "best", or a checkpoint's folder.
-        run_dir: the run; None for the newest one below runs/ that has checkpoints.
+        run_dir: the run; None for the newest one in runs/ that has checkpoints.
         format: see `export`.
         output: the file; None for `<run_dir>/export/<conf>` with the format's suffix.
-        trust: modules that the config may name beside the allowed ones.
+        trust: modules that the config may name in addition to the allowed ones.
 
     Raises:
-        ConfigError: there is no such run, or its config is not legal.
-        CheckpointError: there is no such checkpoint, it is damaged, or was made without a config.
+        ConfigError: the run does not exist, or its config is not legal.
+        CheckpointError: the checkpoint does not exist, is damaged, or has no config.
         TaskError: the Task cannot be exported.
     """
     folder = _find(ckpt_path, run_dir)
@@ -79,7 +79,7 @@ def _short(path: Path) -> str:
 
 
 def _find(ckpt_path: str, run_dir: str | None) -> Path:
-    """Return the folder of the checkpoint that is meant."""
+    """Return the folder of the requested checkpoint."""
     if ckpt_path not in ("last", "best"):
         if not (Path(ckpt_path) / MANIFEST).is_file():
             raise CheckpointError(
@@ -87,7 +87,7 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
             )
         return Path(ckpt_path).resolve()
     if run_dir is not None and not Path(run_dir).is_dir():
-        raise ConfigError(f"run_dir is '{run_dir}', and there is no such folder. Leave it out for the newest run below runs/.")
+        raise ConfigError(f"run_dir is '{run_dir}', which does not exist. Leave it out for the newest run in runs/.")
     run = _newest_run() if run_dir is None else Path(run_dir)
     if (run / "checkpoints" / ckpt_path / MANIFEST).is_file():
         return (run / "checkpoints" / ckpt_path).resolve()
@@ -99,18 +99,18 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
 def _newest_run() -> Path:
     manifests = [path for folder in Path("runs").rglob("checkpoints") for path in folder.glob(f"*/{MANIFEST}")]
     if not manifests:
-        raise ConfigError("There is no run with checkpoints below runs/. Say which is meant: run_dir=..., or ckpt_path=FOLDER.")
+        raise ConfigError("There is no run with checkpoints in runs/. Name one: run_dir=..., or ckpt_path=FOLDER.")
     run = max(manifests, key=lambda path: path.stat().st_mtime).parent.parent.parent
-    print(f"run         {run}, the newest one with checkpoints (run_dir=... takes another)", flush=True)
+    print(f"run         {run}, the newest one with checkpoints (run_dir=... selects another)", flush=True)
     return run
 
 
 def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a manifest, checked; of it the Task and its data are built, nothing else."""
+    """Return the checked config of a manifest, reduced to the Task and its data."""
     config = manifest.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{folder} is of a run from Python code: it has no config to build the Task from. Export it from there: "
+            f"{folder} is from a run in Python code: it has no config to build the Task from. Export it in Python: "
             "trainkit.export(task, 'model.onnx', format='onnx', example_input=x)."
         )
     config = {**config, "trainer": {}, "engine": None, "callbacks": {}, "logger": {}, "run_dir": ".", "trust": [*trust]}
@@ -129,7 +129,7 @@ def _build(config: dict[str, Any]) -> Task:
 
 
 def _example(task: Task, config: dict[str, Any]) -> Any:
-    """Return None where the Task has an example of its own, or the inputs of its data's first samples."""
+    """Return None if the Task has its own example, or the inputs of its data's first samples."""
     if getattr(task, "example_input_array", None) is not None:
         return None
     data = instantiate(config["data"], "data", config["trust"]) if config.get("data") else None
@@ -143,7 +143,7 @@ def _example(task: Task, config: dict[str, Any]) -> Any:
 
 
 def _inputs_of(loader: Any, task: Task) -> Tensor:
-    """Return the inputs of the first samples: those of a batch (inputs, targets), or the batch where it is one tensor."""
+    """Return the inputs of the first samples: of a batch (inputs, targets), or the batch itself if it is a tensor."""
     if isinstance(loader, (list, tuple)) and isinstance(loader[0], (DataLoader, Dataset)):
         loader = loader[0]
     batch = next(iter(DataLoader(loader, _ROWS) if isinstance(loader, Dataset) else loader), None) if loader else None
@@ -151,20 +151,20 @@ def _inputs_of(loader: Any, task: Task) -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.dim() == 0:
         found = f"a batch is a {type(batch).__name__}" if batch is not None else "there is no validation or training data"
         raise TaskError(
-            f"What {type(task).__name__}.forward takes cannot be seen: {found}, not a tuple (inputs, targets). Give the Task "
-            "an attribute example_input_array: a tensor, or a tuple of tensors."
+            f"The inputs of {type(task).__name__}.forward cannot be derived: {found}, not a tuple (inputs, targets). Give the "
+            "Task an attribute example_input_array: a tensor, or a tuple of tensors."
         )
     return inputs[:_ROWS]
 
 
 @contextlib.contextmanager
 def _folder(path: Path) -> Any:
-    """Have the folder there; one that was made for nothing goes again."""
+    """Create the folder; remove it again if the export fails."""
     is_new = not path.is_dir()
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be made: {error.strerror}. Say where to write: output=FILE.") from error
+        raise ConfigError(f"{path} cannot be created: {error.strerror}. Choose a file with output=FILE.") from error
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""format=onnx: the graph of torch.export in ONNX's operators, run by onnxruntime for the check."""
+"""format=onnx: the graph of torch.export converted to ONNX operators, checked with onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ _MOST_BYTES = 2**31 - 1  # protobuf's limit for one file
 
 
 def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
-    """Write the task's forward, weights included, as one file; return whether it takes any batch size.
+    """Write the task's forward, including weights, as one file; return whether it accepts any batch size.
 
     Raises:
-        TaskError: it cannot be traced, ONNX has no form for it, or one file cannot hold it.
+        TaskError: it cannot be traced, has no ONNX equivalent, or is too large for one file.
     """
     name = type(task).__name__
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in [*task.parameters(), *task.buffers()])
     if num_bytes > _MOST_BYTES:
-        raise TaskError(f"{name} has {num_bytes / 2**30:.1f} GiB of weights; one ONNX file takes 2. Take format=torch_export.")
+        raise TaskError(
+            f"{name} has {num_bytes / 2**30:.1f} GiB of weights; an ONNX file holds at most 2. Use format=torch_export."
+        )
     program, any_batch_size = trace(task, args)
     try:
         converted = torch.onnx.export(program, dynamo=True, verbose=False)
         assert converted is not None
         converted.save(path, external_data=False)
     except REFUSALS as error:
-        raise TaskError(f"{name}.forward has no form in ONNX: {first_line(error)}. Take format=torch_export.") from error
+        raise TaskError(f"{name}.forward has no ONNX equivalent: {first_line(error)}. Use format=torch_export.") from error
     return any_batch_size
 
 
 def load(path: Path) -> Callable[..., list[Tensor]]:
-    """Return what was written, as a function that onnxruntime runs on the CPU."""
+    """Return the file as a function that onnxruntime runs on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

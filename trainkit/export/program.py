@@ -1,4 +1,4 @@
-"""format=torch_export: the graph of forward with its weights, for torch.export.load; the batch's size is left open."""
+"""format=torch_export: the graph of forward with its weights, for torch.export.load, with a dynamic batch size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainkit.api.task import Task
 from trainkit.errors import TaskError
 from trainkit.export.example import is_batch, resized, rows_of
 
-# What tracers raise for a forward that they cannot follow (torch._dynamo's own errors are RuntimeErrors).
+# Exceptions of tracers for a forward that they cannot follow (torch._dynamo's own errors are RuntimeErrors).
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError)
 
 
 def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
-    """Write the task's forward; return whether it takes any batch size.
+    """Write the task's forward; return whether it accepts any batch size.
 
     Raises:
         TaskError: torch cannot trace it.
@@ -31,18 +31,18 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
 
 
 def load(path: Path) -> Callable[..., Any]:
-    """Return what was written, as a function."""
+    """Return the file as a function."""
     module: Callable[..., Any] = torch.export.load(path).module()
     return module
 
 
 def trace(task: Task, args: tuple[Tensor, ...]) -> tuple[ExportedProgram, bool]:
-    """Return the graph of the task's forward, and whether it takes any batch size; where it does not, say so.
+    """Return the graph of the task's forward, and whether it accepts any batch size; print a line if it does not.
 
     Raises:
         TaskError: torch cannot trace it.
     """
-    several = resized(args, max(2, rows_of(args)))  # 1 is never left open: torch takes it for a size that is broadcast
+    several = resized(args, max(2, rows_of(args)))  # 1 is never dynamic: torch treats it as a broadcast size
     shapes, batch = ShapesCollection(), Dim("batch")  # type: ignore[no-untyped-call]
     for arg in several:
         if is_batch(arg, several):
@@ -55,15 +55,17 @@ def trace(task: Task, args: tuple[Tensor, ...]) -> tuple[ExportedProgram, bool]:
         program = torch.export.export(task, args, strict=False)
     except REFUSALS as error:
         raise TaskError(
-            f"{type(task).__name__}.forward cannot be traced by torch.export: {first_line(error)}. Write what it decides by "
-            "values of tensors as tensor operations (torch.where), or keep the weights alone: format=safetensors."
+            f"{type(task).__name__}.forward cannot be traced by torch.export: {first_line(error)}. Replace branches on tensor "
+            "values by tensor operations (torch.where), or export only the weights: format=safetensors."
         ) from error
-    print(f"The file takes batches of {rows_of(args)} only; torch.export cannot leave the size open: {refusal}.", flush=True)
+    print(
+        f"The file accepts only batches of {rows_of(args)}; torch.export cannot make the size dynamic: {refusal}.", flush=True
+    )
     return _without_places(program), False
 
 
 def _without_places(program: ExportedProgram) -> ExportedProgram:
-    """Take out where in the sources each operation stands: a file for others does not tell of this machine's folders."""
+    """Remove the source location of each operation: an exported file should not contain this machine's folders."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             node.meta.pop("stack_trace", None)
@@ -71,6 +73,6 @@ def _without_places(program: ExportedProgram) -> ExportedProgram:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error that says something."""
+    """Return the first non-empty line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__

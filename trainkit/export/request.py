@@ -1,4 +1,4 @@
-"""What may be asked of an export, checked before torch is loaded and anything is built."""
+"""Checks of an export request, made before torch is imported and anything is built."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def check_format(name: str) -> None:
-    """Refuse a format that is unknown, or whose packages are not there.
+    """Reject a format that is unknown, or whose packages are not installed.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the format is rejected.
     """
     if name not in FORMATS:
         raise ConfigError(f"format is '{name}'; it must be one of {', '.join(FORMATS)}.{did_you_mean(name, FORMATS)}")
@@ -32,20 +32,22 @@ def check_format(name: str) -> None:
 
 
 def check_output(output: str | Path, name: str) -> Path:
-    """Return the file to write, after checking that it can be written.
+    """Check that the output can be written, and return its path.
 
     Args:
         output: the file.
         name: the format.
 
     Raises:
-        ConfigError: its suffix is another format's, its folder is not there, or it is a folder itself.
+        ConfigError: it has another format's suffix, its folder does not exist, or it is a folder.
     """
     path, suffix = Path(output), FORMATS[name][0]
     if path.is_dir():
-        raise ConfigError(f"output is '{output}', which is a folder; it must be a file, as {path / f'model{suffix}'}.")
+        raise ConfigError(f"output is '{output}', which is a folder; it must be a file, for example {path / f'model{suffix}'}.")
     if path.suffix != suffix:
         raise ConfigError(f"output is '{output}'; for format={name} its name must end in {suffix}.")
     if not path.parent.is_dir():
-        raise ConfigError(f"output is '{output}', and there is no folder {path.parent}. Make it, or give another file.")
+        raise ConfigError(
+            f"output is '{output}', and the folder {path.parent} does not exist. Create it, or give another file."
+        )
     return path

@@ -1,4 +1,4 @@
-"""format=safetensors: the weights alone, as in a checkpoint; a tensor of several names stands once."""
+"""format=safetensors: only the weights, as in a checkpoint; a tensor with several names is stored once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from trainkit.errors import TaskError
 
 
 def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
-    """Write the task's state_dict; return that it goes for any batch size.
+    """Write the task's state_dict; return True: it fits any batch size.
 
     Raises:
         TaskError: the state_dict is empty, or holds more than tensors.
-        OSError: the disk does not take it.
+        OSError: the disk fails.
     """
     state = task.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others or not state:
         what = f"holds '{others[0]}', which is no tensor" if others else "has no weights"
-        raise TaskError(f"{type(task).__name__} {what}; format=safetensors writes tensors. Take another: format=torch_export.")
+        raise TaskError(f"{type(task).__name__} {what}; format=safetensors writes tensors. Use format=torch_export.")
     tensors, aliases = find_aliases(state)
-    write_safetensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, aliases)  # no two share memory
+    write_safetensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, aliases)  # none may share memory
     return True
 
 
 def load(path: Path, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
-    """Return the forward of `rebuilt` with the weights of the file, or the task's own with them; the task keeps its own.
+    """Return the forward of `rebuilt` with the file's weights, or the task's own forward with them; the task is unchanged.
 
     Raises:
-        CheckpointError: they do not fit.
+        CheckpointError: the weights do not fit.
     """
     state = read_safetensors(path)
     assert sorted(state) == sorted(task.state_dict())

@@ -1,8 +1,8 @@
-"""Commands of Horovod's build and proof: run to their end or ended as a group, and a failure told in a few lines.
+"""Runs the commands of Horovod's build and test: to their end or ended as a group, with failures summarised in a few lines.
 
 run
- |- end_group         on a time limit, Ctrl-C or any error, nothing that was started goes on
- `- failure            what was done, the first error lines, what to do about them, where the whole log is
+ |- end_group         on a time limit, Ctrl-C or any error, ends everything that was started
+ `- failure            what was done, the first error lines, remedy, path of the log
      |- first_error
      `- advice
 """
@@ -31,12 +31,12 @@ _INSTALL = "python -m trainkit horovod install"
 _ERROR = re.compile(
     r"\b(fatal )?error: |CMake Error|undefined reference|nvcc fatal|internal compiler error|virtual memory exhausted"
     r"|Cannot allocate memory|No space left on device|command not found"
-    r"|^(\[\d+\]<std\w+>:)?\s*(ERROR: |[\w.]*(Error|Exception): )"  # a rank's lines begin with its number
+    r"|^(\[\d+\]<std\w+>:)?\s*(ERROR: |[\w.]*(Error|Exception): )"  # a rank's lines start with its number
 )
-# What make echoes between two lines of one message.
+# Echoed by make between two lines of one message.
 _ECHO = re.compile(r"^\s*(\[\s*\d+%\]|g?make(\[\d+\])?:|cd \S+ &&|\S*/(c\+\+|g\+\+|cc|gcc|cmake|nvcc) )")
 
-# The first row whose pattern is found answers.
+# The first row with a matching pattern is used.
 _ADVICE: tuple[tuple[str, str], ...] = (
     (
         r"Killed signal|error: Killed|signal terminated program|memory exhausted|Cannot allocate memory|bad_alloc",
@@ -44,16 +44,16 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No space left on device|Disk quota exceeded",
-        "The disk is full. Make room, or name folders on a larger one with TMPDIR (build) and TRAINKIT_CACHE (wheels).",
+        "The disk is full. Free space, or set TMPDIR (build) and TRAINKIT_CACHE (wheels) to folders on a larger one.",
     ),
     (
         r"No CMAKE_C(XX)?_COMPILER could|able to compile a simple|Could not find compiler set|unable to find a build",
-        "There is no C++ compiler that works, or no make. Install them (Debian, Ubuntu: apt-get install g++ make; "
-        "Fedora: dnf install gcc-c++ make), and see what the variables CC and CXX name.",
+        "There is no working C++ compiler, or no make. Install them (Debian, Ubuntu: apt-get install g++ make; Fedora: dnf "
+        "install gcc-c++ make), and check the variables CC and CXX.",
     ),
     (
         r"requires the language dialect|option .-std=c\+\+2|C\+\+(17|20) or later",
-        "The C++ compiler is too old for C++20, which torch needs. Install g++ 11 or later and name it with CXX.",
+        "The C++ compiler is too old for C++20, which torch needs. Install g++ 11 or later and set CXX to it.",
     ),
     (
         r"No module named '?torch'?\b|Could NOT find Pytorch",
@@ -65,7 +65,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No module named '?pip'?\b",
-        "This environment has no pip. Put it there (python -m ensurepip, or uv pip install pip) and try again.",
+        "This environment has no pip. Install it (python -m ensurepip, or uv pip install pip) and try again.",
     ),
     (
         r"Python\.h: No such file",
@@ -73,29 +73,29 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Could NOT find MPI|mpi\.h: No such file",
-        f"The MPI that was found cannot be built with. Leave it out: {_INSTALL} --no-mpi",
+        f"Horovod cannot be built with the MPI that was found. Build without: {_INSTALL} --no-mpi",
     ),
     (
         r"nvcc fatal|[Uu]nsupported (gpu|GNU)|Could NOT find (CUDAToolkit|NCCL)|nccl\.h: No such|cuda\w*\.h: No such",
-        f"The CUDA toolkit does not fit. Install the one of torch's CUDA version, or build without: {_INSTALL} --cpu",
+        f"The CUDA toolkit does not fit. Install the toolkit of torch's CUDA version, or build without: {_INSTALL} --cpu",
     ),
     (
         r"DO NOT MATCH THE HASHES",
-        "What the index gave is not the release of Horovod; nothing of it was run. See: pip config list",
+        "The index returned another file than the release of Horovod; none of it was run. See: pip config list",
     ),
     (
         r"No matching distribution|Could not find a version|[Cc]onnection|name resolution|[Tt]imed out|SSLError",
-        "pip did not get what it needs from the package index. See the network and pip's settings (pip config list). "
-        "On a machine without network, bring Horovod's source along (pip download --no-deps --no-binary horovod "
-        f"horovod==0.28.1, elsewhere) and give it: {_INSTALL} --source horovod-0.28.1.tar.gz",
+        "pip could not download from the package index. Check the network and pip's settings (pip config list). On a machine "
+        "without network, download Horovod's source elsewhere (pip download --no-deps --no-binary horovod horovod==0.28.1) and "
+        f"pass it: {_INSTALL} --source horovod-0.28.1.tar.gz",
     ),
     (
         r"externally-managed-environment",
-        "This Python belongs to the system. Make an environment first: python -m venv .venv, and install torch there.",
+        "This Python belongs to the system. Create an environment first: python -m venv .venv, and install torch there.",
     ),
     (
         r"Permission denied|Read-only file system",
-        "A folder cannot be written. Use a virtual environment, and name a folder of yours with TRAINKIT_CACHE.",
+        "A folder is not writable. Use a virtual environment, and set TRAINKIT_CACHE to a folder of yours.",
     ),
 )
 
@@ -111,16 +111,16 @@ def run(
 ) -> list[str]:
     """Run a command to its end and return the lines it printed.
 
-    The output goes to the end of `log`, not through a pipe: a grandchild that keeps a pipe open could hold us for ever.
+    The output is appended to `log` instead of a pipe: a grandchild that holds a pipe open could block this process forever.
 
     Args:
         what: the command in words, as the start of a sentence: "Building Horovod".
-        log: the file that gets the output; its folder is made.
+        log: the output file; its folder is created.
         on_line: called with every line soon after it is printed.
-        timeout_s: seconds after which the command and all it started are ended; None for no limit.
+        timeout_s: seconds after which the command and its children are ended; None for no limit.
 
     Raises:
-        EngineError: the command failed or ran out of time; says the first error, what to do, and where the log is.
+        EngineError: the command failed or timed out; the message has the first error, a remedy, and the log's path.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
@@ -133,7 +133,7 @@ def run(
         try:
             unfinished = ""
             while True:
-                ended = process.poll() is not None  # asked before reading: what came before the end is then read
+                ended = process.poll() is not None  # polled before reading, so that all output before the end is read
                 *whole, unfinished = (unfinished + back.read()).split("\n")
                 for line in [*whole, unfinished] if ended and unfinished else whole:
                     lines.append(line)
@@ -152,7 +152,7 @@ def run(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: first asked to, as a launcher then ends its ranks, and killed after that."""
+    """End a process and its group: by SIGTERM, on which a launcher ends its ranks, then by SIGKILL."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,16 +163,16 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def failure(what: str, lines: Sequence[str], log: Path) -> str:
-    """Return the few lines a user needs: what failed, the first error, what to do about it, where the log is."""
+    """Return a short message: what failed, the first error, the remedy, the path of the log."""
     shown = first_error(lines) or [line[:_WIDEST] for line in lines if line.strip()][-_MOST_LINES:]
-    told = "".join(f"\n  {line}" for line in shown) or "\n  (it printed nothing)"
-    return f"{what}:{told}\n{advice(shown, lines)}\nThe full log: {log}"
+    text = "".join(f"\n  {line}" for line in shown) or "\n  (it printed nothing)"
+    return f"{what}:{text}\n{advice(shown, lines)}\nThe full log: {log}"
 
 
 def first_error(lines: Sequence[str]) -> list[str]:
-    """Return the first error of a build's output and the lines right after it, five at most; or none.
+    """Return the first error of a build's output and the lines after it, at most five; empty if there is none.
 
-    Empty lines and what make echoes are left out: with several compilers at once they stand in between.
+    Empty lines and make's echoes are skipped: with parallel compilers they are interleaved.
     """
     start = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
     if start is None:
@@ -182,9 +182,9 @@ def first_error(lines: Sequence[str]) -> list[str]:
 
 
 def advice(shown: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """Return what to do about an error: by the error shown, else by all error lines of the output."""
+    """Return the remedy for an error: by the shown lines, else by all error lines of the output."""
     for text in ("\n".join(shown), "\n".join(line for line in lines if _ERROR.search(line))):
         for pattern, remedy in _ADVICE:
             if re.search(pattern, text):
                 return remedy
-    return "This failure is not a known one: the log has the whole story."
+    return "This failure is unknown: see the log."

@@ -1,7 +1,7 @@
-"""Who started this process: the only reader of the launchers' environment variables. Imports no torch.
+"""Detects the launcher of this process: the only reader of the launchers' environment variables. Imports no torch.
 
 horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
-OMPI_COMM_WORLD_*; srun SLURM_*. A process that nobody started has none of them and is rank 0 of 1.
+OMPI_COMM_WORLD_*; srun SLURM_*. A process without launcher has none of them and is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "srun"]
 
 @dataclass(frozen=True)
 class Launcher:
-    """What the environment says of this process.
+    """The launcher, by the environment, and this process's rank.
 
     Attributes:
         name: the launcher.
-        rank: this process among all, from 0.
+        rank: rank of this process, from 0.
         world_size: number of processes.
-        local_rank: this process among those of its host, from 0.
+        local_rank: rank among the processes of its host, from 0.
         local_size: number of processes on this host.
     """
 
@@ -34,18 +34,18 @@ class Launcher:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and prints."""
+        """Return whether this process writes files and prints."""
         return self.rank == 0
 
     @property
     def engine(self) -> Literal["single", "horovod", "ddp"]:
-        """The engine that `engine=auto` stands for."""
+        """The engine selected by `engine=auto`."""
         if self.name in ("horovodrun", "mpirun"):
             return "horovod"
         return "ddp" if self.name == "torchrun" else "single"
 
 
-# launcher -> (variable that gives it away, rank, size, local rank, local size), the surest sign first.
+# launcher -> (variable that identifies it, rank, size, local rank, local size), most reliable first.
 _VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -56,13 +56,13 @@ _VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    # SLURM_STEP_ID alone is set in a batch script too, where nobody has started several tasks.
+    # SLURM_STEP_ID alone is also set in a batch script, which is a single task.
     "srun": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 }
 
 
 def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torchrun"]) -> None:
-    """Make this process look, to itself alone, like rank 0 of so many that `name` started."""
+    """Set the variables of `name` in this process: it then counts as rank 0 of `world_size`."""
     for variables in _VARIABLES.values():
         for variable in variables:
             os.environ.pop(variable, None)
@@ -72,13 +72,13 @@ def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torch
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what tells a process that a launcher started it: for a job of its own."""
+    """Return the environment without launcher variables, for a separate job."""
     signs = {variable for variables in _VARIABLES.values() for variable in variables}
     return {name: value for name, value in environ.items() if name not in signs}
 
 
 def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
-    """Read the launcher from environment variables (`os.environ` when none are given)."""
+    """Read the launcher from environment variables (default: `os.environ`)."""
     env = os.environ if environ is None else environ
 
     def number(variable: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""Starting a job of several ranks on this machine."""
+"""Starts a job of several ranks on this machine."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Launcher = Literal["horovodrun", "torchrun"]
 
 
 def launcher_of(engine: str) -> Launcher:
-    """Return who starts ranks of an engine ("auto", "horovod", "ddp"); auto is on Horovod where that is installed."""
+    """Return the launcher for an engine ("auto", "horovod", "ddp"); auto uses Horovod if it is installed."""
     return "torchrun" if engine == "ddp" or importlib.util.find_spec("horovod") is None else "horovodrun"
 
 
 def start_with(launcher: Launcher, ranks: int) -> list[str]:
-    """Return how a command begins that runs a script, or `-m module`, with this Python on each of so many ranks.
+    """Return the start of a command that runs a script, or `-m module`, with this Python on each of `ranks` ranks.
 
-    Modules, not the scripts `horovodrun` and `torchrun`: the PATH may lead to those of another environment.
+    It uses modules, not the scripts `horovodrun` and `torchrun`: on the PATH, these may belong to another environment.
     """
     if ranks == 1:
         return [sys.executable]
-    if launcher == "torchrun":  # standalone: on a port of its own
+    if launcher == "torchrun":  # standalone: on a free port
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", sys.executable]
 
 
 def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
-    """Run a job to its end, its output into `log`, and return its exit code; nothing that it started goes on."""
+    """Run a job to its end with its output in `log`; return its exit code. Everything that it started has ended then."""
     with ended_by_signals(), log.open("wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
@@ -48,8 +48,8 @@ def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let an end from outside run the same way out as Ctrl-C: what was started must not go on without us."""
-    if threading.current_thread() is not threading.main_thread():  # who alone may choose what signals do
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that started processes are ended with this one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     ending = (signal.SIGTERM, signal.SIGHUP)

@@ -1,1 +1,1 @@
-"""Takes the step of a crash capsule again, in one process."""
+"""Runs the step of a crash capsule again, in one process."""

@@ -1,6 +1,6 @@
-"""From a capsule to a fit that stands before the step: the Task from its config, weights, random states, loss scale.
+"""Rebuilds a fit at the start of a capsule's step: the Task from its config, weights, random states, loss scale.
 
-The config is input from a file: it passes the checks of any config, and what it `trust`s does not count. No data set and no
+The config is input from a file: it passes all checks of a config, and its own `trust` entry is ignored. No data set and no
 loader is built.
 """
 
@@ -31,13 +31,13 @@ from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 from trainkit.trainer import Trainer
 
-# Of the Trainer's arguments, those that a single step knows.
+# Of the Trainer's arguments, those that affect a single step.
 TAKEN = ("precision", "channels_last", "deterministic", "gradient_clip_val", "gradient_clip_algorithm")
 MORE = ("compile", "benchmark", "detect_anomaly")
 
 
 def merged(config: Any, overrides: Mapping[str, Any]) -> Any:
-    """Return a config with other values in it, at any depth."""
+    """Return a config with other values merged in, at any depth."""
     if not isinstance(config, dict):
         return dict(overrides)
     found = dict(config)
@@ -47,17 +47,17 @@ def merged(config: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[str]) -> Task:
-    """Return the Task of the capsule's config.
+    """Build the Task from the capsule's config.
 
     Raises:
-        CheckpointError: it was made without a config.
+        CheckpointError: the capsule has no config.
         ConfigError: the config is not legal.
     """
     config = capsule.about.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{capsule.folder} is of a run from Python code: it has no config to build the Task from. Take it again from "
-            f"there: trainkit.replay('{capsule.folder}', task={capsule.about.get('task', 'MyTask').rpartition('.')[2]}(...))."
+            f"{capsule.folder} is from a run in Python code: it has no config to build the Task from. Replay it in Python: "
+            f"trainkit.replay('{capsule.folder}', task={capsule.about.get('task', 'MyTask').rpartition('.')[2]}(...))."
         )
     parts = {key: value for key, value in overrides.items() if key != "trainer"}
     none = dict.fromkeys(("data", "engine", "ckpt_path", "resume", "init_weights"))
@@ -73,10 +73,10 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
 
 
 def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_dir: str) -> Trainer:
-    """Return a Trainer of one process that computes as the run's did.
+    """Return a single-process Trainer that computes like the run's.
 
     Raises:
-        ConfigError: `changes` has an argument that a single step does not know, or a value that is not legal.
+        ConfigError: `changes` has an argument that does not affect a single step, or an illegal value.
     """
     if strange := [name for name in changes if name not in (*TAKEN, *MORE)]:
         raise ConfigError(unknown(f"trainer.{strange[0]}", strange[0], [*TAKEN, *MORE]))
@@ -103,9 +103,9 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
 
 @contextlib.contextmanager
 def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[Run]:
-    """Yield a run at the beginning of the step, but for weights and random states."""
+    """Yield a run at the start of the step, except for weights and random states."""
     about = capsule.about
-    one_batch = [torch.zeros(max(1, int(about["num_samples"] or 1)), 1)]  # its size is all that is read of it
+    one_batch = [torch.zeros(max(1, int(about["num_samples"] or 1)), 1)]  # only its size is read
     stage = Stage("fit", task, DataSources({"train": one_batch}), trainer.callbacks, trainer.options, has_data=True)
     with stage:
         run = build_run(stage, StartFrom())
@@ -128,17 +128,17 @@ def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
         parameter.requires_grad_(name not in about.get("frozen", ()))
 
 
-def load_weights(run: Run, capsule: Capsule, wish: str | None) -> tuple[str, int | None]:
-    """Load the weights of the step, or the nearest that there are; return where they are from, and by how many steps older.
+def load_weights(run: Run, capsule: Capsule, requested: str | None) -> tuple[str, int | None]:
+    """Load the step's weights, or the nearest available; return their source, and by how many steps they are older.
 
     Raises:
         CheckpointError: there are none, or they do not fit.
     """
-    if wish is None and capsule.weights is not None:
+    if requested is None and capsule.weights is not None:
         load_into(run.task, read_weights(str(capsule.weights)), str(capsule.weights))
         _set_groups(run, capsule)
         return "those of the step, from the capsule", 0
-    path = wish or _checkpoint_of(capsule)
+    path = requested or _checkpoint_of(capsule)
     with local_copy(path) as copy:
         load_into(run.task, read_weights(copy), path)
         older = _steps_older(Path(copy), capsule)
@@ -154,23 +154,23 @@ def _checkpoint_of(capsule: Capsule) -> str:
     if not path:
         raise CheckpointError(
             f"{capsule.folder} has no weights (the update was made before the loss was known), and the run had no checkpoint "
-            "yet. Give some: weights=FOLDER or FILE. Next time trainer.stop_on_nonfinite=true keeps the step's own."
+            "yet. Pass weights=FOLDER or FILE. With trainer.stop_on_nonfinite=true, a capsule stores the step's own weights."
         )
     if "://" in path:
         return str(path)
     beside = capsule.folder.parent.parent / "checkpoints"  # the run's folder may have been moved
     ages = {}
     for place in (Path(path), *(path.parent for path in sorted(beside.glob(f"[!.]*/{MANIFEST}")))):
-        with contextlib.suppress(CheckpointError):  # a damaged one does not count
+        with contextlib.suppress(CheckpointError):  # a damaged checkpoint is skipped
             age = None if place.is_symlink() else _steps_older(place, capsule)
             if age is not None:
                 ages[str(place)] = age
     if not ages:
         raise CheckpointError(
-            f"{capsule.folder} names the checkpoint {path}, which is not there any more, and {beside} has no other. Give "
+            f"{capsule.folder} names the checkpoint {path}, which does not exist any more, and {beside} has no other. Pass "
             f"weights of about step {capsule.about['step']}: weights=FOLDER or FILE."
         )
-    return min(ages, key=lambda place: (ages[place] < 0, abs(ages[place])))  # one from after the step may be spoilt by it
+    return min(ages, key=lambda place: (ages[place] < 0, abs(ages[place])))  # a later one may contain the bad update
 
 
 def _steps_older(folder: Path, capsule: Capsule) -> int | None:
@@ -181,7 +181,7 @@ def _steps_older(folder: Path, capsule: Capsule) -> int | None:
 
 
 def _set_groups(run: Run, capsule: Capsule) -> None:
-    """Set rates, momenta and the like to those of the step."""
+    """Set rates, momenta and other optimizer settings to those of the step."""
     for optimizer, groups in zip(run.optimizers, capsule.step["groups"], strict=False):
         for group, kept in zip(optimizer.param_groups, groups, strict=False):
             group.update(kept)

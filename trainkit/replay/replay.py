@@ -1,4 +1,4 @@
-"""replay: the forward and backward of one step of one rank, from its capsule, in this process."""
+"""replay: runs forward and backward of one step of one rank from its capsule, in this process."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from trainkit.run.run import Run
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came out.
+    """The results of a replay.
 
     Attributes:
         about: the capsule's manifest.
-        weights: where the weights are from.
-        steps_older: by how many steps they are older than the step; None where nobody knows.
-        recorded: each microbatch's loss as the run had it; None where it did not come so far.
-        losses: as it is now, of the microbatches that came so far.
-        bad_inputs: where a batch itself is not finite, in words.
+        weights: source of the weights.
+        steps_older: by how many steps the weights are older than the step; None if unknown.
+        recorded: each microbatch's loss in the run; None if the run did not compute it.
+        losses: the losses now, of the microbatches that were run.
+        bad_inputs: descriptions of non-finite batches.
         bad_weights: parameters and buffers that were not finite before the step.
-        first_bad: the first module with an output that is not finite.
-        outputs: of each module, in the order of their first calls.
-        bad_gradients: parameters whose gradient is not finite.
+        first_bad: the first module with a non-finite output.
+        outputs: outputs of each module, in the order of first calls.
+        bad_gradients: parameters with a non-finite gradient.
         gradients: each parameter's gradient norm, without the loss scale.
-        error: what training_step or backward raised.
-        updated: whether the update was made; None where it was not asked for.
-        notes: what is not as it was in the run.
+        error: the exception of training_step or backward.
+        updated: whether the update was made; None if not requested.
+        notes: differences from the run.
     """
 
     about: dict[str, Any]
@@ -63,7 +63,7 @@ class Replayed:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all losses are those of the run, bit for bit."""
+        """Return whether all losses equal the run's, bit for bit."""
         return len(self.losses) == len(self.recorded) and all(
             before is not None and struct.pack("d", before) == struct.pack("d", now)
             for before, now in zip(self.recorded, self.losses, strict=True)
@@ -80,40 +80,40 @@ def replay(
     overrides: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
 ) -> Replayed:
-    """Take a step anew that CrashCapsule has kept; no data set, no loader and no network is needed.
+    """Run a step again that CrashCapsule has stored; needs no data set, no loader and no network.
 
     Args:
-        capsule: its folder.
-        task: a Task as the run began with; None builds it from the config in the capsule.
-        update: make the optimizer's update too, with this rank's gradient alone.
+        capsule: the capsule's folder.
+        task: a Task like the run's initial one; None builds it from the config in the capsule.
+        update: make the optimizer's update too, with this rank's gradient only.
         pdb: stop in the debugger before training_step ("s" steps into it).
-        weights: a checkpoint's folder or a file of weights, in place of those of the capsule.
-        overrides: of the config, as {"task": {"dropout": 0.0}, "trainer": {"detect_anomaly": True}}.
-        trust: modules that the config may name beside the allowed ones.
+        weights: a checkpoint's folder or a file of weights, instead of the capsule's.
+        overrides: changes of the config: {"task": {"dropout": 0.0}, "trainer": {"detect_anomaly": True}}.
+        trust: modules that the config may name in addition to the allowed ones.
 
     Raises:
         CheckpointError: the capsule is missing or damaged, or there are no weights for it.
         ConfigError: an override is not legal.
     """
-    kept, changes = read(capsule), dict(overrides or {})
+    stored, changes = read(capsule), dict(overrides or {})
     if task is not None and changes.keys() - {"trainer"}:
         raise ConfigError(f"overrides has {', '.join(changes.keys() - {'trainer'})}, but the task is given. Change it there.")
-    taken = kept.step["microbatches"]
+    taken = stored.step["microbatches"]
     batches = [unpack(entry["batch"]) for entry in taken]
     watch = Watch(lambda number: set_random_state(taken[number]["random"]))
     if task is None:
-        task = build_task(kept, changes, trust)
+        task = build_task(stored, changes, trust)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_of(kept, changes.get("trainer") or {}, watch, folder)
-        with opened(trainer, task, kept) as run:
-            source, older = load_weights(run, kept, weights)
+        trainer = trainer_of(stored, changes.get("trainer") or {}, watch, folder)
+        with opened(trainer, task, stored) as run:
+            source, older = load_weights(run, stored, weights)
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
-            error = _take(run, watch, kept, batches, pdb)
+            error = _take(run, watch, stored, batches, pdb)
             grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}
-            updated = loop.update(run, _step(kept)) if update and error is None else None
-            samples = [entry.get("samples") for entry in kept.about["microbatches"]]
+            updated = loop.update(run, _step(stored)) if update and error is None else None
+            samples = [entry.get("samples") for entry in stored.about["microbatches"]]
             return Replayed(
-                about=kept.about,
+                about=stored.about,
                 weights=source,
                 steps_older=older,
                 recorded=[None if entry["loss"] is None else float(entry["loss"]) for entry in taken],
@@ -126,13 +126,13 @@ def replay(
                 gradients={name: float(grad.norm()) for name, grad in grads.items()},
                 error=error,
                 updated=updated,
-                notes=_notes(kept, run),
+                notes=_notes(stored, run),
             )
 
 
-def _take(run: Run, watch: Watch, kept: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
-    """Run forward and backward of the microbatches; return what was raised."""
-    taken, step = kept.step["microbatches"], _step(kept)
+def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
+    """Run forward and backward of the microbatches; return the exception, or None."""
+    taken, step = stored.step["microbatches"], _step(stored)
     if pdb:
         _stop_before(run.task)
     channels_last = run.options.numerics.uses_channels_last(run.engine.device)
@@ -144,14 +144,14 @@ def _take(run: Run, watch: Watch, kept: Capsule, batches: list[Any], pdb: bool) 
             on_device = move(batch)
             try:
                 loop.train_batch(run, Microbatch(on_device, entry["num_samples"], i == len(taken)), step)
-            except Exception as error:  # it may be what the capsule was written for
+            except Exception as error:  # the capsule may have been written for this error
                 return error
     return None
 
 
-def _step(kept: Capsule) -> Step:
-    own = sum(entry["num_samples"] for entry in kept.step["microbatches"])
-    return Step(int(kept.about["num_samples"] or own), iter(()))
+def _step(stored: Capsule) -> Step:
+    own = sum(entry["num_samples"] for entry in stored.step["microbatches"])
+    return Step(int(stored.about["num_samples"] or own), iter(()))
 
 
 def _stop_before(task: Task) -> None:
@@ -174,22 +174,22 @@ def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
 
 
-def _notes(kept: Capsule, run: Run) -> list[str]:
-    """Say what is not as it was in the run."""
-    about, settings, device = kept.about, kept.about["settings"], run.engine.device
+def _notes(stored: Capsule, run: Run) -> list[str]:
+    """Describe the differences from the run."""
+    about, settings, device = stored.about, stored.about["settings"], run.engine.device
     was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
     if was_gpu != (device.type == "cuda"):
-        notes.append(
-            f"the run computed on {about['device']}, this is {device.type}: other kernels, and other random numbers there"
-        )
+        notes.append(f"the run computed on {about['device']}, this is {device.type}: kernels and random numbers differ")
     if settings.get("compile") and not run.options.numerics.compile:
         notes.append(f"the run was compiled, this is not (trainer.compile={str(settings['compile']).lower()})")
     if settings.get("sync_batchnorm") and about["world_size"] > 1:
-        notes.append(f"batch norm had the statistics of {about['world_size']} ranks, here it has those of this rank's batches")
+        notes.append(f"batch norm used the statistics of {about['world_size']} ranks, here those of this rank's batches")
     if about["world_size"] > 1:
-        notes.append(f"gradients are this rank's part of the sum of {about['world_size']} ranks")
+        notes.append(f"gradients are this rank's share of the sum over {about['world_size']} ranks")
     if about["num_samples"] is None:
-        notes.append("how many samples the step had on all ranks is not known (a stream): gradients are of the mean over these")
+        notes.append(
+            "the step's number of samples on all ranks is unknown (a stream): gradients are of the mean over these samples"
+        )
     here = str(torch.__version__)
     if (there := (about.get("versions") or {}).get("torch")) != here:
         notes.append(f"the run had torch {there}, this is {here}")

@@ -1,4 +1,4 @@
-"""Prints what a replayed step did."""
+"""Prints the results of a replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 8
 
 
 def show(done: Replayed) -> None:
-    """Print it: what it was, the losses, what is not finite, and the largest numbers."""
+    """Print the step, the losses, non-finite values, and the largest numbers."""
     console, about = console_of(), done.about
     rows = [
         (
@@ -52,15 +52,15 @@ def _findings(done: Replayed) -> list[tuple[str, str]]:
     first = done.first_bad
     if first is not None:
         inputs = "its inputs were finite" if first.inputs_finite else "its inputs were not finite either"
-        rows.append(("forward", f"the first module whose output is not finite is {first.name} ({first.kind}); {inputs}"))
+        rows.append(("forward", f"the first module with a non-finite output is {first.name} ({first.kind}); {inputs}"))
     elif any(not math.isfinite(loss) for loss in done.losses):
         rows.append(
-            ("forward", "all modules' outputs are finite: the loss becomes so after them, or between them, in training_step")
+            ("forward", "all modules' outputs are finite: the loss becomes non-finite in training_step, outside of the modules")
         )
     if done.bad_gradients:
-        rows.append(("backward", f"gradients that are not finite: {_some(done.bad_gradients)}"))
+        rows.append(("backward", f"non-finite gradients: {_some(done.bad_gradients)}"))
     if done.updated is not None:
-        rows.append(("update", "made" if done.updated else "held back: the gradients overflow at this loss scale"))
+        rows.append(("update", "made" if done.updated else "skipped: the gradients overflow at this loss scale"))
     if done.error is not None:
         rows.append(("error", f"{type(done.error).__name__}: {done.error}"))
     return rows
@@ -77,7 +77,7 @@ def _age(steps: int | None) -> str:
 def _compared(recorded: float | None, now: list[float]) -> str:
     before = "not recorded" if recorded is None else f"recorded {recorded:.9g}"
     if not now:
-        return f"{before}, and now it did not come so far"
+        return f"{before}, and not reached now"
     same = recorded is not None and (recorded == now[0] or (math.isnan(recorded) and math.isnan(now[0])))
     return f"{before}, now {now[0]:.9g}" + (": equal bit for bit" if same else "" if recorded is None else ": DIFFERENT")
 

@@ -1,4 +1,4 @@
-"""Watch: what a step that is taken anew computes: losses, the first module that is not finite, the largest numbers."""
+"""Watch: records the losses, the first non-finite module and the largest values of a replayed step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainkit.checkpoint.batches import tensors_in
 
 @dataclass(frozen=True)
 class Output:
-    """What a module returned, over all its calls.
+    """The output of a module, over all its calls.
 
     Attributes:
-        name: in the task.
-        kind: its class.
-        largest: the largest absolute value, of those that are finite.
-        finite: whether all were.
+        name: its name in the task.
+        kind: name of its class.
+        largest: the largest absolute finite value.
+        finite: whether all values were finite.
         inputs_finite: whether its inputs were.
     """
 
@@ -34,16 +34,16 @@ class Output:
 
 
 class Watch(Callback):
-    """Keeps losses and modules' outputs, and puts the random states before each microbatch.
+    """Records losses and modules' outputs, and restores the random states before each microbatch.
 
     Attributes:
-        losses: as training_step returned them.
-        outputs: of each module, in the order of their first calls.
-        first_bad: the first output that was not finite.
+        losses: return values of training_step.
+        outputs: output of each module, in the order of first calls.
+        first_bad: the first non-finite output.
     """
 
     def __init__(self, before: Callable[[int], None]) -> None:
-        """Take what is done before each microbatch, with its number."""
+        """Set the function that is called before each microbatch, with its number."""
         self._before = before
         self._number = 0
         self.losses: list[Tensor] = []
@@ -51,17 +51,17 @@ class Watch(Callback):
         self.first_bad: Output | None = None
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
-        """Put the random states back, before the Task's own hook."""
+        """Restore the random states, before the Task's own hook."""
         self._before(self._number)
         self._number += 1
 
     def on_before_backward(self, trainer: Any, task: Any, loss: Any) -> None:
-        """Keep the loss."""
+        """Record the loss."""
         self.losses.append(loss.detach().clone())
 
     @contextlib.contextmanager
     def over(self, task: nn.Module) -> Iterator[None]:
-        """Look at the outputs of all modules of a task within the context."""
+        """Record the outputs of all modules of a task within the context."""
         handles = [
             module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in task.named_modules() if name
         ]
@@ -85,7 +85,7 @@ class Watch(Callback):
 
 
 def _extent(value: Any) -> tuple[bool, float]:
-    """Return whether all floating point numbers are finite, and the largest absolute one of those that are."""
+    """Return whether all floating point values are finite, and the largest absolute finite one."""
     finite, largest = True, 0.0
     for _, tensor in tensors_in(value):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
@@ -98,16 +98,16 @@ def _extent(value: Any) -> tuple[bool, float]:
 
 
 def bad_inputs(batch: Any, samples: list[int] | None) -> list[str]:
-    """Say where a batch itself is not finite, by rows, and by samples of the data set where they are known."""
-    told = []
+    """Describe non-finite values in a batch, by rows, and by samples of the data set if known."""
+    found = []
     for place, tensor in tensors_in(batch):
         if not tensor.is_floating_point() or tensor.dim() == 0 or bool(tensor.isfinite().all()):
             continue
         rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[:, 0].tolist()
         own = [samples[row] for row in rows] if samples is not None and len(samples) == len(tensor) else None
         text = f"{place} is not finite in row{'s' * (len(rows) > 1)} {_listed(rows)}"
-        told.append(text + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else ""))
-    return told
+        found.append(text + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else ""))
+    return found
 
 
 def _listed(numbers: list[int], most: int = 8) -> str:

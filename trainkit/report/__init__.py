@@ -1,1 +1,1 @@
-"""What a run will do, before it does it (plan.py), and what to think about (advice.py)."""
+"""Reports: plan of a run, timeline, resume check, scaling; tables and pages in grid.py and page.py."""

@@ -1,4 +1,4 @@
-"""Grid: a table for the terminal and for a page; and how numbers are written in both."""
+"""Grid: a table for the terminal and for a page; and the number formats of both."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Grid:
-    """A table, for any medium.
+    """A table for the terminal or a page.
 
     Attributes:
-        title: what it shows.
-        columns: their names; all but the first, and those of sentences, hold numbers.
-        rows: of texts.
-        sentences: the columns that hold sentences.
-        is_code: whether the first column holds what is typed, or names from code.
+        title: its title.
+        columns: column names; all but the first and the `sentences` hold numbers.
+        rows: rows of texts.
+        sentences: indices of the columns that hold sentences.
+        is_code: whether the first column holds commands, or names from code.
     """
 
     title: str
@@ -27,11 +27,11 @@ class Grid:
     is_code: bool = False
 
     def is_text(self, column: int) -> bool:
-        """Return whether a column, counted from 0, holds words."""
+        """Return whether a column, counted from 0, holds text."""
         return column == 0 or column in self.sentences
 
     def rich(self) -> Table:
-        """Return it for the terminal."""
+        """Return the table for the terminal."""
         table = Table(title=self.title, title_justify="left", title_style="bold")
         for i, column in enumerate(self.columns):
             table.add_column(column, justify="left" if self.is_text(i) else "right", overflow="fold")
@@ -41,17 +41,17 @@ class Grid:
 
 
 def ms(seconds: float) -> str:
-    """Write seconds as milliseconds."""
+    """Format seconds as milliseconds."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{1000 * seconds:,.0f} ms"
 
 
 def share(part: float, whole: float) -> str:
-    """Write a part as percents of the whole."""
+    """Format a part as a percentage of the whole."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def human(count: float) -> str:
-    """Write a number of bytes in powers of 1,024."""
+    """Format a number of bytes in powers of 1,024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""A report as one HTML page that holds all it needs: it opens without a network, and can be mailed. The home of plotly."""
+"""A report as one self-contained HTML page: it opens without a network, and can be mailed. The home of plotly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Part:
     """A part of a page, from top to bottom: title, sentences, chart, table, note.
 
     Attributes:
-        title: what it shows.
+        title: its title.
         sentences: paragraphs.
         chart: a figure, or None.
         grid: a table, or None.
-        note: how to read it, or where it comes from.
-        id: names it, for links.
+        note: explanation, or source.
+        id: its id, for links.
     """
 
     title: str
@@ -40,14 +40,14 @@ class Part:
 
 
 def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:
-    """Write the page, as a whole or not at all.
+    """Write the page atomically.
 
     Args:
-        path: where.
-        title: its head.
-        under: a line below it.
-        cards: (name, value) of what is to be seen first.
-        parts: the rest.
+        path: path of the file.
+        title: heading of the page.
+        under: the line below the heading.
+        cards: (name, value) of the headline numbers.
+        parts: the remaining page.
     """
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE.read_text())
     shown = [
@@ -65,7 +65,7 @@ def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, st
 def _html(figure: go.Figure, name: str) -> Markup:
     config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
     made = figure.to_html(include_plotlyjs=False, full_html=False, div_id=f"{name}-plot", config=config)
-    return Markup(made)  # noqa: S704 - plotly escapes what it is given
+    return Markup(made)  # noqa: S704 - plotly escapes its input
 
 
 def figure(x_title: str, y_title: str, height: int = 380) -> go.Figure:

@@ -1,8 +1,8 @@
-"""A rank's Horovod timeline, read as what Horovod's thread did one after the other: operations, each of the tensors it fused.
+"""Reads a rank's Horovod timeline as the sequence of operations of Horovod's thread, each with the tensors fused into it.
 
-Horovod writes a "process" for each tensor, and in it B and E events that nest: ALLREDUCE, and within it the activities
-(MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE or NCCL_ALLREDUCE, MEMCPY_OUT_FUSION_BUFFER, ...). Tensors that were fused begin
-together, before the first activity of any of them.
+Horovod writes a "process" per tensor with nested B and E events: ALLREDUCE, and within it the activities
+(MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE or NCCL_ALLREDUCE, MEMCPY_OUT_FUSION_BUFFER, ...). Fused tensors begin together,
+before the first activity of any of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Operation:
 
     Attributes:
         kind: "ALLREDUCE", "BROADCAST", ...
-        start: when it began.
-        end: when its last tensor was done.
-        names: of its tensors, as they were handed over.
-        num_bytes: of all of them; of what Horovod tells no shape of, 0.
+        start: begin of the operation.
+        end: end of its last tensor.
+        names: its tensors, as they were submitted.
+        num_bytes: bytes of all tensors; a tensor whose shape Horovod does not record counts 0.
         activities: name -> (start, end).
     """
 
@@ -41,12 +41,12 @@ class Operation:
     activities: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def seconds_in(self, part: str) -> float:
-        """Return the seconds in activities whose name contains `part`."""
+        """Return the seconds in activities with `part` in their name."""
         return sum(end - start for name, (start, end) in self.activities.items() if part in name) / 1e6
 
     @property
     def wire_s(self) -> float:
-        """The seconds of the collective itself, without the copies to and from the fusion buffer."""
+        """The seconds of the collective itself, without copies to and from the fusion buffer."""
         return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and _is_wire(n)) / 1e6
 
 
@@ -55,7 +55,7 @@ def _is_wire(activity: str) -> bool:
 
 
 def read_operations(events: Iterable[Event]) -> list[Operation]:
-    """Return the operations of a Horovod timeline, in order; those that were cut off are left out."""
+    """Return the operations of a Horovod timeline, in order; incomplete ones are left out."""
     began = 0.0
     names: dict[Any, str] = {}
     open_: dict[Any, list[tuple[str, float]]] = {}
@@ -65,7 +65,7 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
     for event in events:
         phase, pid = event.get("ph"), event.get("pid")
         if phase != "M" and not isinstance(event.get("ts"), (int, float)) or (phase == "B" and "name" not in event):
-            continue  # of a damaged file
+            continue  # event of a damaged file
         if phase == "M":
             args = event.get("args", {})
             began = args.get("start_time_steady_in_micros", began)

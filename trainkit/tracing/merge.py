@@ -1,8 +1,8 @@
-"""The pieces of a recording as one file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Merges the files of a recording into one that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Ranks are processes. Each has a track of its steps and their parts, on a GPU one more by the device's own clock, a track of
-Horovod's operations, tracks of the gradients from the moment at which they were handed over, and what torch's profiler
-saw. All times are rank 0's clock; see clocks.py.
+Ranks are processes. Each has a track of its steps and their parts, on a GPU a second one by the device's clock, a track of
+Horovod's operations, tracks of the gradients from the time they were submitted, and the tracks of torch's profiler. All times
+are by rank 0's clock; see clocks.py.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sy
 
 
 class TraceError(TrainkitError):
-    """There is no recording, or none that can be read."""
+    """There is no recording, or no readable one."""
 
     exit_code = 2
 
 
 @dataclass
 class RankTrace:
-    """What one rank recorded, by its own clock, and how that is aligned.
+    """One rank's part of a recording, by its own clock, with its alignment to rank 0's.
 
     Attributes:
-        about: whose it is.
-        events: its own: parts of steps, gradients.
-        operations: of its Horovod timeline; empty where there is none.
-        torch_path: what torch's profiler wrote, or None.
+        about: facts about the rank.
+        events: its own events: parts of steps, gradients.
+        operations: operations of its Horovod timeline; empty if there is none.
+        torch_path: the file of torch's profiler, or None.
         clock: its alignment.
-        is_aligned: False where its clock could not be compared with rank 0's.
+        is_aligned: False if its clock could not be compared with rank 0's.
     """
 
     about: About
@@ -64,16 +64,16 @@ class RankTrace:
 
 
 def recordings(run_dir: Path) -> list[Path]:
-    """Return the folders of a run's recordings, the newest last."""
+    """Return the folders of a run's recordings, newest last."""
     folders = {path.parent for path in (run_dir / FOLDER).glob(f"*/{OWN.format('*')}")}
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 def read_recording(folder: Path) -> list[RankTrace]:
-    """Read what the ranks recorded, in the order of ranks.
+    """Read the files of all ranks, in the order of ranks.
 
     Raises:
-        TraceError: there is nothing that can be read.
+        TraceError: no file can be read.
     """
     ranks = []
     for path in folder.glob(OWN.format("*")):
@@ -83,7 +83,7 @@ def read_recording(folder: Path) -> list[RankTrace]:
             ranks.append(RankTrace(about, list(own_events(events))))
     if not ranks:
         raise TraceError(
-            f"{folder} holds no recording that can be read: no file {OWN.format(0)}. "
+            f"{folder} holds no readable recording: no file {OWN.format(0)}. "
             "Record steps with callbacks=timeline, or ask a running job: python -m trainkit timeline RUN_DIR record=10"
         )
     ranks.sort(key=lambda rank: rank.about.rank)
@@ -103,7 +103,7 @@ def _align(first: RankTrace, rank: RankTrace) -> None:
     own, others = _meetings(rank), _meetings(first)
     found = [o for mine, theirs in zip(own, others, strict=False) if (o := offset(theirs, mine)) is not None]
     rank.is_aligned = bool(found)
-    if not found:  # by the time of day: hosts that keep it by NTP differ by milliseconds
+    if not found:  # use the time of day: under NTP, hosts differ by milliseconds
         about, zero = rank.about, first.about
         shift = (about.unix_ns - about.monotonic_ns) - (zero.unix_ns - zero.monotonic_ns)
         found = [Offset(shift, float("inf"), about.monotonic_ns)]
@@ -115,7 +115,7 @@ def _meetings(rank: RankTrace) -> list[list[Meeting]]:
 
 
 def write_whole(folder: Path) -> Path:
-    """Write the one file, as a whole or not at all; return its path."""
+    """Write the merged file atomically; return its path."""
     ranks = read_recording(folder)
     path = folder / WHOLE
     draft = path.with_name(f".{path.name}.draft")
@@ -136,7 +136,7 @@ def _write(path: Path, ranks: list[RankTrace]) -> None:
         for event in whole(ranks):
             if "ts" in event:
                 event["ts"] = round(event["ts"] - begin, 3)
-                if event["ts"] < 0:  # the profiler began earlier; Perfetto takes no time before 0
+                if event["ts"] < 0:  # torch's profiler began earlier; Perfetto accepts no negative time
                     continue
             file.write(before + json.dumps(event, separators=(",", ":")))
             before = ",\n"
@@ -148,7 +148,7 @@ def _first(rank: RankTrace) -> float:
 
 
 def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
-    """Yield all events of all ranks, by rank 0's clock, in microseconds."""
+    """Yield the events of all ranks, by rank 0's clock, in microseconds."""
     for rank in ranks:
         number, about = rank.about.rank, rank.about
         unsure = f", clock +- {rank.clock.error_us / 1000:.2g} ms" if rank.clock != Alignment(SAME, SAME) else ""
@@ -182,19 +182,19 @@ def _horovod(rank: RankTrace) -> Iterator[Event]:
         base = {"cat": "horovod", "ph": "X", "pid": number, "tid": _HOROVOD_TRACK}
         start = rank.clock.to_rank_0(operation.start)
         several = f" of {len(operation.names)}" if len(operation.names) > 1 else ""
-        told = {"tensors": operation.names, "bytes": operation.num_bytes}
+        args = {"tensors": operation.names, "bytes": operation.num_bytes}
         yield base | {
             "name": f"{operation.kind}{several}",
             "ts": start,
             "dur": operation.end - operation.start,
-            "args": told,
+            "args": args,
         }
         for name, (began, ended) in operation.activities.items():
             yield base | {"name": name, "ts": start + began - operation.start, "dur": min(ended, operation.end) - began}
 
 
 def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
-    """What torch's profiler saw; its times are of the day."""
+    """Yield the events of torch's profiler, converted from the time of day."""
     number, about = rank.about.rank, rank.about
     base_us = read_head(path).get("baseTimeNanoseconds", 0) / 1000
     shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
@@ -210,6 +210,6 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
             yield _label("thread_name", number, tracks[key], name=name)
             yield _label("thread_sort_index", number, tracks[key], sort_index=tracks[key])
         moved = event | {"pid": number, "tid": tracks[key], "ts": rank.clock.to_rank_0(event["ts"] + shift)}
-        if "id" in moved:  # of an arrow; Perfetto takes whole numbers alone, and each rank counts its own
+        if "id" in moved:  # id of an arrow; Perfetto accepts only integers, and each rank counts from its own start
             moved["id"] = (number << 32) + int(moved["id"])
         yield moved

@@ -1,11 +1,11 @@
-"""A rank's part of a recording, a file of Chrome's trace format that can be read wherever it was cut off.
+"""A rank's file of a recording, in Chrome's trace format; it stays readable if it is cut off anywhere.
 
 The format is a JSON array of events (Trace Event Format, Google 2016: "JSON Array Format", whose closing bracket may be
 missing); ours has one event a line. Times are microseconds of the host's monotonic clock.
 
     {"name": "forward", "cat": "part", "ph": "X", "ts": 12.5, "dur": 3.1, "pid": 0, "tid": 0, "args": {"step": 50}}
 
-The first event tells whose file it is: `About`.
+The first event describes the rank: `About`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ Event = dict[str, Any]
 _CHUNK = 1 << 16
 
 ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
-FOLDER = "timeline"  # of a run's folder; in it a folder for each recording
-OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # of a rank, in the recording's folder
-WHOLE = "trace.json.gz"  # what they become
-REQUEST = "record"  # in FOLDER: asks a running job to record; holds the number of steps, or nothing
-PATIENCE_S = 30.0  # for which somebody waits until a request is taken
+FOLDER = "timeline"  # in a run's folder; it has a folder per recording
+OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # files of a rank, in the recording's folder
+WHOLE = "trace.json.gz"  # the merged file
+REQUEST = "record"  # in FOLDER: requests a recording of a running job; holds the number of steps, or nothing
+PATIENCE_S = 30.0  # the command `record` waits this long for the job to react
 
 
 @dataclass(frozen=True)
 class About:
-    """Whose file it is, and what the numbers of its clock mean.
+    """Facts about a rank, and the meaning of its clock.
 
     Attributes:
-        rank: which.
-        world_size: of how many.
+        rank: its number.
+        world_size: the number of ranks.
         host: its host's name.
-        boot: names the host's start: processes of one boot share their monotonic clock.
-        monotonic_ns: that clock, at the moment at which...
+        boot: id of the host's boot: processes of one boot share their monotonic clock.
+        monotonic_ns: a reading of that clock, at the moment at which...
         unix_ns: ...this was the time of day.
-        engine: its name.
+        engine: name of the engine.
         device: "cpu", or the GPU's name.
-        samples: of a step on all ranks; 0 where they differ.
+        samples: samples of a step on all ranks; 0 if they vary.
         accumulate: microbatches of a rank in a step.
-        cycle_ms: Horovod's cycle time, 0 where there is none.
-        fusion_bytes: Horovod's fusion threshold, 0 where there is none.
-        wire: what gradients travel as: "none", "fp16", "bf16".
-        workers: of this rank's loader; -1 where nobody knows.
+        cycle_ms: Horovod's cycle time, 0 without Horovod.
+        fusion_bytes: Horovod's fusion threshold, 0 without Horovod.
+        wire: number format of gradients in transfer: "none", "fp16", "bf16".
+        workers: number of this rank's loader workers; -1 if unknown.
     """
 
     rank: int
@@ -68,10 +68,10 @@ class About:
 
 
 class Piece:
-    """A rank's file while it is written: flushed after each `add`."""
+    """A rank's file during writing; flushed after each `add`."""
 
     def __init__(self, path: Path, about: About) -> None:
-        """Begin the file."""
+        """Start the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w")
         self.rank = about.rank
@@ -84,11 +84,11 @@ class Piece:
         self._file.flush()
 
     def drop(self) -> None:
-        """Leave the file as it is."""
+        """Close the file without its end."""
         self._file.close()
 
     def close(self) -> None:
-        """End the file."""
+        """Complete the file."""
         self._file.write("\n]\n")
         self._file.close()
 
@@ -100,7 +100,7 @@ def span(name: str, start_ns: int, end_ns: int, rank: int, tid: int = 0, **args:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a trace file, plain or gzipped, as far as it goes; a file that was cut off has fewer."""
+    """Return the events of a trace file, plain or gzipped; of a file that was cut off, the complete ones."""
     text = _read(path).decode(errors="replace")
     try:
         content = json.loads(text)
@@ -111,7 +111,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def read_head(path: Path) -> dict[str, Any]:
-    """Return what a trace file of torch's profiler says beside its events; an empty dict where it was cut off."""
+    """Return the fields of a torch profiler file other than its events; an empty dict if the file was cut off."""
     with contextlib.suppress(ValueError):
         content = json.loads(_read(path))
         return {k: v for k, v in content.items() if k != "traceEvents"} if isinstance(content, dict) else {}
@@ -119,7 +119,7 @@ def read_head(path: Path) -> dict[str, Any]:
 
 
 def own_events(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield those of our own events that are whole: in a damaged file some are not."""
+    """Yield our own events that are complete: a damaged file has incomplete ones."""
     for event in events:
         args = event.get("args")
         about = args if isinstance(args, dict) else {}
@@ -129,8 +129,10 @@ def own_events(events: Iterable[Event]) -> Iterator[Event]:
             is_whole = isinstance(times, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in times)
         elif event.get("cat") == SUMMED:
             begins, ends = event.get("ph") == "b", event.get("ph") == "e"
-            told = is_step and isinstance(about.get("bytes"), int) and isinstance(about.get("names"), list) and about["names"]
-            is_whole = isinstance(event.get("id"), str) and _has_numbers(event, "ts") and bool(ends or (begins and told))
+            is_full = (
+                is_step and isinstance(about.get("bytes"), int) and isinstance(about.get("names"), list) and about["names"]
+            )
+            is_whole = isinstance(event.get("id"), str) and _has_numbers(event, "ts") and bool(ends or (begins and is_full))
         else:
             spans = event.get("cat") == "part" and event.get("ph") == "X" and isinstance(event.get("name"), str)
             counts = "samples" not in about or isinstance(about["samples"], int)
@@ -144,7 +146,7 @@ def _has_numbers(event: Event, *keys: str) -> bool:
 
 
 def about_of(events: list[Event]) -> About | None:
-    """Return whose events these are, or None where they are not ours."""
+    """Return the facts about the rank of these events, or None if they are not ours."""
     if not events or events[0].get("name") != ABOUT:
         return None
     known = {field.name for field in fields(About)}
@@ -160,7 +162,7 @@ def _read(path: Path) -> bytes:
         return content
     try:
         return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error):  # cut off or damaged: what comes before that
+    except (EOFError, OSError, zlib.error):  # cut off or damaged: decompress the intact beginning
         text, rest = bytearray(), zlib.decompressobj(31)
         with contextlib.suppress(zlib.error):
             for i in range(0, len(content), _CHUNK):

@@ -21,10 +21,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Which checkpoint? Say ckpt_path=..., best, last, or a checkpoint's folder."),
+        ([], "ckpt_path is missing; it must be best, last, or a checkpoint's folder."),
         (
             ["ckpt_pth=best"],
-            "'ckpt_pth' is no setting of export. Did you mean 'ckpt_path'? There are ckpt_path, run_dir, format,",
+            "'ckpt_pth' is no setting of export. Did you mean 'ckpt_path'? Use ckpt_path, run_dir, format,",
         ),
         (["conf=mlp"], "'conf' is no setting of export."),
         (["--cfg"], "'--cfg' is no setting of export."),
@@ -33,8 +33,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ckpt_path=best", "ckpt_path=last"], "ckpt_path is given twice, as best and last."),
         (["ckpt_path=best", "format=tflite"], "format is 'tflite'; it must be one of safetensors, torch_export, onnx."),
         (["ckpt_path=best", "format=onnx", "output=a.pt2"], "output is 'a.pt2'; for format=onnx its name must end in .onnx."),
-        (["ckpt_path=best", "output=no/a.safetensors"], "output is 'no/a.safetensors', and there is no folder no."),
-        (["ckpt_path=best", "run_dir=absent"], "run_dir is 'absent', and there is no such folder."),
+        (["ckpt_path=best", "output=no/a.safetensors"], "output is 'no/a.safetensors', and the folder no does not exist."),
+        (["ckpt_path=best", "run_dir=absent"], "run_dir is 'absent', which does not exist."),
     ],
 )
 def test_a_mistake_in_the_command_is_told(

@@ -74,7 +74,7 @@ def test_a_run_is_taken_again_without_its_data(here: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "recorded nan, now nan: equal bit for bit" in out
     assert "batch[0] is not finite in row 1: sample 13 of the data set" in out
-    assert "the first module whose output is not finite is net.0 (Linear)" in out
+    assert "the first module with a non-finite output is net.0 (Linear)" in out
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == files
 
 
@@ -93,12 +93,12 @@ def test_values_of_the_config_can_be_changed(here: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "Which capsule? Say one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"),
+        ([], 2, "No capsule is given. Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"),
         (["a", "b"], 2, "2 capsules are given (a, b)."),
         (
             ["a", "updat=true"],
             2,
-            "'updat' is no setting of replay. Did you mean 'update'? There are update, pdb, weights, trust,",
+            "'updat' is no setting of replay. Did you mean 'update'? Use update, pdb, weights, trust,",
         ),
         (["a", "update=yes"], 2, "update is 'yes'; it must be true or false."),
         (["a", "pdb=true", "pdb=true"], 2, "pdb is given twice."),

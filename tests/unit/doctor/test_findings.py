@@ -220,7 +220,7 @@ def test_what_a_launcher_left_is_told() -> None:
     found = list(network.look(left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}))
     assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
     assert troubles(found)["launcher's variables"].mend == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
-    assert "rank 1 of 4 that torchrun started" in troubles(found)["launcher's variables"].why
+    assert "rank 1 of 4, started by torchrun" in troubles(found)["launcher's variables"].why
     assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), "nobody reads these alone"
     (variables,) = [f.value for f in found if f.name == "variables"]
     assert "NCCL_DEBUG=INFO" in variables and "abc" not in variables

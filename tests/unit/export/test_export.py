@@ -124,7 +124,7 @@ def test_a_forward_for_one_batch_size_is_written_for_it(
     task = Own(lambda y, x: y.reshape(rows, 1) + x.reshape(rows, 3))
     done = export(task, tmp_path / f"own{SUFFIXES[kind]}", kind, torch.randn(rows, 3))
     assert (done.any_batch_size, done.batch_sizes) == (False, [rows])
-    assert f"The file takes batches of {rows} only; torch.export cannot leave the size open: " in capsys.readouterr().out
+    assert f"The file accepts only batches of {rows}; torch.export cannot make the size dynamic: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -159,7 +159,7 @@ def test_a_file_that_computes_something_else_is_not_there(kind: str, tmp_path: P
     path = tmp_path / f"own{SUFFIXES[kind]}"
     path.write_text("the older one")
     task = Own(lambda y, x: y + 1 if torch.compiler.is_exporting() else y)
-    with pytest.raises(TaskError, match=r"computes something else than Own.forward: on 4 samples the largest difference is 1,"):
+    with pytest.raises(TaskError, match=r"differ from Own.forward: on 4 samples the largest difference is 1,"):
         export(task, path, kind, torch.randn(4, 3))
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "the older one"
@@ -169,7 +169,7 @@ def test_a_state_beside_the_weights_is_found_out(tmp_path: Path) -> None:
     """What forward takes from elsewhere is not in safetensors: a newly built Task answers differently, by however little."""
     task, rebuilt = Own(lambda y, x: y + task.offset), Own(lambda y, x: y + rebuilt.offset)
     task.offset, rebuilt.offset = 1e-6, 0.0
-    with pytest.raises(TaskError, match=r"largest difference is .*e-0[67], and it must be 0 at most. Nothing was written"):
+    with pytest.raises(TaskError, match=r"largest difference is .*e-0[67], and it must be at most 0. Nothing was written"):
         export(task, tmp_path / "own.safetensors", example_input=torch.zeros(4, 3), rebuilt=rebuilt)
     assert list(tmp_path.iterdir()) == []
     rebuilt.offset = 1e-6
@@ -189,7 +189,7 @@ def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> N
 def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
     """An operator that ONNX does not have ends in our words, and leaves nothing."""
     task = Own(lambda y, x: torch.linalg.eigvalsh(x.T @ x) + y)
-    with pytest.raises(TaskError, match=r"Own.forward has no form in ONNX: .*Take format=torch_export."):
+    with pytest.raises(TaskError, match=r"Own.forward has no ONNX equivalent: .*Use format=torch_export."):
         export(task, tmp_path / "own.onnx", "onnx", torch.randn(4, 3))
     assert list(tmp_path.iterdir()) == []
 
@@ -197,7 +197,7 @@ def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
 def test_what_one_onnx_file_cannot_hold_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More weights than protobuf takes are refused before they are traced."""
     monkeypatch.setattr(onnx, "_MOST_BYTES", 15)
-    with pytest.raises(TaskError, match="Line has 0.0 GiB of weights; one ONNX file takes 2. Take format=torch_export"):
+    with pytest.raises(TaskError, match="Line has 0.0 GiB of weights; an ONNX file holds at most 2. Use format=torch_export"):
         export(toy.Line(), tmp_path / "line.onnx", "onnx", torch.randn(4, 3))
 
 
@@ -230,7 +230,10 @@ class Talkative(toy.Line):
         (Silent(), r"Silent has no forward\(\).*Define it: `def forward\(self, x\)"),
         (Empty(), "Empty has no weights; format=safetensors writes tensors"),
         (Talkative(), "Talkative holds '_extra_state', which is no tensor"),
-        (Own(lambda y, x: torch.nn.functional.dropout(y + 1)), "Own.forward gives two answers to one input in evaluation mode"),
+        (
+            Own(lambda y, x: torch.nn.functional.dropout(y + 1)),
+            "Own.forward gives two outputs for one input in evaluation mode",
+        ),
         (Own(lambda y, x: "text"), "Own returned a str"),
         (Own(lambda y, x: None), "Own returned no tensor"),
     ],
@@ -245,7 +248,7 @@ def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        (None, r"Line.example_input_array is of type NoneType; it must be a tensor, or a tuple of tensors"),
+        (None, r"Line.example_input_array is of type NoneType; it must be a tensor or a tuple of tensors"),
         ({"x": torch.zeros(1)}, "example_input is of type dict"),
         ((torch.zeros(1, 3), 3), "example_input is of type Tensor, int"),
         ((), "example_input is of type empty tuple"),
@@ -265,8 +268,8 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
         ("a.onnx", "onxx", "format is 'onxx'; it must be one of safetensors, torch_export, onnx. Did you mean 'onnx'?"),
         ("a.pt", "torch_export", "a.pt'; for format=torch_export its name must end in .pt2."),
         ("a.pt2", "safetensors", "a.pt2'; for format=safetensors its name must end in .safetensors."),
-        ("no/a.onnx", "onnx", "there is no folder "),
-        (".", "onnx", "which is a folder; it must be a file, as "),
+        ("no/a.onnx", "onnx", "and the folder "),
+        (".", "onnx", "which is a folder; it must be a file, for example "),
     ],
 )
 def test_an_output_that_cannot_be_is_told(output: str, kind: str, words: str, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_a_checkpoint_by_its_folder(here: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
-        ({}, ConfigError, "There is no run with checkpoints below runs/. Say which is meant: run_dir=..."),
-        ({"run_dir": Path("absent")}, ConfigError, "run_dir is 'absent', and there is no such folder."),
+        ({}, ConfigError, "There is no run with checkpoints in runs/. Name one: run_dir=..."),
+        ({"run_dir": Path("absent")}, ConfigError, "run_dir is 'absent', which does not exist."),
         ({"run_dir": Path("empty")}, CheckpointError, "empty/checkpoints has no 'last'; there are no checkpoints there"),
         ({"run_dir": Path("other"), "ckpt_path": "best"}, CheckpointError, "has no 'best'; there are epoch=0-step=3, last"),
         ({"ckpt_path": "other"}, CheckpointError, "ckpt_path is 'other'; it must be best, last, or a checkpoint's folder"),
@@ -188,8 +188,8 @@ def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "kind", "words"),
     [
-        (None, CheckpointError, "is of a run from Python code.*trainkit.export"),
-        ([1], CheckpointError, "is of a run from Python code"),
+        (None, CheckpointError, "is from a run in Python code.*trainkit.export"),
+        ([1], CheckpointError, "is from a run in Python code"),
         ({}, ConfigError, "There is no task"),
         (config(tsak=3), ConfigError, "tsak.*task"),
         (config(task__model__width="wide"), ConfigError, "task.model.width is 'wide'"),
@@ -223,7 +223,7 @@ def test_trust_is_given_at_the_command_line_alone(here: Path) -> None:
     ):
         exported(here / "mine")
     with pytest.raises(
-        TaskError, match=r"Line.forward fails on an example of shape \[2, 3, 8, 8\]: .*If it takes something else"
+        TaskError, match=r"Line.forward fails on an example of shape \[2, 3, 8, 8\]: .*If it needs another input"
     ):
         exported(here / "mine", trust=["tests.helpers.toy"])
 
@@ -269,5 +269,7 @@ def test_the_first_samples_of_the_data_are_the_example(batch: str, here: Path, c
 def test_data_that_does_not_show_the_inputs_is_told(batch: str, found: str, here: Path) -> None:
     """Where the inputs cannot be seen, an example of the Task's own is asked for."""
     run(here / "mine", users(batch))
-    with pytest.raises(TaskError, match=f"What Mine.forward takes cannot be seen: {found}.*attribute example_input_array"):
+    with pytest.raises(
+        TaskError, match=f"The inputs of Mine.forward cannot be derived: {found}.*attribute example_input_array"
+    ):
         exported(here / "mine")

@@ -112,11 +112,11 @@ def test_log_without_errors_shows_none():
         (NO_COMPILER, "apt-get install g++ make"),
         (NO_NETWORK, "install --source horovod-0.28.1.tar.gz"),
         (NO_TORCH, "pip install torch"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "nothing of it was run"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "none of it was run"),
         ("ModuleNotFoundError: No module named 'distutils'", "pip install setuptools"),
         ("error: externally-managed-environment", "python -m venv"),
         ("No module named pip", "ensurepip"),
-        ("a.cc:1:1: error: something new", "not a known one"),
+        ("a.cc:1:1: error: something new", "This failure is unknown"),
     ],
 )
 def test_known_causes_have_their_remedy(log: str, remedy: str):

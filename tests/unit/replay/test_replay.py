@@ -168,7 +168,7 @@ def test_without_any_weights_it_says_what_to_give(tmp_path: Path) -> None:
     """No checkpoint, and no weights of the step: there is nothing to compute with."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), **settings)
-    with pytest.raises(CheckpointError, match=r"has no weights .* Give some: weights=FOLDER or FILE\. Next time"):
+    with pytest.raises(CheckpointError, match=r"has no weights .* Pass weights=FOLDER or FILE\. With"):
         replay(folder, Drops())
 
 
@@ -273,7 +273,7 @@ def test_where_the_named_checkpoint_is_gone_the_nearest_is_taken(tmp_path: Path)
         shutil.rmtree(tmp_path / "checkpoints" / f"epoch=0-step={step}")
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(
-        CheckpointError, match=r"which is not there any more, and .* has no other\. Give weights of about step 4"
+        CheckpointError, match=r"which does not exist any more, and .* has no other\. Pass weights of about step 4"
     ):
         replay(folder, Drops())
 
@@ -288,8 +288,8 @@ def test_what_is_shown_names_all_of_it(tmp_path: Path, capsys: pytest.CaptureFix
         "those of the step, from the capsule",
         "recorded nan, now nan: equal bit for bit",
         "sample 13 of the data set",
-        "the first module whose output is not finite is model.0 (Linear); its inputs were not finite either",
-        "gradients that are not finite: model.0.weight",
+        "the first module with a non-finite output is model.0 (Linear); its inputs were not finite either",
+        "non-finite gradients: model.0.weight",
         "largest activations",
         "largest gradient norms",
     ):

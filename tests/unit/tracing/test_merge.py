@@ -103,7 +103,7 @@ def test_the_newest_recording_is_the_last(tmp_path: Path) -> None:
 def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
     """With how to get one."""
     (tmp_path / OWN.format(0)).write_text("[")
-    with pytest.raises(TraceError, match=r"no recording that can be read.*callbacks=timeline"):
+    with pytest.raises(TraceError, match=r"no readable recording.*callbacks=timeline"):
         read_recording(tmp_path)
 
 

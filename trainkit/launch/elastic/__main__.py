@@ -1,4 +1,4 @@
-"""`python -m trainkit.launch.elastic`, with horovodrun's options: for tests, and where horovodrun does not hand over."""
+"""`python -m trainkit.launch.elastic`, with horovodrun's options: for tests, and for a horovodrun without trainkit's edits."""
 
 from __future__ import annotations
 

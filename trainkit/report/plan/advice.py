@@ -1,4 +1,4 @@
-"""Known ways to spoil a data-parallel run, looked for before it starts. Each sentence says what, why, and what to do."""
+"""Known ways to spoil a data-parallel run, checked before it starts. Each sentence has value, reason, remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainkit.data.feed import MapFeed
 from trainkit.run.run import Run
 
 _SMALL = 8
-_RARELY_S = 50  # steps between two writes of rank 0 that others do not feel
-# Adaptive methods divide by the gradient's own size: a batch k times larger does not ask for k times the rate.
+_RARELY_S = 50  # steps between two writes of rank 0 that do not slow the others
+# Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times the rate.
 _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Adafactor", "LAMB")
 _RANK_KEYS = re.compile(
     r"^(global_|node_)?(rank|local_rank|world_size|num_nodes|num_gpus|n_gpus|gpus?|gpu_ids?|device_ids?|devices)$"
@@ -25,13 +25,13 @@ _GPU = re.compile(r"cuda:\d+")
 
 
 def advise(run: Run, callbacks: Sequence[Callback], config: dict[str, Any], cores: int) -> list[str]:
-    """Return what should be looked at.
+    """Return advice on a fit.
 
     Args:
-        run: a fit that is built.
-        trainer: with all its callbacks.
-        config: resolved.
-        cores: of a host.
+        run: a built fit.
+        trainer: its trainer, with all callbacks.
+        config: the resolved config.
+        cores: number of cores of a host.
     """
     return [*_batch(run), *_rate(run), *_loading(run, cores), *_writing(run, callbacks), *_config(config)]
 
@@ -41,8 +41,8 @@ def _batch(run: Run) -> Iterator[str]:
     size, ranks = contract.batch_size, contract.world_size
     if size is not None and size < _SMALL and ranks > 1:
         yield (
-            f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU idle and a sum over ranks "
-            "little to hide behind. Use fewer ranks or a larger microbatch."
+            f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU idle and gives the reduction "
+            "little backward to hide behind. Use fewer ranks or a larger microbatch."
         )
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.task.modules())
     if norms and size is not None and size < 2 * _SMALL and ranks > 1 and not run.options.numerics.sync_batchnorm:
@@ -91,8 +91,8 @@ def _loading(run: Run, cores: int) -> Iterator[str]:
         )
     elif workers and workers * ranks + ranks > cores:
         yield (
-            f"{ranks} ranks of this host with {workers} loader workers each want {workers * ranks + ranks} cores, and it has "
-            f"{cores}: they will starve each other. Set num_workers to {max(0, cores // ranks - 1)} or less."
+            f"{ranks} ranks of this host with {workers} loader workers each need {workers * ranks + ranks} cores, and it has "
+            f"{cores}: they will slow each other down. Set num_workers to {max(0, cores // ranks - 1)} or less."
         )
 
 
@@ -100,8 +100,8 @@ def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
     every = run.options.limits.log_every_n_steps
     if every < 5 and run.engine.device.type != "cpu" or every == 1:
         yield (
-            f"trainer.log_every_n_steps is {every}: rank 0 reads values off the device as often, and all ranks wait for it in "
-            "the next sum. Use 50."
+            f"trainer.log_every_n_steps is {every}: rank 0 reads the device that often, and all ranks wait for it in "
+            "the next reduction. Use 50."
         )
     for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
         steps = keeper.every_n_train_steps
@@ -113,11 +113,11 @@ def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
 
 
 def _config(value: Any, key: str = "") -> Iterator[str]:
-    """Find ranks, counts of ranks and GPU numbers in a config: they are the launcher's to say."""
+    """Find ranks, numbers of ranks and GPU numbers in a config: the launcher sets those."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         full = f"{key}.{name}" if key else str(name)
         number = isinstance(item, (int, list)) and not isinstance(item, bool) and item != []
         if number and _RANK_KEYS.search(str(name)) or isinstance(item, str) and _GPU.search(item):
-            yield f"{full} is {item}: a rank or a GPU's number in a config is true for one machine. Leave it to the launcher."
+            yield f"{full} is {item}: a rank or a GPU's number in a config fits only one machine. Leave it to the launcher."
         yield from _config(item, full)

@@ -1,6 +1,6 @@
-"""The plan of a run: worked out by the code that trains, on rank 0 of as many ranks as there shall be, without a step.
+"""The plan of a run: builds it as rank 0 of N simulated ranks with the training code and describes it; trains nothing.
 
-Feeds, contract, schedules and hooks are those of a fit (fitting.py builds them); what is added here is how to tell them.
+Feeds, contract, schedules and hooks are those of a fit (run/); this file only adds their description.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from trainkit.report.grid import human
 from trainkit.run.run import Run
 
 Rows = list[tuple[str, str]]
-_SCHEDULED_AT_MOST = 200_000  # steps through which a schedule is followed: a scheduler can only be stepped
+_SCHEDULED_AT_MOST = 200_000  # limit for following a schedule: a scheduler can only be stepped
 _WIRE_BYTES = {"none": None, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on each rank, and bytes that a step moves.
+    """Bytes on each rank, and bytes that a step transfers.
 
     Attributes:
         weights: parameters and buffers.
-        gradients: of the parameters that are trained now.
-        optimizer: state, as it is after a step.
-        payload: what is summed over ranks in a step.
-        tensors: how many gradients that is.
-        sparse: how many of them are sparse; they are counted as if all rows were used.
+        gradients: gradients of the parameters trained now.
+        optimizer: optimizer state after a step.
+        payload: bytes reduced over ranks in a step.
+        tensors: number of reduced gradients.
+        sparse: number of sparse ones among them; they count as if all rows were used.
     """
 
     weights: int
@@ -56,8 +56,8 @@ def batch_rows(run: Run) -> Rows:
         last = plan.samples_in(plan.num_steps - 1)
         if last < plan.global_batch_size:
             idle = sum(not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size))
-            nobody = f"; {idle} ranks have none of them" if idle else ""
-            rows.append(("last step", f"{last} samples in place of {plan.global_batch_size}, weighted as such{nobody}"))
+            without = f"; {idle} ranks have none of them" if idle else ""
+            rows.append(("last step", f"{last} samples instead of {plan.global_batch_size}, weighted accordingly{without}"))
     per_epoch, total = feed.num_steps_in(0), run.total_steps
     if per_epoch is not None:
         epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""
@@ -65,16 +65,14 @@ def batch_rows(run: Run) -> Rows:
     elif total is not None:
         rows.append(("steps", f"{total:,} in all"))
     if run.evaluator.has_data:
-        every = run.options.evaluation.val_check_interval
-        when = (
-            f"each {every} steps" if every else f"at the end of each {_th(run.options.evaluation.check_val_every_n_epoch)}epoch"
-        )
+        every, epochs_between = run.options.evaluation.val_check_interval, run.options.evaluation.check_val_every_n_epoch
+        when = f"each {every} steps" if every else f"at the end of each {_th(epochs_between)}epoch"
         rows.append(("validation", when))
     return rows
 
 
 def rate_rows(run: Run) -> Rows:
-    """Return the learning rates of the run's milestones, followed through the real schedulers."""
+    """Return the learning rates at the run's milestones, from the real schedulers."""
     total = run.total_steps
     if total is None or total < 1:
         return [("", "the number of steps is not known: the training data has no length and max_steps is not set")]
@@ -94,11 +92,11 @@ def rate_rows(run: Run) -> Rows:
 
 
 def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
-    """Yield (step, the rate of each group in it); stops where it gets long."""
+    """Yield (step, the rate of each group in it); stops at `_SCHEDULED_AT_MOST` steps."""
     rates, feed = run.rates, run.train_feed
     taken, epoch = 0, 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no optimizer has taken a step is the point
+        warnings.simplefilter("ignore")  # torch warns that no optimizer has taken a step, which is intended
         while taken < total:
             rates.start_epoch(epoch, taken)
             steps = feed.num_steps_in(epoch) or total
@@ -113,7 +111,7 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
 
 
 def step_rows(run: Run, hooks: Hooks) -> Rows:
-    """Return the order of everything that runs in a step, each with who owns it. Hooks that nobody implements are left out."""
+    """Return everything that runs in a step, in order, each with its owner. Hooks without an implementation are left out."""
     contract = run.batch_plan
     sums = f"{run.engine.name}: "
     overlap = "sums over ranks start in the last one" if contract.world_size > 1 else "gradients add up"
@@ -129,7 +127,7 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
     ]
     if run.options.numerics.stop_on_nonfinite:
-        order.append(("stop where a loss is not finite", "Trainer: one small sum over ranks"))
+        order.append(("stop if a loss is not finite", "Trainer: one small sum over ranks"))
     if run.options.numerics.precision == "16-mixed":
         order.append(("unscale", "GradScaler"))
     if (clip_val := run.options.numerics.gradient_clip_val) is not None:
@@ -152,7 +150,7 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
 
 
 def measure(run: Run, compression: str) -> Sizes:
-    """Return the sizes of everything but activations. Takes a step of each optimizer on zeros: the weights are spent."""
+    """Return all sizes but activations. Takes a step of each optimizer on zeros, which invalidates the weights."""
     trained = [p for p in run.task.parameters() if p.requires_grad]
     wire = _WIRE_BYTES[compression]
     payload = sum(p.numel() * (wire or _summed_as(p, run.engine.name)) for p in trained)
@@ -174,12 +172,12 @@ def measure(run: Run, compression: str) -> Sizes:
 
 
 def size_rows(sizes: Sizes, world_size: int) -> Rows:
-    """Return communication of a step and memory of a rank."""
+    """Return the communication of a step and the memory of a rank."""
     if world_size > 1:
         ring = 2 * (world_size - 1) / world_size * sizes.payload  # Patarasuk & Yuan 2009
-        most = f" at most ({sizes.sparse} of them send the rows that were used)" if sizes.sparse else ""
+        most = f" at most ({sizes.sparse} of them send only the used rows)" if sizes.sparse else ""
         sums = f"{sizes.tensors} gradients, {human(sizes.payload)}{most}; a ring sends {human(ring)} from each rank"
-        flags = f"which of them had no gradient, {human(4 * sizes.tensors)}"
+        flags = f"flags for missing gradients, {human(4 * sizes.tensors)}"
     rows = [("summed in a step", f"{sums}; {flags}")] if world_size > 1 else [("summed in a step", "nothing: one rank")]
     total = sizes.weights + sizes.gradients + sizes.optimizer
     parts = f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer {human(sizes.optimizer)}"
@@ -187,7 +185,7 @@ def size_rows(sizes: Sizes, world_size: int) -> Rows:
 
 
 def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Rows:
-    """Return when checkpoints are written, how large they are, and how many are kept."""
+    """Return when checkpoints are written, their size, and how many are retained."""
     rows: Rows = []
     total, epochs = run.total_steps, run.options.limits.max_epochs
     for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
@@ -199,7 +197,7 @@ def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Ro
             count = "" if total is None else f" ({total // keeper.every_n_train_steps} in all)"
             when.append(f"each {keeper.every_n_train_steps} steps{count}")
         size = sizes.weights + (0 if keeper.save_weights_only else sizes.optimizer)
-        kept = "all are kept" if keeper.save_top_k == -1 else f"{keeper.save_top_k} kept"
+        kept = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
         by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
         rows.append(("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}"))
     return rows or [("checkpoints", "none")]
@@ -210,7 +208,7 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _summed_as(parameter: Tensor, engine: str) -> int:
-    """Bytes of an element on the wire, uncompressed: Horovod sends bfloat16 as float32."""
+    """Return the bytes of an element on the wire, uncompressed: Horovod sends bfloat16 as float32."""
     widened = engine == "horovod" and parameter.dtype == torch.bfloat16
     return 4 if widened else parameter.element_size()
 

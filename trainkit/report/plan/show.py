@@ -15,18 +15,18 @@ from trainkit.report.plan.planned import planned
 
 
 def show_plan(config: dict[str, Any], cores: int) -> None:
-    """Print the plan of a config for the ranks that the launcher (or who pretends to be one) says.
+    """Print the plan of a config for the launcher's ranks, or simulated ones.
 
     Args:
-        config: resolved and checked; its run_dir is a folder that may be thrown away.
-        cores: of a host.
+        config: resolved and checked; its run_dir is a temporary folder.
+        cores: number of cores of a host.
     """
     with planned(config) as planned_run:
         run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine
         advice = advise(run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores)
         sections = {
             f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(run),
-            "a step, in order, and who owns what": plan.step_rows(run, planned_run.hooks),
+            "a step, in order, with owners": plan.step_rows(run, planned_run.hooks),
             "learning rate": plan.rate_rows(run),
         }
         sizes = plan.measure(run, (config.get("engine") or {}).get("compression") or "none")

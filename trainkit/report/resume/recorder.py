@@ -1,4 +1,4 @@
-"""ResumeWitness: saves, kills and takes notes for `python -m trainkit check-resume`."""
+"""ResumeWitness: saves, kills and records for `python -m trainkit check-resume`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from trainkit.device.sync_guard import allowed_read
 
 @checked
 class ResumeWitness(Callback):
-    """Changes nothing of a run: it draws no random numbers. Looking at each batch waits for the device.
+    """Records a run without changing it: it draws no random numbers. Reading each batch waits for the device.
 
-    It leaves in `record_to`:
+    It writes to `record_to`:
 
-        names.json     what the numbers of a checkpoint stand for
-        rank0.jsonl    of each rank, a line for each step: the samples that it trained on
+        names.json     the names of the parameters behind a checkpoint's numbers
+        rank0.jsonl    per rank, a line for each step: the samples that it trained on
         end/           the checkpoint of the last step, before that step's epoch is closed
 
     Args:
-        record_to: the folder for the notes.
+        record_to: folder of the records.
         end_at: the last step.
-        save_at: a checkpoint is written after this step, into the run's folder.
-        kill_at: every rank kills itself in the middle of this step, once it has gradients that are not used yet.
+        save_at: after this step, a checkpoint is written into the run's folder.
+        kill_at: every rank kills itself within this step, once it holds gradients that are not applied yet.
     """
 
     config_key = "callbacks.check_resume"
-    runs_last = True  # it saves what the others, and the Task's own hooks, did
+    runs_last = True  # its checkpoints must include the other callbacks' and the Task's changes
 
     def __init__(
         self, record_to: str, end_at: PositiveInt, save_at: PositiveInt | None = None, kill_at: PositiveInt | None = None
@@ -50,7 +50,7 @@ class ResumeWitness(Callback):
         self._has_ended = False
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Begin the notes."""
+        """Open the record."""
         self.record_to.mkdir(parents=True, exist_ok=True)
         self._notes = (self.record_to / f"rank{trainer.engine.ranks.rank}.jsonl").open("w")
         if trainer.is_global_zero:
@@ -67,7 +67,7 @@ class ResumeWitness(Callback):
             (self.record_to / "names.json").write_text(json.dumps({"parameters": parameters, "optimizers": optimizers}))
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Note which samples this rank should get."""
+        """Record which samples this rank should get."""
         run = trainer
         epoch, step = run.state.current_epoch, run.state.step_in_epoch
         indices: list[int] | None = None
@@ -78,38 +78,38 @@ class ResumeWitness(Callback):
         self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Note what it got."""
+        """Record which samples it got."""
         assert self._step is not None
         with allowed_read():
             self._step["samples"] += digests(batch)
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
-        """Die where it is due."""
+        """Kill this rank when due."""
         self._die(trainer)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Die also where this rank has no sample in the step."""
+        """Kill this rank when due, also if it has no sample in the step."""
         self._die(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Write the notes of the step, and the checkpoint where it is due."""
+        """Write the step's record, and the checkpoint when due."""
         if self._step is None:
-            return  # a run that goes on may first close the step that it was saved in
+            return  # a resumed run may first close the step in which it was saved
         self._write(self._step)
         self._step = None
         if trainer.global_step == self.save_at:
             trainer.save_checkpoint(trainer.run_dir / "checkpoints" / f"check-resume-step={self.save_at}")
-            trainer.engine.comm.barrier()  # no rank is killed, which ends the others too, before it is written
+            trainer.engine.comm.barrier()  # the checkpoint is written before any kill, which ends all ranks
         if trainer.global_step == self.end_at:
             self._end(trainer)
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Save a run that ended before the step that was expected."""
+        """Save a run that ended before the expected step."""
         if not self._has_ended:
             self._end(trainer)
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Close the notes."""
+        """Close the record."""
         if self._notes is not None:
             self._notes.close()
 
@@ -129,7 +129,7 @@ class ResumeWitness(Callback):
 
 
 def digests(batch: Any) -> list[str]:
-    """Return a hash for each sample of a batch, or one for all of it where its tensors do not say which part is whose."""
+    """Return a hash per sample of a batch, or one for the whole batch if its tensors do not show the samples."""
     leaves = list(_leaves(batch))
     lengths = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves}
     (length,) = lengths if len(lengths) == 1 else (None,)

@@ -1,4 +1,4 @@
-"""check-resume: what the run that was killed and gone on with has in common with the one that was not, and the verdict.
+"""check-resume: compares the killed and resumed run with the uninterrupted one, and gives the verdict.
 
 same_problem   the settings that keep the global batch and the rates at another number of ranks
 report         compares the two runs' ends, their logged values and their samples, and prints a table
@@ -27,15 +27,15 @@ Note = dict[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """Where the three runs have left what they did.
+    """The outputs of the three runs.
 
     Attributes:
-        whole: the run folder of the run that was not killed.
-        killed: that of the run that was killed, and gone on with.
-        notes: the folder of ResumeWitness's notes, one folder for each of whole, killed and resumed.
-        save_at: both saved after this step.
+        whole: run folder of the uninterrupted run.
+        killed: run folder of the run that was killed and resumed.
+        notes: folder of ResumeWitness's records, with a folder each for whole, killed and resumed.
+        save_at: both runs saved after this step.
         kill_at: the step in which one was killed.
-        ranks: before and after.
+        ranks: number of ranks before and after.
     """
 
     whole: Path
@@ -47,14 +47,14 @@ class Runs:
 
 
 def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
-    """Return the overrides with which a config is the same problem at so many ranks as at those of the launcher.
+    """Return the overrides that make a config the same problem at `ranks` ranks as at the launcher's.
 
     Args:
-        config: resolved and checked; its run_dir is a folder that may be thrown away.
-        ranks: the other number.
+        config: resolved and checked; its run_dir is a temporary folder.
+        ranks: the other number of ranks.
 
     Raises:
-        ConfigError: it cannot be, and why.
+        ConfigError: no overrides can do that; the message has the reason.
     """
     with planned(config) as planned_run:
         contract = planned_run.run.batch_plan
@@ -65,7 +65,7 @@ def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
     if size % (contract.batch_size * ranks):
         raise ConfigError(
             f"ranks is {contract.world_size},{ranks}, but the {size} samples of a step at {contract.world_size} ranks cannot "
-            f"be dealt to {ranks} ranks in microbatches of {contract.batch_size}. Change data.batch_size or ranks."
+            f"be divided among {ranks} ranks in microbatches of {contract.batch_size}. Change data.batch_size or ranks."
         )
     overrides = [f"trainer.global_batch_size={size}", "trainer.accumulate_grad_batches=null"]
     if contract.lr_scaling != "none" and contract.lr_reference_batch_size is None:
@@ -74,15 +74,15 @@ def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
 
 
 def report(runs: Runs) -> bool:
-    """Compare and print; return whether the run that was gone on with ended like the one that was not killed."""
+    """Compare and print; return whether the resumed run ended like the uninterrupted one."""
     names = _names(runs.notes / "whole" / "names.json")
     saved = [run / "checkpoints" / f"check-resume-step={runs.save_at}" for run in (runs.whole, runs.killed)]
     console = console_of()
     if before := _before(saved, names):
         console.print(
-            f"DIFFERENT, and not by going on: two runs of the same settings differ at step {runs.save_at} already, before "
-            f"anything was killed. {before}\nNothing can be said of going on before they are equal. Look for random numbers "
-            "that seed does not govern, and try trainer.deterministic=true.",
+            f"DIFFERENT, but not because of the resume: two runs of the same settings already differ at step "
+            f"{runs.save_at}, before the kill. {before}\nThe resume cannot be judged until they are equal. Look for random "
+            "numbers that seed does not control, and try trainer.deterministic=true.",
             markup=False,
             soft_wrap=True,
         )
@@ -96,11 +96,11 @@ def report(runs: Runs) -> bool:
     parts += [logged_values(tables[0], tables[1], runs.save_at, rounding), samples(notes[0], notes[1], rounding)]
     console.print(_table(parts))
     if ignored:
-        console.print(f"Not compared, since they differ before the kill too (times?): {', '.join(ignored)}", markup=False)
+        console.print(f"Not compared, because they differ before the kill too (times?): {', '.join(ignored)}", markup=False)
     if rounding:
         shares = ", ".join(f"{bound:g} ({str(dtype).removeprefix('torch.')})" for dtype, bound in BOUNDS.items())
         console.print(
-            f"Equal at another number of ranks: within a share of a tensor's largest element: {shares}.", markup=False
+            f"Equal at another number of ranks: within a fraction of a tensor's largest element: {shares}.", markup=False
         )
     different = [part.what for part in parts if part.first is not None]
     console.print(_verdict(runs, different, rounding), markup=False, soft_wrap=True)
@@ -110,10 +110,10 @@ def report(runs: Runs) -> bool:
 def logged_values(whole: Sequence[Row], resumed: Sequence[Row], save_at: int, rounding: bool) -> Compared:
     """Compare two tables of metrics, text by text.
 
-    A column that differs in rows of before the kill, where neither run was gone on with, is of times: it is passed over.
+    Columns that already differ in rows before the kill, when neither run was resumed, hold times and are skipped.
     """
     if rounding:
-        return Compared("logged values", 0, "rows", left_out="step values are of rank 0's share")
+        return Compared("logged values", 0, "rows", left_out="step values belong to rank 0's share")
     early = [[row for row in rows if int(row["step"]) <= save_at] for rows in (whole, resumed)]
     pairs = list(zip(*early, strict=False))
     columns = list(dict.fromkeys(name for row in [*whole, *resumed] for name in row))
@@ -122,20 +122,20 @@ def logged_values(whole: Sequence[Row], resumed: Sequence[Row], save_at: int, ro
     for number, (a, b) in enumerate(zip(whole, resumed, strict=False), 1):
         for name in columns:
             if name not in left and a.get(name) != b.get(name):
-                told = f"row {number} (step {a['step']}), {name}: '{a.get(name, '')}' and '{b.get(name, '')}'"
-                return Compared("logged values", len(whole), "rows", told, why)
+                first = f"row {number} (step {a['step']}), {name}: '{a.get(name, '')}' and '{b.get(name, '')}'"
+                return Compared("logged values", len(whole), "rows", first, why)
     if len(whole) != len(resumed):
         return Compared("logged values", len(whole), "rows", f"{len(whole)} rows and {len(resumed)} rows", why)
     return Compared("logged values", len(whole), "rows", None, why)
 
 
 def samples(whole: Sequence[Sequence[Note]], resumed: Sequence[Sequence[Note]], rounding: bool) -> Compared:
-    """Compare what each rank trained on in each step; at other ranks, what all of them did.
+    """Compare the samples of each rank in each step; at another number of ranks, those of all ranks together.
 
     Args:
-        whole: the notes of each rank of the run that was not killed.
-        resumed: those of the run that was gone on with, from where it went on.
-        rounding: the ranks are others.
+        whole: the records of each rank of the uninterrupted run.
+        resumed: those of the resumed run, from its first step on.
+        rounding: the number of ranks differs.
     """
     what, unit = "samples", "samples"
     sides = [{(note["step"], rank): note for rank, notes in enumerate(ranks) for note in notes} for ranks in (whole, resumed)]
@@ -153,7 +153,7 @@ def samples(whole: Sequence[Sequence[Note]], resumed: Sequence[Sequence[Note]], 
                     return Compared(what, count, unit, f"step {step}{where}: {_unlike(key, a or [], b or [])}")
             if len(values[0]) != len(values[1]):
                 return Compared(what, count, unit, f"step {step}: of {len(values[0])} ranks and of {len(values[1])}")
-    return Compared(what, count, unit, None if steps else "the run that went on trained no step")
+    return Compared(what, count, unit, None if steps else "the resumed run trained no step")
 
 
 def _unlike(key: str, a: Sequence[Any], b: Sequence[Any]) -> str:
@@ -164,7 +164,7 @@ def _unlike(key: str, a: Sequence[Any], b: Sequence[Any]) -> str:
 
 
 def _before(saved: Sequence[Path], names: Names | None) -> str | None:
-    """Say where two runs differ that nobody has killed, or return None."""
+    """Describe the first difference of two runs before the kill, or return None."""
     found = [part.first for part in differences(*saved, names=names) if part.what not in ("callbacks", "kept by hooks")]
     return f"{found[0]}." if found else None
 
@@ -201,13 +201,13 @@ def _table(parts: Sequence[Compared]) -> Table:
 
 def _verdict(runs: Runs, different: Sequence[str], rounding: bool) -> str:
     ranks = " on ".join(["", plural(runs.ranks[1], "rank")]) if rounding else ""
-    what = f"the run that was killed in step {runs.kill_at} and gone on with{ranks}"
+    what = f"the run that was killed in step {runs.kill_at} and resumed{ranks}"
     if not different:
-        return f"EQUAL: {what} ended like the one that was not killed."
+        return f"EQUAL: {what} ended like the uninterrupted run."
     hint = (
-        " Dropout, and batch norm without trainer.sync_batchnorm, depend on the number of ranks whether a run is killed or not."
+        " Dropout, and batch norm without trainer.sync_batchnorm, depend on the number of ranks, with or without a kill."
         if rounding
-        else " What a Task keeps outside of its parameters and buffers is lost over a restart: keep it in a buffer, or in "
+        else " State of a Task outside of its parameters and buffers is lost in a restart: put it into a buffer, or into "
         "on_save_checkpoint and on_load_checkpoint."
     )
-    return f"DIFFERENT: {what} did not end like the one that was not killed, in {', '.join(different)}.{hint}"
+    return f"DIFFERENT: {what} did not end like the uninterrupted run, in {', '.join(different)}.{hint}"

@@ -1,4 +1,4 @@
-"""SumCosts: what a sum over ranks costs by its size; for `trainkit scaling`."""
+"""SumCosts: measures the cost of a reduction over ranks by its size; for `trainkit scaling`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _KIB = (1, 16, 256, 1024, 4096, 16384, 65536)
 
 @checked
 class SumCosts(Callback):
-    """Sums tensors of several sizes once training is over, and rank 0 writes down what each took.
+    """Reduces tensors of several sizes after training; rank 0 writes the time of each.
 
-    On Horovod the time is that of the collective itself, without the cycle of its thread; else that of the call.
+    On Horovod the time is that of the collective itself, without its thread's cycle; otherwise that of the call.
 
     Args:
-        repeats: sums of each size.
+        repeats: reductions per size.
     """
 
     config_key = "callbacks.sum_costs"
@@ -49,7 +49,7 @@ class SumCosts(Callback):
                 engine.comm.all_reduce(tensor)
                 if engine.device.type == "cuda":
                     torch.cuda.synchronize()
-                if i:  # the first is agreed on, the others are remembered
+                if i:  # the first is negotiated; the others use Horovod's response cache
                     costs.append((kib * 1024, time.perf_counter() - began))
         engine.heartbeat.stop_timeline()
         if engine.ranks.is_main:

@@ -1,16 +1,16 @@
-"""How a config scales: what was measured at each number of ranks, and what a model says of others.
+"""How a config scales: measurements at each number of ranks, and a model of other numbers.
 
 The model of a step at n ranks (overlap.py has its parts and their sources):
 
     t(n) = work(n) + waiting(n) + exposed(n)
 
-work(n) is a rank's own: what was measured at n, else a line through the nearest two numbers, since ranks of one host share
-its memory and cores; beyond the largest number that was measured hosts are added, and work stays. waiting(n) is for the
-slowest of n ranks, whose work varies from step to step by a standard deviation s: s times the expected largest of n normal
-values, by Blom (1958) the normal quantile of (n - 0.375) / (n + 0.25). exposed(n) is what sums in a ring of n leave behind
-backward; their cost is that of the recorded steps' sums where there were any, else of sums while nothing else ran.
+work(n) is a rank's own: the measurement at n, or else a line through the nearest two numbers, since ranks of one host share its
+memory and cores; beyond the largest measured number hosts are added, and work stays. waiting(n) is for the slowest of n ranks,
+whose work varies from step to step with a standard deviation s: s times the expected maximum of n normal values, by Blom (1958)
+the normal quantile of (n - 0.375) / (n + 0.25). exposed(n) is the part of the reductions in a ring of n that backward does not
+hide; their cost comes from the recorded steps' reductions if there are any, else from reductions while nothing else ran.
 
-The same model without the steps of the largest number of ranks says what these should take: so far it is off.
+The same model, fitted without the steps of the largest number of ranks, predicts those: that is its error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from trainkit.report.timeline.recorded_facts import OWN_WORK
 from trainkit.report.timeline.steps import Analysis
 
 PREDICTED = (8, 16, 32, 64, 128, 256, 512)
-TRUSTED = 0.2  # a model that is off by more where it can be checked is not to be believed elsewhere
+TRUSTED = 0.2  # if a model's checked error is larger, do not trust its other predictions
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One number of ranks.
+    """Measurements at one number of ranks.
 
     Attributes:
-        ranks: how many.
-        analysis: of the recorded steps.
-        costs: (bytes, seconds) of sums when nothing else ran; empty for one rank.
+        ranks: the number.
+        analysis: analysis of the recorded steps.
+        costs: (bytes, seconds) of reductions while nothing else ran; empty for one rank.
     """
 
     ranks: int
@@ -51,24 +51,24 @@ class Measured:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks."""
+        """Samples per second of all ranks."""
         samples = statistics.median(step.samples for step in self.analysis.steps)
         return samples / self.step_s
 
 
 @dataclass(frozen=True)
 class Model:
-    """See the module.
+    """See the module docstring.
 
     Attributes:
-        work_of: number of ranks -> a rank's own seconds in a step, as measured.
-        most: the largest number of ranks that was measured.
-        profiles: steps of `of_ranks` ranks, without their sums.
+        work_of: number of ranks -> a rank's own seconds per step, as measured.
+        most: the largest measured number of ranks.
+        profiles: steps at `of_ranks` ranks, without their reductions.
         of_ranks: see `profiles`.
-        summing: how gradients are taken.
-        spread_s: the standard deviation of a rank's own work from step to step.
-        ring: the network that was measured.
-        ring_from: how that was done.
+        summing: how gradients are collected for reductions.
+        spread_s: standard deviation of a rank's own work from step to step.
+        ring: the measured network.
+        ring_from: source of that measurement.
     """
 
     work_of: dict[int, float]
@@ -81,7 +81,7 @@ class Model:
     ring_from: str
 
     def work_s(self, ranks: int) -> float:
-        """Return a rank's own seconds in a step."""
+        """Return a rank's own seconds per step."""
         here, known = min(ranks, self.most), sorted(self.work_of)
         if here in self.work_of or len(known) == 1:
             return self.work_of.get(here, self.work_of[known[0]])
@@ -91,14 +91,14 @@ class Model:
         return self.work_of[a] + max(0.0, slope) * (here - a) if here > a else self.work_of[a]
 
     def exposed_s(self, ranks: int, ring: Ring | None = None) -> float:
-        """Return the exposed communication of a step."""
+        """Return the exposed communication of a step in seconds."""
         if ranks == 1:
             return 0.0
         link, slower = (ring or self.ring).link(ranks), self.work_s(ranks) / self.work_s(self.of_ranks)
         return statistics.fmean(exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles)
 
     def waiting_s(self, ranks: int) -> float:
-        """Return how long a rank waits in the mean for the slowest."""
+        """Return a rank's mean waiting time for the slowest rank."""
         return self.spread_s * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
     def step_s(self, ranks: int, ring: Ring | None = None) -> float:
@@ -106,30 +106,30 @@ class Model:
         return self.work_s(ranks) + self.waiting_s(ranks) + self.exposed_s(ranks, ring)
 
     def efficiency(self, ranks: int, ring: Ring | None = None) -> float:
-        """Return the share of what as many single ranks would do."""
+        """Return the speed as a fraction of that of as many single ranks."""
         return self.step_s(1) / self.step_s(ranks, ring)
 
 
 def fit(measured: Sequence[Measured]) -> tuple[Model, Model] | None:
     """Return the model without the steps of the largest number of ranks, and that of all.
 
-    None where there is but one number of ranks, or no sum's cost is known.
+    None if there is only one number of ranks, or the cost of a reduction is unknown.
     """
-    everyone = sorted(measured, key=lambda m: m.ranks)
-    check, whole = _fit(everyone[:-1], everyone), _fit(everyone, everyone)
+    all_measured = sorted(measured, key=lambda m: m.ranks)
+    check, whole = _fit(all_measured[:-1], all_measured), _fit(all_measured, all_measured)
     return None if check is None or whole is None else (check, whole)
 
 
-def _fit(base: Sequence[Measured], everyone: Sequence[Measured]) -> Model | None:
-    several = [m for m in everyone if m.ranks > 1]
+def _fit(base: Sequence[Measured], all_measured: Sequence[Measured]) -> Model | None:
+    several = [m for m in all_measured if m.ranks > 1]
     if not base or not several:
         return None
     source = base[-1]
-    link, told, ranks = _link(base, several)
+    link, ring_from, ranks = _link(base, several)
     if link is None:
         return None
     summing = source.analysis.summing
-    if source.ranks == 1:  # nobody summed; what was set for several is no measurement
+    if source.ranks == 1:  # one rank reduces nothing: take the settings of several
         about = several[0].analysis.abouts[0]
         summing = Summing(about.cycle_ms / 1000, float(about.fusion_bytes))
     profiles = {m.ranks: [_without_waiting(profile, m) for profile in m.analysis.profiles] for m in base}
@@ -137,7 +137,9 @@ def _fit(base: Sequence[Measured], everyone: Sequence[Measured]) -> Model | None
     if source.ranks not in work:
         return None
     spread = _spread_s(source)
-    return Model(work, everyone[-1].ranks, profiles[source.ranks], source.ranks, summing, spread, ring_of(link, ranks), told)
+    return Model(
+        work, all_measured[-1].ranks, profiles[source.ranks], source.ranks, summing, spread, ring_of(link, ranks), ring_from
+    )
 
 
 def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link | None, str, int]:
@@ -149,7 +151,7 @@ def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link |
 
 
 def _spread_s(source: Measured) -> float:
-    """Return by how much a rank's own work varies from step to step. What comes at one step on all ranks makes nobody wait."""
+    """Return the spread of a rank's own work from step to step. Delays in the same step on all ranks cause no waiting."""
     own: dict[int, list[float]] = {}
     for step in source.analysis.steps:
         own.setdefault(step.step, []).append(sum(step.seconds[part] for part in OWN_WORK if part != "hooks"))
@@ -165,7 +167,7 @@ def _without_waiting(profile: Profile, source: Measured) -> Profile:
 
 
 def measured_grid(measured: Sequence[Measured]) -> Grid:
-    """Return what was measured."""
+    """Return the table of measurements."""
     one = measured[0]
     rows = []
     for m in measured:
@@ -178,16 +180,16 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
 
 
 def check_words(model: Model, left_out: Measured) -> str:
-    """Say how far the model is off where it can be checked."""
-    said, is_ = model.step_s(left_out.ranks), left_out.step_s
-    off = said / is_ - 1
-    told = (
-        f"Left out of the model: the steps of {left_out.ranks} ranks. It says {ms(said)} a step there, measured were "
-        f"{ms(is_)}: {100 * off:+.1f} %."
+    """Describe the model's error at the largest number of ranks."""
+    predicted, actual = model.step_s(left_out.ranks), left_out.step_s
+    off = predicted / actual - 1
+    text = (
+        f"Left out of the model: the steps of {left_out.ranks} ranks. It predicts {ms(predicted)} a step there, measured were "
+        f"{ms(actual)}: {100 * off:+.1f} %."
     )
     if abs(off) <= TRUSTED:
-        return told
-    return f"{told} Something slows these ranks down that the model does not know: do not trust what it says of more ranks."
+        return text
+    return f"{text} Something outside of the model slows these ranks down: do not trust its predictions for more ranks."
 
 
 def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:
@@ -199,5 +201,5 @@ def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:
 
 
 def network(measured: Ring, gbits: float) -> Ring:
-    """Return a ring with the latency that was measured and a bandwidth of so many Gbit/s."""
+    """Return a ring with the measured latency and a bandwidth of `gbits` Gbit/s."""
     return Ring(measured.alpha_s, gbits * 1e9 / 8)

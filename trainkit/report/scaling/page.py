@@ -25,7 +25,7 @@ def write_scaling_page(
     gbits: Sequence[float],
     notes: Sequence[str],
 ) -> None:
-    """Write the page; `of` says of which config."""
+    """Write the page; `of` names the config."""
     best = measured[-1]
     ideal = measured[0].samples_per_s * best.ranks / measured[0].ranks
     cards = [
@@ -37,7 +37,7 @@ def write_scaling_page(
     if models is not None:
         check, model = models
         off = 100 * (check.step_s(best.ranks) / best.step_s - 1)
-        cards += [("predicted efficiency at 64", f"{100 * model.efficiency(64):.0f} %"), ("model is off by", f"{off:+.1f} %")]
+        cards += [("predicted efficiency at 64", f"{100 * model.efficiency(64):.0f} %"), ("model error", f"{off:+.1f} %")]
         said = (check_words(check, best), _source(model))
         grid = predictions_grid(model, gbits)
         parts.append(Part("Predicted", said, _efficiency(measured, model, gbits), grid, _MODEL, id="predicted"))
@@ -81,9 +81,10 @@ def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[floa
 
 
 _MODEL = (
-    "t(n) = a rank's own work + waiting for the slowest + sums that backward does not hide. Own work is as measured; ranks of "
-    "one host share it, and beyond the largest number that was measured hosts like this one are added. A sum of S bytes in a "
-    "ring of n: 2(n-1) alpha + 2(n-1)/n S/B (Patarasuk & Yuan 2009); what is hidden follows from running Horovod's cycles over "
-    "the recorded gradients (Sergeev & Del Balso 2018); the slowest of n normal values by Blom (1958). It knows no tree, no "
-    "congestion, and no other kind of host. NCCL's faster algorithms make it pessimistic at small sums."
+    "t(n) = a rank's own work + waiting for the slowest + the part of reductions that backward does not hide. Own work is as "
+    "measured; ranks of one host share it, and beyond the largest measured number hosts like this one are added. A "
+    "reduction of S bytes in a ring of n: 2(n-1) alpha + 2(n-1)/n S/B (Patarasuk & Yuan 2009); the hidden part follows from "
+    "running Horovod's cycles over the recorded gradients (Sergeev & Del Balso 2018); the slowest of n normal values by Blom "
+    "(1958). It models no tree, no congestion, and no other kind of host. NCCL's faster algorithms make it pessimistic for "
+    "small reductions."
 )

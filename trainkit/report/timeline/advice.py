@@ -1,4 +1,4 @@
-"""What would make a recorded step shorter, with the gain that the model of overlap.py predicts for each setting."""
+"""Ways to shorten a recorded step, with the gain that the model of overlap.py predicts for each setting."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Advice:
     """One thing to try.
 
     Attributes:
-        setting: as it is written on the command line, or what else to do.
+        setting: the command line argument, or another action.
         why: the number that it follows from.
-        gain: the share of samples per second that it adds, as predicted: 0.12 for 12 %.
-        is_bound: whether that is the most that can be gained, and not an estimate.
+        gain: predicted growth of samples per second: 0.12 for 12 %.
+        is_bound: whether the gain is an upper bound instead of an estimate.
     """
 
     setting: str
@@ -34,13 +34,13 @@ class Advice:
 
 
 def advise(analysis: Analysis) -> list[Advice]:
-    """Return what to try, the largest gain first; what would give less than a hundredth is left out."""
+    """Return advice, largest gain first; gains below one percent are left out."""
     found = [*_data(analysis), *_waiting(analysis), *_sums(analysis), *_fewer_sums(analysis), *_rest(analysis)]
     return sorted((advice for advice in found if advice.gain >= _LEAST_GAIN), key=lambda advice: -advice.gain)
 
 
 def _gain(step_s: float, saved_s: float) -> float:
-    """Return by which share samples per second grow where a step loses `saved_s`."""
+    """Return the relative growth of samples per second if a step loses `saved_s`."""
     return step_s / max(step_s - saved_s, 0.05 * step_s) - 1
 
 
@@ -50,13 +50,13 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
         return
     workers = max(about.workers for about in analysis.abouts)
     why = f"a step waits {ms(wait)} for the loader ({share(wait, step)})"
-    if workers > 0:  # the loader sets the pace: twice as many workers halve a step, until nothing waits any more
+    if workers > 0:  # the loader limits: twice the workers halve a step, until nothing waits
         yield Advice(
             f"data.num_workers={2 * workers}", f"{why}, with {workers} workers", _gain(step, min(wait, step / 2)), True
         )
     else:
-        asked = "data.num_workers=2 or more"
-        yield Advice(asked, f"{why}; no worker loads beside the training", _gain(step, wait), True)
+        setting = "data.num_workers=2 or more"
+        yield Advice(setting, f"{why}; no worker loads in parallel to training", _gain(step, wait), True)
 
 
 def _waiting(analysis: Analysis) -> Iterator[Advice]:
@@ -68,7 +68,7 @@ def _waiting(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _sums(analysis: Analysis) -> Iterator[Advice]:
-    """Horovod's knobs, and fewer bytes."""
+    """Return advice on Horovod's settings, and on fewer bytes."""
     link, now, profiles = analysis.link, analysis.summing, analysis.profiles
     if link is None or not profiles:
         return
@@ -77,13 +77,13 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
     if now.cycle_s:
         for name, tries in (("cycle_time_ms", _cycles(now)), ("fusion_threshold_mb", _fusions(now))):
             best, saved = max(((text, base - _mean_exposed(profiles, link, other)) for text, other in tries), key=_second)
-            why = f"{ms(measured)} of sums are not hidden; the model says {ms(base)} now, {ms(base - saved)} then"
+            why = f"{ms(measured)} of reductions are not hidden; the model predicts {ms(base)} now, {ms(base - saved)} then"
             yield Advice(f"engine.{name}={best}", why, _gain(analysis.step_s, min(saved, measured)))
     if analysis.abouts[0].wire == "none":
         half = [profile.compressed(_HALF["fp16"]) for profile in profiles]
         saved = base - _mean_exposed(half, link, now)
         total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
-        why = f"half of {human(total)} a step; packing costs time that is not in the model, and float16 rounds"
+        why = f"half of {human(total)} a step; the model leaves out the cost of packing, and float16 rounds"
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
 
 
@@ -106,23 +106,25 @@ def _mean_exposed(profiles: list[Profile], link: Link, summing: Summing) -> floa
 
 
 def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
-    """What is paid once a step is paid for more samples."""
+    """Return advice that spreads the cost per step over more samples."""
     step, exposed, optimizer = analysis.step_s, analysis.mean("communication"), analysis.mean("optimizer")
     accumulate = analysis.abouts[0].accumulate
     rest: Callable[[int], float] = lambda k: (step - exposed - optimizer) + (exposed + optimizer) / k  # noqa: E731
     if exposed >= _LEAST_GAIN * step:
-        why = f"exposed communication ({ms(exposed)}) and the update ({ms(optimizer)}) come once for twice the samples"
-        told = "; the batch of a step doubles, and with it the rate"
+        why = f"exposed communication ({ms(exposed)}) and the update ({ms(optimizer)}) are paid once for twice the samples"
+        effect = "; the batch of a step doubles, and with it the rate"
         gain = step / rest(2) - 1
-        yield Advice(f"trainer.accumulate_grad_batches={2 * accumulate}", why + told, gain)
-        yield Advice("twice the data.batch_size, where memory holds it", why + f"; on a GPU rather more{told}", gain)
+        yield Advice(f"trainer.accumulate_grad_batches={2 * accumulate}", why + effect, gain)
+        yield Advice("twice the data.batch_size, if memory suffices", why + f"; more on a GPU{effect}", gain)
 
 
 def _rest(analysis: Analysis) -> Iterator[Advice]:
     step, hooks, optimizer = analysis.step_s, analysis.mean("hooks"), analysis.mean("optimizer")
     if hooks >= 0.02 * step:
         why = f"{ms(hooks)} go into callbacks and logging between steps ({share(hooks, step)})"
-        yield Advice("see which: trainer.profiler=simple; a larger trainer.log_every_n_steps", why, _gain(step, hooks), True)
+        yield Advice(
+            "find which with trainer.profiler=simple; a larger trainer.log_every_n_steps", why, _gain(step, hooks), True
+        )
     if optimizer >= 0.1 * step and analysis.abouts[0].device != "cpu":
         why = f"the update takes {ms(optimizer)} ({share(optimizer, step)})"
         yield Advice("optimizer.fused=true, or fewer and larger parameters", why, _gain(step, optimizer), True)

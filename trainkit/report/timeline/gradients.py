@@ -1,4 +1,4 @@
-"""Gradients of a recording: when each rank had them, their way through the sums, and the steps as overlap.py sees them."""
+"""Gradients of a recording: when each rank had them, their path through the reduction, and the input of overlap.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Handed = dict[tuple[int, str], dict[int, tuple[float, float, int]]]  # (step, na
 
 
 def handed_over(ranks: Sequence[RankTrace]) -> Handed:
-    """Return when each rank handed each gradient over, by rank 0's clock, of those that all ranks did."""
+    """Return when each rank submitted each gradient, by rank 0's clock; only gradients submitted by all ranks."""
     found: Handed = defaultdict(dict)
     for rank in ranks:
         done = {e["id"]: e["ts"] for e in rank.events if e.get("cat") == SUMMED and e["ph"] == "e"}
@@ -30,7 +30,7 @@ def handed_over(ranks: Sequence[RankTrace]) -> Handed:
 
 
 def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
-    """Return the way of each gradient, the longest first; none where there is no record of Horovod's operations."""
+    """Return the path of each gradient, longest first; none without a record of Horovod's operations."""
     first = ranks[0]
     by_name: dict[str, list[Operation]] = defaultdict(list)
     for operation in first.operations:
@@ -55,19 +55,19 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
 
 
 def costs(about: About, operations: Sequence[Operation], gradients: Sequence[Gradient]) -> tuple[Summing, Link | None]:
-    """Return how gradients were taken, and what a sum cost, where that can be told."""
+    """Return how gradients were collected, and the cost of a reduction if it can be determined."""
     sums = [o for o in operations if o.kind == "ALLREDUCE" and o.num_bytes and any(n.startswith(_GRADIENT) for n in o.names)]
     link = fit_link([(o.num_bytes, o.wire_s) for o in sums if o.wire_s > 0])
     fused = [o for o in sums if len(o.names) > 1]
     copied = sum(o.num_bytes for o in fused)
     copy = sum(o.seconds_in("MEMCPY") for o in fused) / copied if copied else 0.0
     cycle = about.cycle_ms / 1000
-    queued = min((gradient.queue_s for gradient in gradients), default=0.0)  # of one before which nothing stood
+    queued = min((gradient.queue_s for gradient in gradients), default=0.0)  # of a gradient with an empty queue before it
     return Summing(cycle, float(about.fusion_bytes), copy, max(0.0, queued - cycle / 2)), link
 
 
 def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[Profile]:
-    """Return each step as overlap.py sees it; none where there are no sums."""
+    """Return each step as a Profile for overlap.py; none without reductions."""
     of_step: dict[int, list[StepOfRank]] = defaultdict(list)
     for step in steps:
         of_step[step.step].append(step)

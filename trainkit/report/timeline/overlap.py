@@ -1,12 +1,13 @@
-"""A model of how the sums of gradients hide behind backward; what-ifs are answered by running it with another setting.
+"""A model of how gradient reductions overlap backward; what-if questions are answered by running it with other settings.
 
-A step is its `Profile`: when each gradient is ready, how long backward takes. Horovod's thread wakes each cycle, takes what
-is ready on all ranks, fuses it up to a threshold, and sums one buffer after the other (Sergeev & Del Balso 2018, "Horovod",
-section 5). A sum of S bytes takes `latency + S / bandwidth` (Hockney 1994); among n ranks in a ring (Patarasuk & Yuan 2009)
+A step is its `Profile`: when each gradient is ready, and how long backward takes. Horovod's thread wakes each cycle, takes the
+gradients ready on all ranks, fuses them up to a threshold, and reduces one buffer after the other (Sergeev & Del Balso 2018,
+"Horovod", section 5). A reduction of S bytes takes `latency + S / bandwidth` (Hockney 1994); among n ranks in a ring (Patarasuk
+& Yuan 2009)
 
     t(S, n) = 2 (n - 1) alpha + 2 (n - 1) / n x S / B
 
-What of it is done when backward ends is hidden; the rest is exposed, and makes the step longer.
+The part that is done when backward ends is hidden; the rest is exposed, and lengthens the step.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_PAIRS = 20_000  # of which slopes are taken, at most
+_PAIRS = 20_000  # maximum number of pairs for slopes
 _LEAST_CYCLE_S, _PHASES = 1e-6, 4
-_LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, so that a bandwidth can be told
+_LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, needed to determine a bandwidth
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a sum costs among the ranks that there are.
+    """The cost of a reduction among the ranks of a run.
 
     Attributes:
-        latency_s: of one sum, however small.
-        bytes_per_s: of what each rank contributes.
+        latency_s: seconds of a reduction of any size.
+        bytes_per_s: bandwidth, in bytes that each rank contributes.
     """
 
     latency_s: float
     bytes_per_s: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the seconds of one sum."""
+        """Return the seconds of one reduction."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A network, by what one message between neighbours costs.
+    """A network, by the cost of one message between neighbours.
 
     Attributes:
         alpha_s: its latency.
@@ -51,22 +52,22 @@ class Ring:
     bytes_per_s: float
 
     def link(self, ranks: int) -> Link:
-        """Return what a sum costs among so many ranks; among one, nothing."""
+        """Return the cost of a reduction among `ranks` ranks; zero for one rank."""
         if ranks < 2:
             return Link(0.0, float("inf"))
         return Link(2 * (ranks - 1) * self.alpha_s, self.bytes_per_s * ranks / (2 * (ranks - 1)))
 
 
 def ring_of(link: Link, ranks: int) -> Ring:
-    """Return the ring whose sums among so many ranks, two or more, cost as `link` says."""
+    """Return the ring in which a reduction among `ranks` ranks, two or more, costs `link`."""
     return Ring(link.latency_s / (2 * (ranks - 1)), link.bytes_per_s * 2 * (ranks - 1) / ranks)
 
 
 def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
-    """Return latency and bandwidth from (bytes, seconds) of sums; None where their sizes or times do not tell them apart.
+    """Return latency and bandwidth from (bytes, seconds) of reductions; None if the data cannot separate them.
 
-    The slope is the median of the slopes between pairs (Theil 1950, Sen 1968): a sum that waited for something does not
-    tilt it. Sizes must reach over a factor of 8 and up to 64 KiB, and what the slope explains must stand out of the scatter.
+    The slope is the median of the slopes between pairs (Theil 1950, Sen 1968): a reduction that was delayed does not tilt it.
+    Sizes must span a factor of 8 and reach 64 KiB, and the slope's effect must exceed the scatter.
     """
     sizes = sorted(sums)
     if not sizes or sizes[-1][0] < max(_LEAST_RANGE * sizes[0][0], _LEAST_BYTES):
@@ -83,12 +84,12 @@ def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
 
 @dataclass(frozen=True)
 class Profile:
-    """A step without its sums.
+    """A step without its reductions.
 
     Attributes:
-        ready: (seconds after the start of backward, bytes) of each gradient, when the last rank has it; in that order.
-        backward_s: of backward, in which gradients become ready; of several microbatches, the last one's.
-        other_s: of all else in a step but exposed communication.
+        ready: (seconds after the start of backward, bytes) of each gradient, at the time the last rank has it; in that order.
+        backward_s: seconds of backward, during which gradients become ready; for several microbatches, the last one's.
+        other_s: seconds of all else in a step but exposed communication.
     """
 
     ready: tuple[tuple[float, float], ...]
@@ -96,24 +97,24 @@ class Profile:
     other_s: float
 
     def stretched(self, factor: float) -> Profile:
-        """Return it as it would be on a rank that is so many times slower."""
+        """Return the profile of a rank that is slower by `factor`."""
         ready = tuple((at * factor, size) for at, size in self.ready)
         return Profile(ready, self.backward_s * factor, self.other_s * factor)
 
     def compressed(self, factor: float) -> Profile:
-        """Return it with gradients of `factor` times the bytes."""
+        """Return the profile with `factor` times the bytes per gradient."""
         return replace(self, ready=tuple((at, size * factor) for at, size in self.ready))
 
 
 @dataclass(frozen=True)
 class Summing:
-    """How gradients are taken for summing.
+    """How gradients are collected for reductions.
 
     Attributes:
-        cycle_s: how often Horovod's thread looks; 0 where a sum starts as soon as it is ready (torch.distributed).
-        fusion_bytes: the most that is summed as one; 0 for one by one.
-        copy_s_per_byte: into the fusion buffer and out of it.
-        agree_s: what ranks need to agree on what is ready, each cycle.
+        cycle_s: wake-up interval of Horovod's thread; 0 if a reduction starts as soon as it is ready (torch.distributed).
+        fusion_bytes: maximum size of a fused buffer; 0 for one tensor at a time.
+        copy_s_per_byte: cost of copies into the fusion buffer and out of it.
+        agree_s: time per cycle that ranks need to agree on the ready gradients.
     """
 
     cycle_s: float = 0.0
@@ -123,9 +124,9 @@ class Summing:
 
 
 def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
-    """Return the seconds for which a step waits for sums once backward has ended.
+    """Return the seconds that a step waits for reductions after backward has ended.
 
-    Backward may begin at any moment of a cycle: the mean over several is returned.
+    Backward may begin at any phase of a cycle: the result is the mean over several.
     """
     if summing.cycle_s < _LEAST_CYCLE_S:
         return _exposed_s(profile, link, replace(summing, cycle_s=0.0), 0.0)
@@ -138,7 +139,7 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
     ready, now, woken, i = profile.ready, first_look_s, first_look_s - cycle, 0
     while i < len(ready):
         now = woken = max(now, woken + cycle, 0.0 if cycle else ready[i][0])
-        if ready[i][0] > now:  # nothing yet: the thread sleeps until the first cycle that finds something
+        if ready[i][0] > now:  # nothing ready: the thread sleeps until the first cycle with a ready gradient
             now = woken = now + -(-(ready[i][0] - now) // cycle) * cycle
         now += summing.agree_s
         while i < len(ready) and ready[i][0] <= woken:
@@ -154,12 +155,12 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
 
 
 def step_s(profile: Profile, link: Link, summing: Summing, accumulate: int = 1) -> float:
-    """Return the seconds of `accumulate` microbatches with one sum, divided by their number.
+    """Return the seconds of `accumulate` microbatches with one reduction, divided by their number.
 
     Args:
-        profile: of a step of one microbatch.
-        link: among the ranks.
-        summing: how gradients are taken.
-        accumulate: microbatches with one sum.
+        profile: profile of a step of one microbatch.
+        link: cost of a reduction among the ranks.
+        summing: how gradients are collected.
+        accumulate: microbatches per reduction.
     """
     return profile.backward_s + profile.other_s + exposed_s(profile, link, summing) / accumulate

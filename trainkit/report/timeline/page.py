@@ -31,7 +31,7 @@ _RANKS, _GRADIENTS = 8, 20  # shown in a chart at most
 
 
 def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysis: Analysis, advice: Sequence[Advice]) -> None:
-    """Write the page of a recording; `of` says of which."""
+    """Write the page of a recording; `of` names the recording."""
     step = analysis.step_s
     cards = [
         ("a step", ms(step)),
@@ -43,17 +43,17 @@ def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysi
     parts = [
         Part("In words", tuple(in_words(analysis)), id="words"),
         Part("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
-        Part("Where a step goes", chart=_mean_parts(analysis), grid=parts_grid(analysis), note=_PARTS, id="parts"),
+        Part("Parts of a step", chart=_mean_parts(analysis), grid=parts_grid(analysis), note=_PARTS, id="parts"),
         Part("Step by step", chart=_each_step(analysis), id="steps"),
         Part("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
     ]
     if len(analysis.abouts) > 1:
-        parts.append(Part("Who is late", chart=_lateness(analysis), note=_LATE, id="late"))
+        parts.append(Part("Lateness by rank", chart=_lateness(analysis), note=_LATE, id="late"))
     if analysis.gradients:
         grid = gradients_grid(analysis, _GRADIENTS)
-        parts.append(Part("The way of gradients", chart=_ways(analysis), grid=grid, note=_WAY, id="gradients"))
+        parts.append(Part("The path of gradients", chart=_ways(analysis), grid=grid, note=_WAY, id="gradients"))
     if analysis.link is not None:
-        parts.append(Part("What a sum costs", chart=_costs(ranks[0], analysis), note=_COST, id="sums"))
+        parts.append(Part("Cost of a reduction", chart=_costs(ranks[0], analysis), note=_COST, id="sums"))
     write_page(path, "Timeline", of, cards, parts)
 
 
@@ -97,7 +97,7 @@ def _each_step(analysis: Analysis) -> go.Figure:
 
 
 def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
-    """The step of median length: parts of each rank, and below them Horovod's operations."""
+    """Draw the step of median length: parts of each rank, and below them Horovod's operations."""
     first = [step for step in analysis.steps if step.rank == analysis.abouts[0].rank]
     median = sorted(first, key=lambda step: step.total_s)[len(first) // 2]
     same = {step.rank: step for step in analysis.steps if step.step == median.step}
@@ -111,7 +111,7 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
             _add_bars(chart, bars, label, COLORS[part])
     sums = [bar for rank in shown for bar in _sum_bars(rank, same[rank.about.rank], begin)]
     if sums:
-        _add_bars(chart, sums, "Horovod: sums", "#8c2f39")
+        _add_bars(chart, sums, "Horovod: operations", "#8c2f39")
     chart.update_layout(barmode="overlay")
     chart.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=_tracks(shown))
     return chart
@@ -151,7 +151,7 @@ def _sum_bars(rank: RankTrace, step: StepOfRank, begin: float) -> list[_Bar]:
 
 
 def _add_bars(chart: go.Figure, bars: Sequence[_Bar], label: str, color: str) -> None:
-    tracks, begins, lengths, told = zip(*bars, strict=True)
+    tracks, begins, lengths, labels = zip(*bars, strict=True)
     chart.add_bar(
         y=tracks,
         base=begins,
@@ -159,7 +159,7 @@ def _add_bars(chart: go.Figure, bars: Sequence[_Bar], label: str, color: str) ->
         orientation="h",
         name=label,
         marker={"color": color, "line": {"width": 0.5, "color": "white"}},
-        customdata=told,
+        customdata=labels,
         hovertemplate="%{customdata}: %{x:.2f} ms<extra>%{y}</extra>",
     )
 
@@ -200,17 +200,17 @@ def _costs(first: RankTrace, analysis: Analysis) -> go.Figure:
 
 
 _PARTS = (
-    "Waiting is the time after a rank's own backward until the slowest rank has ended its own; exposed communication is what "
-    "then is left of the sums. On a GPU the parts are by the device's clock."
+    "Waiting is the time from the end of a rank's own backward to the end of the slowest rank's; exposed communication is the "
+    "rest of the reductions. On a GPU the parts are by the device's clock."
 )
-_ONE = "Drag to look closer, double click to come back. The recording's trace.json.gz shows all of it in ui.perfetto.dev."
-_LATE = "When each rank ended its backward, after the rank that ended first: the others wait for whoever is highest."
+_ONE = "Drag to zoom in, double click to zoom out. Open the recording's trace.json.gz in ui.perfetto.dev for all steps."
+_LATE = "When each rank ended its backward, after the rank that ended first: the others wait for the highest."
 _WAY = (
-    "Negotiation: from the moment at which a rank has it until all have. Queue: until Horovod's thread takes it. Fusion: "
-    "copies into the buffer and out of it. Allreduce: the collective, of all tensors in the buffer."
+    "Negotiation: from the time a rank has it until all ranks have. Queue: until Horovod's thread takes it. Fusion: copies "
+    "into the buffer and out of it. Allreduce: the collective, of all tensors in the buffer."
 )
-_COST = "Fitted by the median of slopes between pairs (Theil 1950, Sen 1968): sums that waited for something do not tilt it."
+_COST = "Fitted by the median of slopes between pairs (Theil 1950, Sen 1968): delayed reductions do not tilt it."
 _MODEL = (
-    "Gains of sums come from a model that runs Horovod's cycles over the recorded gradients again, with another setting; "
-    "'up to' is a bound. Measure before you believe."
+    "Gains for reductions come from a model that runs Horovod's cycles over the recorded gradients with another setting; 'up "
+    "to' is a bound. Measure before you believe."
 )

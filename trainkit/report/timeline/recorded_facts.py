@@ -1,4 +1,4 @@
-"""What is known of a recording, in plain values: a step on a rank, a gradient's way, a rank that the others wait for."""
+"""Facts of a recording as plain values: a step of a rank, a gradient's path, a rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class StepOfRank:
     """A step on a rank. Times are microseconds of rank 0's clock.
 
     Attributes:
-        step: its number, as `global_step` before it.
-        rank: whose.
-        start: when it began.
-        seconds: by part, see LABELS; a validation is left out.
-        backward_start: of the last microbatch.
-        backward_end: of the last microbatch.
-        samples: of all ranks.
+        step: its number, `global_step` before it.
+        rank: its rank.
+        start: start of the step.
+        seconds: seconds by part, see LABELS; a validation is left out.
+        backward_start: start of the last microbatch's backward.
+        backward_end: end of the last microbatch's backward.
+        samples: samples of all ranks.
     """
 
     step: int
@@ -40,21 +40,21 @@ class StepOfRank:
 
     @property
     def total_s(self) -> float:
-        """All parts together."""
+        """The sum of all parts."""
         return sum(self.seconds.values())
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The way of a gradient (or of a bucket of them) through its sum: means over steps, in seconds.
+    """The path of a gradient (or of a bucket of them) through its reduction: means over steps, in seconds.
 
     Attributes:
-        name: of the parameter.
-        num_bytes: that a rank contributes.
-        negotiation_s: from the moment at which a rank has it until all have.
+        name: name of the parameter.
+        num_bytes: bytes that a rank contributes.
+        negotiation_s: from the time a rank has it until all ranks have.
         queue_s: from then until its operation begins: Horovod's cycle, and operations before it.
-        fusion_s: in copies into the fusion buffer and out of it.
-        allreduce_s: in the collective, of all that was fused with it.
+        fusion_s: copies into the fusion buffer and out of it.
+        allreduce_s: the collective, of all tensors fused with it.
         fused_with: tensors in its operation, itself included.
     """
 
@@ -68,7 +68,7 @@ class Gradient:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of its parts."""
         return self.negotiation_s + self.queue_s + self.fusion_s + self.allreduce_s
 
 
@@ -77,14 +77,14 @@ class SlowRank:
     """The rank that the others wait for.
 
     Attributes:
-        rank: which.
+        rank: its number.
         host: its host.
-        since: the first step from which on it is.
-        steps: in how many steps it was the last, of how many since then.
-        behind_s: by how much, in the mean of these.
-        part: of OWN_WORK, the one that makes the difference.
-        part_s: of that part on this rank.
-        usual_s: of that part on the others.
+        since: the first step from which on it is the slowest.
+        steps: number of steps in which it was last, and of all steps since then.
+        behind_s: mean lateness in these steps.
+        part: the part of OWN_WORK with the largest difference.
+        part_s: seconds of that part on this rank.
+        usual_s: seconds of that part on the others.
     """
 
     rank: int

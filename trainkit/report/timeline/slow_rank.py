@@ -1,4 +1,4 @@
-"""The rank that the others wait for, and since when: told from when each ended its backward, and not from chance."""
+"""Finds the rank that the others wait for, and since when, from the ends of backward; chance is excluded statistically."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def find_slow_rank(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> S
             error = statistics.stdev(own[i:]) / math.sqrt(len(own[i:]))
             others = [of for other, of in late.items() if other != rank]
             last = sum(own[k] > max(of[k] for of in others) for k in range(i, len(own)))
-            begins = own[i] > max(least, behind / 2)  # a lapse before it is not where it begins
+            begins = own[i] > max(least, behind / 2)  # a single late step before that is not the start
             if behind > max(least, _ERRORS * error) and begins and last >= _MOST_OF * len(own[i:]):
                 return _slow_rank(steps, ranks, rank, numbers[i], (last, len(own[i:])), behind)
     return None
 
 
 def _lateness(steps: Sequence[StepOfRank], rank: int) -> float:
-    """Return by how many seconds a rank ends its backward after the others' median; below 0 where it is before them."""
+    """Return the seconds from the others' median end of backward to this rank's; negative if it is earlier."""
     own = next(step.backward_end for step in steps if step.rank == rank)
     return (own - statistics.median_low([step.backward_end for step in steps if step.rank != rank])) / 1e6
 

@@ -1,8 +1,8 @@
-"""What a recording says, in numbers: the parts of each step on each rank, each gradient's way, and the slowest rank.
+"""Analysis of a recording: the parts of each step on each rank, each gradient's path, and the slowest rank.
 
-Ranks wait for each other where gradients are summed. The time between the end of a rank's own backward and its sums is
-therefore two things: `waiting`, until the last rank has ended its backward, and `communication`, what is left then: the
-sums that no backward hid. On a GPU the parts are those of the device, else those of the host.
+Ranks wait for each other in the reduction of gradients. The time from the end of a rank's own backward to the end of its
+reductions therefore has two parts: `waiting`, until the last rank has ended its backward, and `communication`, the reductions
+that no backward hid. On a GPU the parts are by the device's clock, else by the host's.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trainkit.tracing.pieces import About, Event
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that is known of a recording.
+    """The analysis of a recording.
 
     Attributes:
-        abouts: of the ranks that are there.
-        steps: of all ranks.
-        gradients: the longest way first; empty where Horovod's timeline is missing.
+        abouts: facts about the ranks with files.
+        steps: steps of all ranks.
+        gradients: longest path first; empty without Horovod's timeline.
         slow: the rank that the others wait for, or None.
-        link: what a sum costs here, or None where that cannot be told.
-        summing: how gradients were taken.
-        profiles: the steps as overlap.py sees them; empty where there are no sums.
+        link: cost of a reduction here, or None if it cannot be determined.
+        summing: how gradients were collected.
+        profiles: the steps as input of overlap.py; empty without reductions.
         unaligned: ranks whose clocks could not be compared.
         has_operations: whether there is a record of Horovod's operations.
     """
@@ -48,12 +48,12 @@ class Analysis:
 
     @property
     def numbers(self) -> list[int]:
-        """The steps that were recorded."""
+        """The numbers of the recorded steps."""
         return sorted({step.step for step in self.steps})
 
     @property
     def step_s(self) -> float:
-        """The mean seconds of a step, over steps and ranks."""
+        """The mean seconds per step, over steps and ranks."""
         return sum(self.mean(part) for part in LABELS)
 
     def mean(self, part: str) -> float:
@@ -62,25 +62,25 @@ class Analysis:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks."""
+        """Samples per second of all ranks."""
         taken = sum(step.samples for step in self.steps if step.rank == self.abouts[0].rank)
         return taken / max(1e-9, sum(s.total_s for s in self.steps if s.rank == self.abouts[0].rank))
 
 
 def analyse(ranks: Sequence[RankTrace]) -> Analysis:
-    """Work it out.
+    """Analyse a recording.
 
     Raises:
-        TraceError: no step was recorded as a whole.
+        TraceError: no step was recorded completely.
     """
     steps = [step for rank in ranks for step in _steps(rank)]
     everywhere = set.intersection(*({s.step for s in steps if s.rank == rank.about.rank} for rank in ranks))
     steps = [step for step in steps if step.step in everywhere]
     are_aligned = all(rank.is_aligned for rank in ranks)
-    if are_aligned:  # else nobody can tell waiting for another rank from waiting for the sums
+    if are_aligned:  # otherwise waiting for a rank and waiting for a reduction cannot be separated
         steps = _split_waiting(steps)
     if not steps:
-        raise TraceError("The recording has no step that all ranks ended: it was cut off too early. Record again.")
+        raise TraceError("The recording has no step that all ranks finished: it was cut off too early. Record again.")
     handed = of_gradients.handed_over(ranks)
     operations = ranks[0].operations
     gradients = of_gradients.ways(ranks, handed)
@@ -109,7 +109,7 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
     found = []
     for number, events in by_step.items():
         backwards = [e for e in events if e["name"] == "backward"]
-        if number not in samples or not backwards:  # cut off, or a rank without a sample
+        if number not in samples or not backwards:  # cut off, or a rank without samples
             continue
         seconds = {part: sum(e["dur"] for e in events if e["name"] == part) / 1e6 for part in LABELS}
         begun, ended = backwards[-1]["ts"], backwards[-1]["ts"] + backwards[-1]["dur"]

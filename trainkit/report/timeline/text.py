@@ -1,4 +1,4 @@
-"""A recording in words and tables: for the terminal, and for the head of the page."""
+"""A recording as sentences and tables, for the terminal and the top of the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORK = {
 
 
 def in_words(analysis: Analysis) -> list[str]:
-    """Return what there is to say, in sentences, the most important first."""
+    """Return the findings as sentences, most important first."""
     numbers, step = analysis.numbers, analysis.step_s
     ranks = plural(len(analysis.abouts), "rank")
     which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
@@ -30,7 +30,7 @@ def in_words(analysis: Analysis) -> list[str]:
         f"{analysis.samples_per_s:,.0f} samples/s."
     ]
     if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
-        said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not end them.")
+        said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not finish them.")
     largest = max(LABELS, key=analysis.mean)
     parts = ", ".join(f"{LABELS[part]} {share(analysis.mean(part), step)}" for part in ("data", "communication", "waiting"))
     said.append(f"Most of it is {LABELS[largest]} ({share(analysis.mean(largest), step)}); {parts}.")
@@ -40,35 +40,37 @@ def in_words(analysis: Analysis) -> list[str]:
     if analysis.link is not None:
         link = analysis.link
         cost = f"{ms(link.latency_s)} and {1000 * 2**20 / link.bytes_per_s:.3g} ms a MiB"
-        said.append(f"A sum over ranks costs {cost} ({link.bytes_per_s / 1e9:.3g} GB/s), as fitted to what was recorded.")
+        said.append(f"A reduction over ranks costs {cost} ({link.bytes_per_s / 1e9:.3g} GB/s), fitted to the recording.")
     world = analysis.abouts[0].world_size
     if len(analysis.abouts) < world:
         there = ", ".join(str(about.rank) for about in analysis.abouts)
-        said.append(f"Of {world} ranks only the files of {there} are here: copy the others' into the same folder.")
+        said.append(f"Of {world} ranks only the files of {there} are present: copy the others' into the same folder.")
     if analysis.unaligned:
         ranks = ", ".join(map(str, analysis.unaligned))
-        said.append(f"The clocks of ranks {ranks} could not be compared: in the trace their times are by the time of day.")
+        said.append(f"The clocks of ranks {ranks} could not be compared: in the trace their times come from the time of day.")
     if analysis.link is None and analysis.has_operations:
-        said.append("The sums here are too alike in size to tell what the network costs, so nothing is foretold of them.")
+        said.append(
+            "The reductions are too similar in size to determine the network's cost, so there is no prediction for them."
+        )
     if world > 1 and not analysis.gradients:
-        said.append(f"Nothing is said of single gradients: {_no_gradients(analysis)}.")
+        said.append(f"There are no facts about single gradients: {_no_gradients(analysis)}.")
     return said
 
 
 def _no_gradients(analysis: Analysis) -> str:
     if analysis.abouts[0].engine != "horovod":
-        return "only Horovod tells when each is summed"
+        return "only Horovod records when each is reduced"
     if analysis.has_operations:
-        return "this recording does not have the times at which they were handed over"
+        return "their submission was not recorded"
     return "there is no record of Horovod's operations"
 
 
 def _slow_words(analysis: Analysis) -> str:
     slow = analysis.slow
     if len(analysis.abouts) < 2:
-        return "One rank waits for nobody."
+        return "A single rank waits for no other."
     if analysis.unaligned:
-        return "Which rank is slower than the others cannot be told: their clocks could not be compared."
+        return "The slowest rank cannot be determined: the ranks' clocks could not be compared."
     if slow is None:
         return "No rank is slower than the others in most steps."
     counted, of = slow.steps
@@ -84,7 +86,7 @@ def grids(analysis: Analysis, advice: Sequence[Advice], gradients: int = _SHOWN)
 
 
 def parts_grid(analysis: Analysis) -> Grid:
-    """Return the parts of a step, of each rank (of many: the first four and the slowest)."""
+    """Return the parts of a step, per rank (of many ranks, the first four and the slowest)."""
     ranks = [about.rank for about in analysis.abouts]
     shown = ranks if len(ranks) <= 5 else ranks[:4]
     if analysis.slow is not None and analysis.slow.rank not in shown:
@@ -96,11 +98,11 @@ def parts_grid(analysis: Analysis) -> Grid:
         rows.append((label, ms(mean), share(mean, analysis.step_s), *(ms(value) for value in own)))
     rows.append(("a step", ms(analysis.step_s), "100 %", *("" for _ in shown if len(ranks) > 1)))
     each = [f"rank {rank}" for rank in shown] if len(ranks) > 1 else []
-    return Grid("Where a step goes", ("part", "mean", "share", *each), rows)
+    return Grid("Parts of a step", ("part", "mean", "share", *each), rows)
 
 
 def gradients_grid(analysis: Analysis, shown: int) -> Grid:
-    """Return the longest ways of gradients."""
+    """Return the gradients with the longest paths."""
     rows = [
         (
             g.name,
@@ -114,14 +116,14 @@ def gradients_grid(analysis: Analysis, shown: int) -> Grid:
         for g in analysis.gradients[:shown]
     ]
     more = f", {shown} of {len(analysis.gradients)}" if len(analysis.gradients) > shown else ""
-    title = f"Gradients with the longest way{more}: until all ranks have it, in the queue, in copies, in the allreduce"
+    title = f"Gradients with the longest path{more}: until all ranks have it, in the queue, in copies, in the allreduce"
     return Grid(title, ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"), rows, is_code=True)
 
 
 def advice_grid(advice: Sequence[Advice]) -> Grid:
-    """Return what to try."""
+    """Return the advice as a table."""
     rows = [(a.setting, f"{'up to ' * a.is_bound}{100 * a.gain:.0f} %", a.why) for a in advice]
-    title = "What to try, with the samples per second that it should add"
+    title = "What to try, with the predicted gain in samples per second"
     return Grid(
         title,
         ("try", "gain", "since"),

@@ -35,7 +35,7 @@ def test_batches_and_steps(tmp_path: Path) -> None:
     rows = dict(plan.batch_rows(run))
     assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
     assert rows["learning rate"] == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
-    assert rows["last step"] == "6 samples in place of 32, weighted as such; 2 ranks have none of them"
+    assert rows["last step"] == "6 samples instead of 32, weighted accordingly; 2 ranks have none of them"
     assert rows["steps"] == "3 an epoch, 3 epochs, 9 in all"
 
 
@@ -106,7 +106,7 @@ def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> No
     assert (ring in told["summed in a step"]) == (ranks > 1)
     assert told["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
     assert dict(plan.checkpoint_rows(run, callbacks, sizes)) == {
-        "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 kept"
+        "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 retained"
     }
 
 

@@ -69,4 +69,4 @@ def test_at_other_ranks_a_step_has_the_same_samples_as_a_set(indices: list[int],
 
 def test_a_run_that_trained_nothing_more_is_no_success() -> None:
     """Where there are no notes there is nothing equal."""
-    assert samples(WHOLE, [[], []], False).first == "the run that went on trained no step"
+    assert samples(WHOLE, [[], []], False).first == "the resumed run trained no step"

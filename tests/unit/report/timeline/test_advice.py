@@ -113,15 +113,15 @@ def test_the_words_name_what_matters(tmp_path: Path) -> None:
     assert "Steps 0 to 5 on 2 ranks" in text and "Most of it is backward" in text
     assert "Rank 1 on node1 is the slowest since step 0: in 6 of 6 steps the last, by 40 ms" in text
     (tmp_path / "rank-1.json").unlink()
-    assert "Of 2 ranks only the files of 0 are here" in " ".join(in_words(analyse(read_recording(tmp_path))))
+    assert "Of 2 ranks only the files of 0 are present" in " ".join(in_words(analyse(read_recording(tmp_path))))
 
 
 @pytest.mark.parametrize(
     ("engine", "gradients", "says"),
     [
-        ("ddp", {}, "only Horovod tells when each is summed"),
+        ("ddp", {}, "only Horovod records when each is reduced"),
         ("horovod", {}, "there is no record of Horovod's operations"),
-        ("horovod", {"a": 4000, "b": 400}, "too alike in size to tell what the network costs"),
+        ("horovod", {"a": 4000, "b": 400}, "too similar in size to determine the network's cost"),
     ],
 )
 def test_what_cannot_be_said_is_said_why(tmp_path: Path, engine: str, gradients: dict[str, int], says: str) -> None:

@@ -122,7 +122,7 @@ def test_clocks_that_cannot_be_compared_accuse_nobody(tmp_path: Path) -> None:
     assert analysis.unaligned == [1] and analysis.slow is None and ms(analysis, "waiting") == 0.0
     assert ms(analysis, "communication") == 4.0
     text = " ".join(in_words(analysis))
-    assert "cannot be told: their clocks could not be compared" in text and "The clocks of ranks 1 could not" in text
+    assert "cannot be determined: the ranks' clocks could not be compared" in text and "The clocks of ranks 1 could not" in text
 
 
 def test_lateness_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_steps_that_a_rank_did_not_end_are_left_out(tmp_path: Path) -> None:
     path.write_text(text[: text.index('"name":"data"', text.index('"step 3"'))])
     assert seen(folder).numbers == [0, 1, 2, 3]
     path.write_text(text[: text.index('"step 0"')])
-    with pytest.raises(TraceError, match="no step that all ranks ended"):
+    with pytest.raises(TraceError, match="no step that all ranks finished"):
         seen(folder)
 
 
