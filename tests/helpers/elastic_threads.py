@@ -1,10 +1,10 @@
-"""An elastic job in one process: workers are threads that die, leave and come, and ranks are formed anew without them.
+"""An elastic job in one process: workers are threads that die, leave and join, and ranks are assigned again without them.
 
     job = Job()
     job.start("a"); job.start("b")          # each runs `work(engine)`
     job.wait()
 
-The real Trainer runs on each. A worker dies where its code raises Killed; the others' next collective fails, as it does when a
+The real Trainer runs on each. A worker dies when its code raises Killed; the others' next collective fails, as it does when a
 process is gone.
 """
 
@@ -90,7 +90,7 @@ class Job:
                 self._form()
 
     def join(self, worker: str, commit: int) -> tuple[_Generation, int]:
-        """Wait for a place among those who live."""
+        """Wait for a place among the living workers."""
         with self._changed:
             self._seats.pop(worker, None)
             self._waiting[worker] = commit
@@ -104,7 +104,7 @@ class Job:
         return set(self._seats)
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the others."""
+        """Whether a worker waits for the others."""
         return bool(self._waiting)
 
     def _form(self) -> None:

@@ -29,7 +29,7 @@ _PATIENCE_S = 60
 
 
 class World:
-    """The place where so many threads meet.
+    """The ranks of one process, as threads that exchange values.
 
     Args:
         size: number of ranks.

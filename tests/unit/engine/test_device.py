@@ -28,7 +28,7 @@ def test_a_rank_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_more_ranks_than_gpus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks on a host with one GPU are told so."""
+    """Two ranks on a host with one GPU are refused."""
     with pytest.raises(EngineError, match="runs 2 ranks and has 1 GPU; each rank needs its own"):
         device_on(0, 2, gpus=1, monkeypatch=monkeypatch)
 

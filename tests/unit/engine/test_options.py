@@ -1,4 +1,4 @@
-"""Which engine has which option, and what is said where it has not."""
+"""Which engine has which option, and the message of one that lacks it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_ranks_are_counted_anew(rank: int, takes_part: bool, place: int, local: 
     ],
 )
 def test_a_set_that_cannot_be_is_refused(ranks: list[int], words: str) -> None:
-    """Empty sets, repeated ranks and ranks that were not started are told."""
+    """Empty sets, repeated ranks and ranks that were not started are refused."""
     assert check_ranks([2, 0], 3) == (0, 2)
     with pytest.raises(ConfigError, match=words):
         check_ranks(ranks, 3)

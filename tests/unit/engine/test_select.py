@@ -26,7 +26,7 @@ def under(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("launcher", "name"), [("none", "single"), ("torchrun", "ddp"), ("horovodrun", "horovod")])
 def test_auto_takes_the_launchers_engine(launcher: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """engine=auto is the engine of whoever started the process; nothing starts before it is entered."""
+    """engine=auto is the engine of the launcher that started the process; nothing starts before it is entered."""
     if name == "horovod":
         pytest.importorskip("horovod.torch", reason="Horovod is not installed")
     under(launcher, monkeypatch)
@@ -81,7 +81,7 @@ def test_bad_options_are_refused_by_name() -> None:
 
 
 def test_without_horovod_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Horovod is not installed the message names the command that builds it."""
+    """If Horovod is not installed, the message names the command that builds it."""
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "horovod" else real(name, *a))
     with pytest.raises(ConfigError, match=r"engine=horovod, but Horovod is not installed\. Run `python -m trainkit horovod"):

@@ -22,13 +22,13 @@ def line() -> nn.Linear:
     return model
 
 
-def sgd(*parameters: nn.Parameter, lr: float = 1.0) -> torch.optim.SGD:
+def sgd(*parameters: Any, lr: float = 1.0) -> torch.optim.SGD:
     """Plain SGD: an update is the gradient."""
     return torch.optim.SGD(parameters, lr=lr)
 
 
 def prepared(*gradient: float, precision: PrecisionName = "32-true") -> tuple[SingleEngine, nn.Linear, Precision]:
-    """A single engine whose model has this gradient, times the loss scale."""
+    """A single engine and its model, which has this gradient times the loss scale."""
     engine, model, numbers = SingleEngine("cpu"), line(), Precision(precision, torch.device("cpu"))
     engine.prepare(model, [sgd(model.weight)], numbers)
     engine.backward(numbers.scale((model.weight * torch.tensor([gradient])).sum()))
@@ -215,7 +215,7 @@ def test_a_released_engine_holds_no_task() -> None:
 
 
 def test_replicas_stay_whole() -> None:
-    """`shard` leaves a task as it is in engines whose ranks hold all of it."""
+    """`shard` leaves a task as it is if each rank holds all of it."""
     engine, model = SingleEngine("cpu"), line()
     before = dict(model.named_parameters())
     engine.shard(model)

@@ -57,7 +57,7 @@ def test_nothing_cancels_where_the_mean_is_large() -> None:
 
 
 def test_layers_change_in_place_and_know_each_other_no_more() -> None:
-    """Whoever refers to a layer has the changed one; a copy goes on with the ranks, a pickled one without them."""
+    """A reference to a layer is one to the changed layer; a copy stays connected to the ranks, a pickled one does not."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     kept, weight = model[1], model[1].weight
     convert(model, alone)
@@ -88,7 +88,7 @@ def test_a_layer_with_ways_of_its_own_is_refused() -> None:
 
 
 def test_one_process_keeps_its_batchnorm() -> None:
-    """There is nobody to share with."""
+    """There is no other rank to share statistics with."""
     with SingleEngine("cpu") as engine:
         model = nn.Sequential(nn.BatchNorm1d(2))
         assert engine.convert_sync_batchnorm(model) is model

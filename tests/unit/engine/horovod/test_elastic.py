@@ -11,7 +11,7 @@ pytest.importorskip("horovod")
 
 
 def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes later starts the script from its top."""
+    """A rank that joins later starts the script from its top."""
     from trainkit.engine.horovod.engine import HorovodEngine
 
     monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), "secret"))
@@ -26,8 +26,8 @@ def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: 
         HorovodEngine("cpu").ranks.begin("fit")
 
 
-def test_elsewhere_a_script_does_what_it_likes() -> None:
-    """Nobody comes later."""
+def test_outside_an_elastic_job_a_script_does_what_it_likes() -> None:
+    """No rank joins later."""
     from trainkit.engine.horovod.engine import HorovodEngine
 
     engine = HorovodEngine("cpu")

@@ -38,7 +38,7 @@ def test_groups_by_number_are_of_equal_length() -> None:
 
 
 def test_groups_by_name_take_parameters_and_modules() -> None:
-    """A module's name stands for all of its parameters; what nobody names stays alone."""
+    """A module's name stands for all of its parameters; a parameter that is not named stays alone."""
     assert names(by_name(layers(), [["b"], ["a.0"]])) == [["b.4", "b.3", "b.2"], ["a.0"], ["a.1"]]
     assert names(by_name(layers(), [])) == [["b.4"], ["b.3"], ["b.2"], ["a.1"], ["a.0"]]
 
@@ -52,14 +52,14 @@ def test_groups_by_name_take_parameters_and_modules() -> None:
     ],
 )
 def test_groups_that_cannot_be_are_refused(groups: list[list[str]], words: str) -> None:
-    """Unknown names, names in two groups, and sparse embeddings are told."""
+    """Unknown names, names in two groups, and sparse embeddings are refused."""
     trained = layers()
     with pytest.raises(ConfigError, match=words):
         by_name(trained, groups, {trained[2][1]})
 
 
 def test_more_groups_than_parameters_are_refused() -> None:
-    """Empty groups would be nobody's wish."""
+    """No group stays empty."""
     with pytest.raises(ConfigError, match=r"engine\.num_groups is 6, but the model has 5 trained parameters"):
         by_number(layers(), 6)
 

@@ -66,7 +66,7 @@ def test_sums_start_while_backward_runs(in_order: bool) -> None:
 
 
 def test_nothing_starts_under_no_sync() -> None:
-    """Accumulated backwards keep their gradients until the last one; after it, the next step starts anew."""
+    """Accumulated backwards keep their gradients until the last one; after it, the next step starts from zero."""
     net = model()
     reducer = Noting(net, in_order=True)
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_a_second_gradient_in_one_synchronised_step_is_an_error() -> None:
 
 
 def test_a_rank_without_samples_takes_part_with_zeros() -> None:
-    """finish without any backward starts every sum, in order; what nobody used has no gradient afterwards."""
+    """finish without any backward starts every sum, in order; a parameter that no rank used has no gradient afterwards."""
     net = model()
     reducer = Noting(net, in_order=True)
     reducer.finish()
@@ -128,7 +128,7 @@ def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
 
 
 def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
-    """Rows of both ranks are added; a rank without a gradient sends no rows; what nobody used has none."""
+    """Rows of both ranks are added; a rank without a gradient sends no rows; a parameter that no rank used has none."""
     table, idle = nn.Embedding(5, 2, sparse=True), nn.Embedding(5, 2, sparse=True)
     net = nn.ModuleList([table, idle])
 
