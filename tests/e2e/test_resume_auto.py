@@ -68,7 +68,7 @@ def test_one_command_begins_is_ended_goes_on_and_is_done(waiting: Start, command
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    told = re.search(r"SIGTERM on rank 0: the run ended after step 21; to go on: ckpt_path=last run_dir=(\S+)", out)
+    told = re.search(r"SIGTERM on rank 0: the run ended after step 21; to resume: ckpt_path=last run_dir=(\S+)", out)
     assert told, out
     assert Path(told[1]) == tmp_path / "here"
     assert "Traceback" not in err

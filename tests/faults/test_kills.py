@@ -122,7 +122,7 @@ def test_a_signal_on_any_rank_ends_all_with_a_checkpoint(
         assert time.monotonic() - asked < 30  # Slurm's and Kubernetes' usual grace
         told = (tmp_path / "asked.rank0.log").read_text()
         found = re.search(
-            rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to go on: ckpt_path=last", told
+            rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to resume: ckpt_path=last", told
         )
         assert found, told
         assert verify(newest(tmp_path / "asked"))["global_step"] == int(found[1])
@@ -150,7 +150,7 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
         pairs.start(tmp_path / "run", 14)
         assert pairs.codes() == [0, 0]
     told = (tmp_path / "run.rank0.log").read_text()
-    assert re.search(r"step=9 was NOT written: .*\. Training goes on\.", told)
+    assert re.search(r"step=9 was NOT written: .*\. Training continues\.", told)
     assert re.search(r"Checkpoints that were NOT written: .*step=9.*step=12", told)
     assert drafts(tmp_path / "run") == []
     assert verify(newest(tmp_path / "run"))["global_step"] in (5, 6)  # that of step 6 may still be on its way at step 7

@@ -150,7 +150,7 @@ def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
 
     trainer = quiet(tmp_path, enable_checkpointing=False, max_epochs=6, check_val_every_n_epoch=2)
     trainer.fit(Plateau(), loader(), loader())
-    assert trainer.rates.current() == [0.25]  # three validations: the first sets the mark, two do not improve
+    assert trainer.run.rates.current() == [0.25]  # three validations: the first sets the mark, two do not improve
 
 
 def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:

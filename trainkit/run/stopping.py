@@ -25,18 +25,21 @@ class Stopping:
         signals: that this rank received.
         coordinator: lets all ranks know.
         elastic: of an elastic run.
+
+    Attributes:
+        signals: see above.
     """
 
     def __init__(self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None) -> None:
-        self._run, self._signals, self._coordinator, self._elastic = run, signals, coordinator, elastic
+        self._run, self.signals, self._coordinator, self._elastic = run, signals, coordinator, elastic
         self._was_signalled = False
 
     def __enter__(self) -> Stopping:
-        self._signals.__enter__()
+        self.signals.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._signals.__exit__()
+        self.signals.__exit__()
 
     def check(self) -> None:
         """End the run if it must end. Call it on all ranks, once between two steps or batches.
@@ -56,12 +59,12 @@ class Stopping:
         self._elastic.commit()
         step = self._run.global_step
         if self._coordinator.includes_this_rank:
-            raise Preempted(f"{self._signals.received}: this rank left after step {step}; the others continue.")
+            raise Preempted(f"{self.signals.received}: this rank left after step {step}; the others continue.")
         raise RanksChanged(f"The ranks are formed again after step {step}.")
 
     def _end_with_checkpoint(self) -> NoReturn:
         run, engine = self._run, self._run.engine
-        received: list[str | None] = engine.comm.all_gather_object(self._signals.received)
+        received: list[str | None] = engine.comm.all_gather_object(self.signals.received)
         full = [policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only]
         written = any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
         engine.comm.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then

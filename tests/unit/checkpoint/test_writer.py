@@ -290,5 +290,5 @@ def test_an_unexpected_error_costs_that_checkpoint_alone(
     trainer = quiet(tmp_path, max_steps=2, enable_checkpointing=True)
     trainer.fit(Line(), loader(8))
     assert trainer.global_step == 2
-    assert "was NOT written: ValueError: a strange tensor. Training goes on." in capsys.readouterr().out
+    assert "was NOT written: ValueError: a strange tensor. Training continues." in capsys.readouterr().out
     assert not any(thread.name == "trainkit-checkpoint" for thread in threading.enumerate())

@@ -184,10 +184,10 @@ def test_the_states_are_those_of_the_task_and_the_optimizers() -> None:
     engine, model = SingleEngine("cpu"), nn.BatchNorm1d(2)
     optimizers = [torch.optim.SGD([model.weight], lr=0.5, momentum=0.9), torch.optim.SGD([model.bias], lr=0.25)]
     engine.prepare(model, optimizers)
-    state = engine.model_state()
+    state = engine.model_state(model)
     assert list(state) == list(model.state_dict())
     assert state["running_mean"].data_ptr() == model.running_mean.data_ptr()  # type: ignore[union-attr]
-    assert [held["param_groups"][0]["lr"] for held in engine.optimizer_state()] == [0.5, 0.25]
+    assert [held["param_groups"][0]["lr"] for held in engine.optimizer_state(optimizers)] == [0.5, 0.25]
 
 
 def test_a_state_that_is_no_tensor_is_refused() -> None:
@@ -198,9 +198,8 @@ def test_a_state_that_is_no_tensor_is_refused() -> None:
             return 3
 
     engine = SingleEngine("cpu")
-    engine.prepare(nn.Sequential(Counting()), [])
     with pytest.raises(TaskError, match=r"state_dict\(\)\['0\._extra_state'\] is a int; weights are tensors"):
-        engine.model_state()
+        engine.model_state(nn.Sequential(Counting()))
 
 
 def test_a_released_engine_holds_no_task() -> None:

@@ -1,4 +1,4 @@
-"""The pulse: ranks agree seldom, at the same round, on signals and on rank 0's time."""
+"""The coordinator: ranks agree seldom, at the same round, on signals and on rank 0's time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.threads import ThreadEngine, World
 from trainkit.engine.single import SingleEngine
-from trainkit.run.coordinator import BEAT_S, Pulse
+from trainkit.run.coordinator import INTERVAL_S, Coordinator
 from trainkit.run.signals import Signals
 
 
@@ -49,13 +49,13 @@ class Counted:
         return wait
 
 
-def beats(clock: Clock, pulse: Pulse, engine: Counted, rounds: int, seconds: float) -> list[int]:
+def exchanges(clock: Clock, coordinator: Coordinator, engine: Counted, rounds: int, seconds: float) -> list[int]:
     """Go through rounds that take so long each; return those in which something was sent."""
     sent = []
     for i in range(rounds):
         clock.pass_(seconds)
         before = engine.sent
-        pulse.beat()
+        coordinator.count_round()
         if engine.sent > before:
             sent.append(i)
     return sent
@@ -75,29 +75,29 @@ def engine() -> Counted:
 
 def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
     """Over 10 s of rounds of 10 ms about two collectives a second are made, each a number of the host."""
-    sent = beats(clock, Pulse(engine, Signals()), engine, 1000, 0.01)  # type: ignore[arg-type]
-    assert len(sent) <= 10 / BEAT_S + 8  # it starts with each round, and doubles the distance
+    sent = exchanges(clock, Coordinator(engine, Signals()), engine, 1000, 0.01)  # type: ignore[arg-type]
+    assert len(sent) <= 10 / INTERVAL_S + 8  # it starts with each round, and doubles the distance
     assert {b - a for a, b in zip(sent[-10:], sent[-9:], strict=False)} <= {49, 50, 51}
 
 
 def test_slow_rounds_send_in_each(clock: Clock, engine: Counted) -> None:
     """Where a round takes longer than a beat, every round is one."""
-    assert beats(clock, Pulse(engine, Signals()), engine, 9, 2 * BEAT_S) == list(range(9))  # type: ignore[arg-type]
+    assert exchanges(clock, Coordinator(engine, Signals()), engine, 9, 2 * INTERVAL_S) == list(range(9))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(0.01, False), (0.3, False), (1.9, False), (2.1, True)])
 def test_nobody_waits_for_a_beat_but_in_long_rounds(clock: Clock, engine: Counted, seconds: float, waits: bool) -> None:
     """Once the duration of a round is known, a beat is read a round after it was sent; in long rounds it is read at once."""
-    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+    coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
     while engine.sent < 2:
         clock.pass_(seconds)
-        pulse.beat()
+        coordinator.count_round()
         assert engine.read == engine.sent
     for _ in range(120):
         under_way = engine.sent - engine.read
         clock.pass_(seconds)
         sent, read = engine.sent, engine.read
-        pulse.beat()
+        coordinator.count_round()
         assert engine.read == read + (under_way or (waits and engine.sent > sent))
     assert engine.sent > 5
 
@@ -106,53 +106,53 @@ def test_nobody_waits_for_a_beat_but_in_long_rounds(clock: Clock, engine: Counte
 def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float, rounds: int) -> None:
     """In short rounds within a beat's distance and a round; in longer ones, a round after its own; in long ones, in it."""
     signals = Signals()
-    pulse = Pulse(engine, signals)  # type: ignore[arg-type]
-    beats(clock, pulse, engine, 40, seconds)
+    coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
+    exchanges(clock, coordinator, engine, 40, seconds)
     signals.received = "SIGTERM"
     taken, came = 0, False
     while not came and taken < 100:
         clock.pass_(seconds)
-        came, taken = pulse.beat(), taken + 1
+        came, taken = coordinator.count_round(), taken + 1
     assert taken <= rounds
-    assert pulse.signalled == 1
+    assert coordinator.num_signalled == 1
 
 
 def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Counted) -> None:
     """A rank that is signalled while a beat is under way was not among those that it tells of."""
     signals = Signals()
-    pulse = Pulse(engine, signals)  # type: ignore[arg-type]
-    beats(clock, pulse, engine, 3, 1.0)
+    coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
+    exchanges(clock, coordinator, engine, 3, 1.0)
     assert engine.sent > engine.read
     signals.received = "SIGTERM"
     seen = []
     for _ in range(2):
         clock.pass_(1.0)
-        seen.append((pulse.beat(), pulse.signalled, pulse.is_among_them))
+        seen.append((coordinator.count_round(), coordinator.num_signalled, coordinator.includes_this_rank))
     assert seen == [(False, 0, False), (True, 1, True)]
 
 
 def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
     """At the end of a run, and where rounds change, nothing stays under way; the time of the beat is known then."""
-    for end in (Pulse.settle, Pulse.quicken):
-        pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
+    for end in (Coordinator.settle, Coordinator.expect_new_pace):
+        coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
         clock.pass_(100.0)
-        beats(clock, pulse, engine, 3, 1.0)
-        assert (engine.sent - engine.read, pulse.now) == (1, 102.0)
-        end(pulse)
-        assert (engine.sent - engine.read, pulse.now) == (0, 103.0)
+        exchanges(clock, coordinator, engine, 3, 1.0)
+        assert (engine.sent - engine.read, coordinator.now) == (1, 102.0)
+        end(coordinator)
+        assert (engine.sent - engine.read, coordinator.now) == (0, 103.0)
 
 
 def test_rounds_without_duration_are_counted_still(clock: Clock, engine: Counted) -> None:
     """However fast rounds are, a beat comes after at most 255 of them."""
-    sent = beats(clock, Pulse(engine, Signals()), engine, 2000, 0.0)  # type: ignore[arg-type]
+    sent = exchanges(clock, Coordinator(engine, Signals()), engine, 2000, 0.0)  # type: ignore[arg-type]
     assert max(b - a for a, b in zip(sent, sent[1:], strict=False)) == 255
 
 
 def test_after_fast_rounds_slow_ones_are_found_out(clock: Clock, engine: Counted) -> None:
     """Rounds that become slow are waited through once; soon after that each round is a beat."""
-    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
-    last = beats(clock, pulse, engine, 500, 0.01)[-1]
-    sent = beats(clock, pulse, engine, 120, 1.0)
+    coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
+    last = exchanges(clock, coordinator, engine, 500, 0.01)[-1]
+    sent = exchanges(clock, coordinator, engine, 120, 1.0)
     assert 49 <= 500 + sent[0] - last <= 51  # the rounds of half a second that had been agreed on
     assert sent[1] - sent[0] <= 3  # half of the rounds that it goes by were fast ones
     assert sent[2:] == list(range(sent[1] + 1, 120))
@@ -160,21 +160,21 @@ def test_after_fast_rounds_slow_ones_are_found_out(clock: Clock, engine: Counted
 
 def test_quicken_beats_in_the_next_round(clock: Clock, engine: Counted) -> None:
     """Where rounds become of another kind, as in validation, the next one is a beat."""
-    pulse = Pulse(engine, Signals())  # type: ignore[arg-type]
-    beats(clock, pulse, engine, 500, 0.01)
-    pulse.quicken()
-    assert beats(clock, pulse, engine, 8, 2.0) == list(range(8))
+    coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
+    exchanges(clock, coordinator, engine, 500, 0.01)
+    coordinator.expect_new_pace()
+    assert exchanges(clock, coordinator, engine, 8, 2.0) == list(range(8))
 
 
 def test_one_rank_sends_nothing_and_knows_at_once(clock: Clock) -> None:
     """Alone, a signal is noticed in the round that it came in, and the time is this rank's."""
     signals = Signals()
-    pulse = Pulse(SingleEngine("cpu"), signals)
+    coordinator = Coordinator(SingleEngine("cpu"), signals)
     clock.pass_(3.0)
-    assert not pulse.beat()
-    assert pulse.now == 3.0
+    assert not coordinator.count_round()
+    assert coordinator.now == 3.0
     signals.received = "SIGTERM"
-    assert pulse.beat()
+    assert coordinator.count_round()
 
 
 def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: int | None = None) -> list[list[Any]]:
@@ -190,19 +190,19 @@ def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: in
     def work(engine: ThreadEngine) -> list[Any]:
         with engine:
             signals = Signals()
-            pulse, seen, now = Pulse(engine, signals), [], -1.0
+            coordinator, seen, now = Coordinator(engine, signals), [], -1.0
             for i in range(rounds):
                 clock.pass_(0.5 if engine.ranks.rank == 2 else 0.02)
                 if signalled.get(engine.ranks.rank) == i:
                     signals.received = "SIGTERM"
-                came = pulse.beat()
-                if came or pulse.now != now:
-                    now = pulse.now
+                came = coordinator.count_round()
+                if came or coordinator.now != now:
+                    now = coordinator.now
                     seen.append((i, now, came))
                 if came:
                     break
                 if i == quickened:
-                    pulse.quicken()
+                    coordinator.expect_new_pace()
             return seen
 
     return World(3).run(work)

@@ -195,7 +195,7 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
             if trainer.global_step == 3:
                 trainer.engine.comm.world.break_off()  # type: ignore[attr-defined]
 
-    with pytest.raises(Exception, match=r"formed anew 5 times.*step 2"):
+    with pytest.raises(Exception, match=r"formed again 5 times.*step 2"):
         run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
 
 
@@ -325,7 +325,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
         return tasks[-1]
 
     if fails:
-        with pytest.raises(EngineError, match="formed anew 5 times"):
+        with pytest.raises(EngineError, match="formed again 5 times"):
             run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
     else:
         run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
@@ -460,7 +460,7 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victims: str, settings: dict[str, Any]
 ) -> None:
     """Where a rank is lost, and at the end of training: each session is torn down, and the last leaves nothing unread."""
-    monkeypatch.setattr("trainkit.run.coordinator.BEAT_S", 0.0)  # each round is a beat, and is read in the next
+    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)  # each round is a beat, and is read in the next
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
@@ -489,4 +489,4 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     assert all(opened.ended == opened.begun for opened in survivors)
     lost = 1 if victims else 0  # the beat that a lost rank broke off
     assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
-    assert trainer.coordinator._wait is None
+    assert trainer.run.coordinator._wait is None

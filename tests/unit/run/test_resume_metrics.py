@@ -197,7 +197,9 @@ def test_a_metric_that_is_no_part_of_the_task_is_told(tmp_path: Path, capsys: py
             return super().training_step(batch, batch_idx)
 
     broken_off(tmp_path, BreaksOff(4), Loose)
-    told = "what this run does not have: the metric 'train/count' (make it an attribute of the Task, and it is kept)."
+    told = (
+        "states that this run has no place for: the metric 'train/count' (make it an attribute of the Task, and it is saved)."
+    )
     assert told in capsys.readouterr().out
 
 

@@ -92,7 +92,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     """Each of the three ends the fit after the step that it came in, with 75; handlers are then what they were."""
     handlers = [signal.getsignal(n) for n in HANDLED]
     text = asked(tmp_path, Asked(3, number=number))
-    assert text == f"{number.name} on rank 0: the run ended after step 4; to go on: ckpt_path=last run_dir={tmp_path}"
+    assert text == f"{number.name} on rank 0: the run ended after step 4; to resume: ckpt_path=last run_dir={tmp_path}"
     assert text in capsys.readouterr().out
     assert verify(newest(tmp_path))["global_step"] == 4
     assert [signal.getsignal(n) for n in HANDLED] == handlers
@@ -177,7 +177,7 @@ def test_a_second_signal_is_the_same_wish_for_a_second(monkeypatch: pytest.Monke
 def test_without_a_checkpoint_to_go_on_from_it_is_said(tmp_path: Path, keepers: list[Callback]) -> None:
     """A run that keeps nothing, or weights alone, ends too, and says that there is nothing to go on from."""
     text = asked(tmp_path, Asked(3), *keepers, enable_checkpointing=bool(keepers))
-    assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was asked for."
+    assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was requested."
 
 
 def test_a_checkpoint_is_written_also_where_it_is_not_among_the_best(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_signal_to_one_rank_ends_all_at_the_same_step(tmp_path: Path, hook: st
     whole = on_ranks(tmp_path / "whole")
     first, second = on_ranks(tmp_path / "parts", Noted(8, hook))
     assert first[:2] == second[:2]
-    assert first[0].startswith(f"SIGUSR1 on rank 1: the run ended after step {first[1]}; to go on")
+    assert first[0].startswith(f"SIGUSR1 on rank 1: the run ended after step {first[1]}; to resume")
     assert 8 <= first[1] < 160
     assert verify(newest(tmp_path / "parts"))["global_step"] == first[1]
     for (_, step, ours), (_, _, theirs) in zip(on_ranks(tmp_path / "parts"), whole, strict=True):

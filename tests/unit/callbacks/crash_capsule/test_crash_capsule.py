@@ -142,7 +142,7 @@ def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsy
 def test_a_full_disk_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training goes on, and it is told once."""
+    """Training continues, and it is told once."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -154,7 +154,7 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
     "adaptive": (Adam, slow, {}, {}, "trainer.lr_scaling is linear and multiplies the rate of AdamW by 8"),
     "no warm-up": (Line, slow, {}, {}, "multiplied by 8 without warm-up"),
     "no workers": (Line, slow, {}, {}, r"loaded by the training process itself (num_workers=0)"),
-    "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each want 24"),
+    "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each need 24"),
     "log each step": (Line, slow, {"log_every_n_steps": 1}, {}, "trainer.log_every_n_steps is 1"),
     "checkpoints": (Line, slow, {"callbacks": ModelCheckpoint(every_n_train_steps=10)}, {}, "written each 10 steps by rank 0"),
     "gpu number": (Line, slow, {}, {"task": {"device": "cuda:1"}}, "task.device is cuda:1: a rank or a GPU's number"),
