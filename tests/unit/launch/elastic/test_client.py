@@ -110,10 +110,10 @@ def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
 
 def test_a_worker_that_is_not_needed_ends_with_0(driver: Driver) -> None:
     """Dismissed is a SystemExit, and says why."""
-    driver.answers = [{"answer": "leave", "why": "slot 0 of node1 was taken away"}]
+    driver.answers = [{"answer": "leave", "why": "slot 0 of node1 was removed"}]
     with pytest.raises(Dismissed) as caught:
         driver.member().join(0)
-    assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was taken away"
+    assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was removed"
 
 
 def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:

@@ -130,7 +130,7 @@ def test_a_line_that_is_no_host_is_refused(line: str) -> None:
 
 def test_a_discovery_script_that_fails_says_why() -> None:
     """Exit code and what it wrote to stderr."""
-    with pytest.raises(ConfigError, match="ended with exit code 3.*It said: no such cluster"):
+    with pytest.raises(ConfigError, match="ended with exit code 3.*Its error output: no such cluster"):
         Discovery("echo no such cluster >&2; exit 3", None).ask()
     assert Discovery("echo a:2", None).ask() == {"a": 2}
 
@@ -170,5 +170,5 @@ def test_other_hosts_are_met_at_the_interface_that_leads_there(monkeypatch: pyte
     """The system's own choice of way; here it leads through the loopback, as there may be no other."""
     monkeypatch.setattr(network, "is_local", lambda host: False)
     assert choose(["127.0.0.9"], None) == Network("127.0.0.1", ("lo",))
-    with pytest.raises(ConfigError, match="no way to host 'nowhere.invalid'"):
+    with pytest.raises(ConfigError, match="no route to host 'nowhere.invalid'"):
         choose(["nowhere.invalid"], None)

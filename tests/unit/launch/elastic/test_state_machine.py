@@ -59,7 +59,7 @@ def test_a_killed_rank_does_not_hold_up_the_other() -> None:
     assert job.wanted(A)
     job.join(A, commit=9)
     assert job.seats() == [A, "node1/1#2"]
-    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank goes on"
+    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank continues"
     assert job.said[2] == "1 rank on node1, generation 2: rank 1 (node1, slot 1) was killed by SIGKILL; formed 0.00 s later"
     assert job.said[-1] == "2 ranks on node1, generation 3: worker node1/1#2 came; formed 0.00 s later"
 
@@ -173,7 +173,7 @@ def test_a_slot_that_crashes_again_waits_longer_each_time() -> None:
     job.wait(100)
     assert pauses == [1, 2, 4]
     assert job.alive == [A]
-    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes, and no step in between"
+    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes without a step in between"
 
 
 def test_the_cooldown_range_sets_the_pauses() -> None:
@@ -349,7 +349,7 @@ def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
     assert job.wanted(A) and job.wanted("node2/0#1")
     job.join("node2/0#1", commit=5)
     answer = job.roster.answer("node2/0#1")
-    assert answer == {"answer": "leave", "why": "slot 0 of node2 was taken away"}
+    assert answer == {"answer": "leave", "why": "slot 0 of node2 was removed"}
     job.join(A, commit=5)
     assert job.seats() == [A]
     job.exit("node2/0#1", code=0)
@@ -446,7 +446,7 @@ def test_a_rank_that_cannot_go_on_alone_is_said_to_wait() -> None:
     job.exit(B)
     assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank waits for 1 more (--min-np)"
     few = Simulated({"node1": 1})
-    assert few.said == ["1 slot there, 2 are needed to begin: waiting for more hosts"]
+    assert few.said == ["1 slot available, 2 are needed to start: waiting for more hosts"]
 
 
 def test_a_replacement_in_time_stops_the_clock() -> None:
@@ -545,7 +545,7 @@ def test_a_frozen_worker_is_killed_and_replaced() -> None:
         job.beat(A, step=step, stall_s=5)
     assert job.sent == {B: [signal.SIGKILL]}
     job.exit(B)
-    assert "did not say that it lives for 5 s" in job.said[0]
+    assert "sent no heartbeat for 5 s" in job.said[0]
     assert job.alive == [A, "node1/1#2"]
 
 
@@ -557,7 +557,7 @@ def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
         job.wait(1)
     assert job.sent == {B: [signal.SIGKILL]}
     job.exit(B)
-    assert "did not say that it lives for 5 s" in job.said[0]
+    assert "sent no heartbeat for 5 s" in job.said[0]
     assert job.alive == [A, "node1/1#2"]
 
 
@@ -589,7 +589,7 @@ def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
     assert job.sent == {}
     hang(job, 2, A="grads", B="")
     assert job.sent == {B: [signal.SIGKILL]}
-    assert "rank 1 (node1, slot 1) has not got on for 6 s and waits for nothing, while rank 0" in job.said[0]
+    assert "rank 1 (node1, slot 1) has made no progress for 6 s and waits for nothing, while rank 0" in job.said[0]
 
 
 def test_a_slow_rank_nobody_waits_for_is_left_alone() -> None:
@@ -669,7 +669,7 @@ def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
     job = Simulated()
     job.exit(A, code=0)
     assert job.code == 1 and job.roster.job.over is not None
-    assert "never asked for a seat" in job.roster.job.over.why
+    assert "never requested a rank" in job.roster.job.over.why
 
 
 def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
