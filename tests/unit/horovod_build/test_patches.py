@@ -83,7 +83,7 @@ def test_new_file_replaces_none(tree: Path) -> None:
     """What an edit makes must not be there yet."""
     (tree / "horovod" / "new").mkdir()
     (tree / "horovod" / "new" / "two.py").touch()
-    with pytest.raises(EngineError, match=r"it makes .*two\.py, which is there already"):
+    with pytest.raises(EngineError, match=r"it creates .*two\.py, which exists already"):
         apply("it.patch", PATCH, tree)
 
 

@@ -50,7 +50,7 @@ def test_found_mpi_is_built_unless_left_out():
 
 def test_mpi_asked_for_and_absent_is_refused_with_the_way_to_get_it():
     """--mpi without mpicxx ends before anything is built and names the package to install."""
-    with pytest.raises(ConfigError, match=r"--mpi was asked for.*mpicxx.*apt-get install libopenmpi-dev"):
+    with pytest.raises(ConfigError, match=r"--mpi is given.*mpicxx.*apt-get install libopenmpi-dev"):
         choose(PLAIN, Wanted(mpi=True))
 
 
@@ -80,13 +80,13 @@ def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str
     """What NCCL lacks is told as the reason for a CPU build, and refuses --gpu."""
     machine = replace(WITH_GPU, **lack)
     assert not choose(machine, Wanted()).gpu.on
-    with pytest.raises(ConfigError, match=f"--gpu was asked for.*{reason}"):
+    with pytest.raises(ConfigError, match=f"--gpu is given.*{reason}"):
         choose(machine, Wanted(gpu=True))
 
 
 def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
     """On a machine with a GPU the plan says what keeps it from using NCCL."""
-    assert "GPU tensors go over the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
+    assert "GPU tensors are reduced on the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
 
 
 def test_missing_torch_is_refused():
