@@ -217,9 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, body: bytes = b"") -> None:
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
         head += "Connection: close\r\n" if self.close_connection else ""
-        self.wfile.write(
-            head.encode() + b"\r\n" + body
-        )  # one write: a second one would wait for the first one's acknowledgement
+        self.wfile.write(head.encode() + b"\r\n" + body)  # one write: a second would wait for the first one's ACK
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
         """Log nothing: Gloo polls a hundred times a second."""
