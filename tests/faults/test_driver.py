@@ -247,7 +247,7 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
         first = job.ranks(2)
         job.tell("hang-1")
         job.tell("wait-0")
-        job.says("all write their stacks now")
+        job.says("all ranks write their stacks now")
         wait_for(lambda: len(job.log("dump")) == 2, "the stacks")
         (tmp_path / "hang-1").unlink()
         (tmp_path / "wait-0").unlink()
