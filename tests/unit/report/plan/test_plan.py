@@ -1,4 +1,4 @@
-"""The plan of a run says what the run then does, and finds what spoils one."""
+"""The plan of a run predicts what the run does, and finds what spoils it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.trainer import Trainer
 
 
 def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) -> tuple[FitSession, Trainer]:
-    """Return a fit that is built for so many ranks, and its trainer."""
+    """Return a fit built for this number of ranks, and its trainer."""
     trainer = quiet(tmp_path, engine=PretendedEngine("horovod", ranks, min(ranks, 8)), **settings)
     with trainer.open(task) as session:
         session.build(data, loader(8), None)
@@ -28,7 +28,7 @@ def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) 
 
 
 def test_batches_and_steps(tmp_path: Path) -> None:
-    """The arithmetic is that of the ranks asked for, with what is left for the last step."""
+    """The arithmetic is that of the requested ranks, including the short last step."""
     session, _ = planned(tmp_path, Line(), loader(70), 8, max_epochs=3, lr_warmup_steps=2)
     rows = dict(plan.batch_rows(session))
     assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
@@ -49,7 +49,7 @@ class Scheduled(Line):
 
 
 def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
-    """The milestones' rates are what the optimizer gets in a run of the same length."""
+    """The milestones' rates equal the optimizer's in a run of the same length."""
     settings: dict[str, Any] = {"max_epochs": 4, "lr_warmup_steps": 3, "accumulate_grad_batches": {0: 1, 2: 2}}
     real = Recorder()
     quiet(tmp_path, callbacks=real, lr_reference_batch_size=8, **settings).fit(Scheduled(), loader(32), loader(8))
@@ -60,7 +60,7 @@ def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 class Order(Callback):
-    """Notes which hooks run."""
+    """Records which hooks run."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -78,7 +78,7 @@ for _name in [n for n in vars(Callback) if n.startswith("on_")]:
 
 
 def test_the_order_is_that_of_a_real_step(tmp_path: Path) -> None:
-    """Hooks come in the plan's order when a step is taken."""
+    """In a real step, hooks run in the plan's order."""
     order = Order()
     settings: dict[str, Any] = {"callbacks": order, "gradient_clip_val": 1.0, "log_every_n_steps": 1}
     quiet(tmp_path, max_steps=1, **settings).fit(Line(), loader(4))
@@ -109,7 +109,7 @@ def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> No
 
 
 def test_a_stream_has_no_steps_to_tell(tmp_path: Path) -> None:
-    """Where nobody knows the length, that is said."""
+    """An unknown length is reported as such."""
     session, _ = planned(tmp_path, Line(), iter_of_batches(), 2)
     assert "steps" not in dict(plan.batch_rows(session))
     assert "not known" in plan.rate_rows(session)[0][1]
@@ -123,7 +123,7 @@ class iter_of_batches:  # noqa: N801 - reads like a function
 
 
 class Slow(Dataset[Any]):
-    """A data set that is not in memory."""
+    """A data set outside of memory."""
 
     def __len__(self) -> int:
         return 4096
@@ -162,7 +162,7 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_spoils_a_run_is_found(tmp_path: Path, fault: str) -> None:
-    """Each anti-pattern is told, and is not told of a run that lacks it."""
+    """Each anti-pattern is reported, and not for a run without it."""
     make, data, settings, config, words = FAULTS[fault]
     if fault == "batch norm":
         loaded = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=1)
@@ -173,7 +173,7 @@ def test_what_spoils_a_run_is_found(tmp_path: Path, fault: str) -> None:
 
 
 def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
-    """No sentence is said of a run that has none of it; names that only look like a rank's are left alone."""
+    """A sound run gets no advice; names that only resemble a rank's are ignored."""
     config = {"task": {"low_rank": 4, "ranking": 3, "gpus": None}, "data": {"root": "/data/cuda", "sizes": [1, 2]}}
     session, trainer = planned(
         tmp_path, Line(), slow(num_workers=1), 8, lr_warmup_steps=5, callbacks=ModelCheckpoint(every_n_epochs=1)
@@ -183,7 +183,7 @@ def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
 
 
 def test_planning_spends_no_real_rank(tmp_path: Path) -> None:
-    """The pretended ranks answer as one would."""
+    """The simulated ranks answer like real ones."""
     with PretendedEngine("ddp", 6, 2) as engine:
         assert (engine.rank, engine.world_size, engine.local_size, engine.name) == (0, 6, 2, "ddp")
         assert engine.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
