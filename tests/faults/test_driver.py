@@ -149,7 +149,7 @@ def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -
         assert second[0].pid == first[1 - rank].pid
         assert second[1].worker == first[rank].worker.replace("#1", "#2")
         assert job.done() == 0
-        assert f"rank {rank} (localhost, slot {first[rank].worker[10]}) was killed by SIGKILL; 1 rank goes on" in job.err
+        assert f"rank {rank} (localhost, slot {first[rank].worker[10]}) was killed by SIGKILL; 1 rank continues" in job.err
 
 
 def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
         os.kill(first[1].pid, signal.SIGSTOP)
         assert job.ranks(2, generation=2)[0].pid == first[0].pid
         assert job.done() == 0
-        assert "did not say that it lives for 1.5 s (frozen?) and was killed" in job.err
+        assert "sent no heartbeat for 1.5 s (frozen?) and was killed" in job.err
 
 
 def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
         first = job.ranks(2)
         job.tell("hang-1")
         job.tell("wait-0")
-        job.says("all write their stacks now")
+        job.says("all ranks write their stacks now")
         wait_for(lambda: len(job.log("dump")) == 2, "the stacks")
         (tmp_path / "hang-1").unlink()
         (tmp_path / "wait-0").unlink()
@@ -286,14 +286,14 @@ def test_a_discovery_script_that_fails_for_a_while_changes_nothing(tmp_path: Pat
     with Job(tmp_path, f"-np 1 --min-np 1 {option}") as job:
         job.ranks(1)
         (tmp_path / "hosts.txt").unlink()
-        job.says("ended with exit code 1; it is to print hosts")
+        job.says("ended with exit code 1; it must print hosts")
         hosts(tmp_path, "")  # as of a cloud whose interface answers nothing
         time.sleep(2.5)
         hosts(tmp_path, "localhost:2\n")
         job.says("the host discovery script works again")
         job.ranks(2, generation=2)
         assert job.done() == 0
-        assert job.err.count("it is to print hosts") == 1
+        assert job.err.count("it must print hosts") == 1
 
 
 def test_a_discovery_script_that_fails_at_first_is_fatal(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_what_crashes_at_its_start_ends_the_job(tmp_path: Path) -> None:
     (tmp_path / "die-localhost").touch()
     with Job(tmp_path) as job:
         assert job.code() == 1
-        assert "no worker came so far as to have a seat" in job.err
+        assert "no worker got as far as a rank" in job.err
 
 
 def test_a_slot_that_only_crashes_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
         os.kill(second[1].pid, signal.SIGSTOP)  # SIGKILL has to reach it over there
         job.ranks(2, generation=int(second[1].generation) + 1)
         hosts(tmp_path, "localhost:1\n")
-        job.says("slot 0 of far.invalid was taken away")
+        job.says("slot 0 of far.invalid was removed")
         job.says("has left")
         assert job.done() == 0
 

@@ -89,7 +89,7 @@ def test_a_rank_that_is_killed_under_horovodrun_costs_a_restart(tmp_path: Path, 
 def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, whole: Path, line: str, whom: str) -> None:
     """SIGTERM to the launcher, or to one rank: all end at one step with its checkpoint, and the job goes on to the same end."""
     _, text = disturb(line, tmp_path / "run", signal.SIGTERM, whom)
-    found = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to go on", text)
+    found = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to resume", text)
     assert found, text
     assert verify(newest(tmp_path / "run"))["global_step"] == int(found[1])
     finish(line, tmp_path / "run")

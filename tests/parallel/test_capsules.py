@@ -25,7 +25,7 @@ def test_the_step_of_one_rank_is_found_again(launcher: str, stop: bool, command:
     writes = f'mkdir conf; cat > poison.py <<"E"\n{TASK}\nE\ncat > conf/poison.yaml <<"E"\n{CONF}\nE\npython -c "{DATA}"\n'
     settings = ["trainer.accumulate_grad_batches=2", f"trainer.stop_on_nonfinite={str(stop).lower()}"]
     trained = command(f"{writes}{launcher} fit conf=poison callbacks=capsule {' '.join(settings)}; rm data.pt")
-    assert "Capsule: step 0 on rank 1 is kept (the loss is nan)" in trained.text, trained.text
+    assert "Capsule: step 0 on rank 1 is stored (the loss is nan)" in trained.text, trained.text
     assert trained.text.count("Capsule:") == 1
     assert ("The loss of rank 0 is nan at step 1, because weights are not finite" in trained.text) is not stop
     done = command("ls runs/one/capsules; cat runs/one/capsules/*/manifest.json; python -m trainkit replay runs/one/capsules/*")

@@ -1,10 +1,10 @@
 """Horovod's wheel for the installed torch: the cache of wheels, and the build that fills it.
 
-    wheel_key             which builds can stand in for one another
-    cached_wheel, store   <cache>/wheels/<key>/: written whole or not at all, read only where undamaged
+    wheel_key             identifies builds that are interchangeable
+    cached_wheel, store   <cache>/wheels/<key>/: written atomically, read only if undamaged
     build_wheel           the release with trainkit's edits, pip wheel in build_environment(), then store
 
-What the build itself needs is not in the edits: horovod.cmake, which CMake reads through CMAKE_TOOLCHAIN_FILE, raises the
+The edits do not cover the needs of the build itself: horovod.cmake, which CMake reads through CMAKE_TOOLCHAIN_FILE, raises the
 C++ standard.
 """
 
@@ -32,8 +32,8 @@ _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 _KEPT = ("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST")
 _DROPPED = ("CUDA_HOME", "CUDA_PATH", "CCL_ROOT")  # the first two name a toolkit, the last one turns oneCCL on
 
-# Horovod compiles for CUDA wherever torch.utils.cpp_extension knows of a toolkit, asked for or not. Where none is
-# wanted, this sitecustomize.py runs in every Python of the build, and in no other.
+# Horovod compiles for CUDA whenever torch.utils.cpp_extension knows a toolkit, requested or not. For a build without CUDA,
+# this sitecustomize.py runs in every Python of the build, and in no other.
 _HIDE_TOOLKITS = """\
 import importlib.util
 import os
@@ -75,7 +75,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
-    """Return a readable name that differs wherever one build cannot stand in for another."""
+    """Return a readable name that differs for builds that are not interchangeable."""
     assert machine.torch is not None
     parts = [f"horovod-{version()}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
     parts += [f"torch-{machine.torch.version}", "gloo"]
@@ -103,7 +103,7 @@ def cached_wheel(folder: Path) -> Path | None:
 
 
 def store(wheel: Path, folder: Path) -> Path:
-    """Copy a wheel into the cache: it is there as a whole or not at all, also when two builds end at once."""
+    """Copy a wheel into the cache atomically, also if two builds end at once."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{wheel.name}.{uuid.uuid4().hex}.part"
     try:
@@ -115,7 +115,7 @@ def store(wheel: Path, folder: Path) -> Path:
 
 
 def ignored_settings(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables of the user's that would change Horovod's build and are set aside for it."""
+    """Return the user's variables that would change Horovod's build and are ignored for it."""
     ours = (
         "HOROVOD_WITH",
         "HOROVOD_GPU",
@@ -128,21 +128,21 @@ def ignored_settings(environ: Mapping[str, str]) -> list[str]:
 
 
 def build_environment(machine: Machine, plan: Plan, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the build, made from the user's.
+    """Return the environment of the build, based on the user's.
 
     Args:
-        folder: a folder of the build, for what must lie on disk: a library link, a sitecustomize.py.
-        environ: the user's environment; its HOROVOD_* variables do not reach the build, save those for the processor.
+        folder: a folder of the build, for files that it needs: a library link, a sitecustomize.py.
+        environ: the user's environment; HOROVOD_* variables are dropped, except those for the processor.
     """
     env = {k: v for k, v in environ.items() if k in _KEPT or not (k.startswith("HOROVOD_") or k in _DROPPED)}
     env |= {
         "PATH": search_path(environ),
-        "TMPDIR": str(folder),  # so that also what an interrupted pip leaves behind goes with the folder
+        "TMPDIR": str(folder),  # so that files of an interrupted pip are deleted with the folder
         "CMAKE_TOOLCHAIN_FILE": str(_TOOLCHAIN),
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo asks for CMake 2.8, which CMake 4 refuses to play
-        "CMAKE_GENERATOR": "Unix Makefiles",  # setup.py hands over arguments of make
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo declares CMake 2.8, which CMake 4 rejects
+        "CMAKE_GENERATOR": "Unix Makefiles",  # setup.py passes arguments of make
         "MAKEFLAGS": f"-j{plan.jobs}",
-        # GCC 13 and later no longer include these two by the way; for older ones nothing changes.
+        # GCC 13 and later no longer include these two implicitly; for older versions nothing changes.
         "CXXFLAGS": f"{environ.get('CXXFLAGS', '')} -include stdexcept -include string".strip(),
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -166,7 +166,7 @@ def _with_nccl(machine: Machine, folder: Path, env: Mapping[str, str]) -> dict[s
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_NCCL_INCLUDE": machine.nccl.include,
         "HOROVOD_NCCL_LIB": str(links),
-        "HOROVOD_NCCL_LINK": "SHARED",  # then the NCCL that torch has loaded serves Horovod too
+        "HOROVOD_NCCL_LINK": "SHARED",  # then Horovod uses the NCCL that torch has loaded
     }
 
 
@@ -188,11 +188,11 @@ def build_wheel(
     environ: Mapping[str, str],
     on_percent: Callable[[int], None],
 ) -> Path:
-    """Build Horovod and return the wheel, which lies in the cache from then on.
+    """Build Horovod, store the wheel in the cache, and return its path there.
 
     Args:
-        source: the release on disk, already verified; None to download it. It is edited in a folder of the build.
-        on_percent: called with make's progress, 0 to 100, rising.
+        source: the release on disk, already verified; None to download it. A copy in the build's folder is edited.
+        on_percent: called with make's progress, 0 to 100, increasing.
     """
     furthest = 0
 
@@ -206,7 +206,7 @@ def build_wheel(
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:
         folder = Path(name)
         source = edited_source(source or fetch_source(folder, log), folder / "source")
-        # pip's own cache of wheels knows nothing of the options above, and would hand out a build made with other ones.
+        # pip's own wheel cache ignores the options above, and could return a build with other ones.
         options = ["-v", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)

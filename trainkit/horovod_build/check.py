@@ -1,6 +1,6 @@
-"""The Horovod that is installed: what it was built for, and the proof that two ranks can add numbers with it.
+"""The installed Horovod: what it was built for, and a test that two ranks can reduce with it.
 
-look     -> Installed | None    asked in a process of its own: an import that fails or crashes is an answer
+look     -> Installed | None    in a separate process: an import that fails or crashes is a result
 prove    -> list[str]           horovodrun -np 2 --gloo, one allreduce, the numbers checked
 """
 
@@ -24,7 +24,7 @@ from trainkit.launch.local import start_with
 
 TIMEOUT_S = 60.0
 
-# `import horovod.torch` only prints a warning where the native library does not load; `mpi_lib_v2` itself says why.
+# `import horovod.torch` only prints a warning if the native library does not load; importing `mpi_lib_v2` raises the cause.
 _LOOK = """
 import importlib.metadata, importlib.util, json, pathlib
 answer = {"version": importlib.metadata.version("horovod")}
@@ -41,7 +41,7 @@ except Exception as error:
 print(json.dumps(answer), flush=True)
 """
 
-# Rank 0 gives 1 and rank 1 gives 10: only a sum over both, each once, is 11.
+# Rank 0 contributes 1 and rank 1 contributes 10: only a sum over both, each once, is 11.
 _PROOF = """
 import torch
 import horovod.torch as hvd
@@ -56,7 +56,7 @@ _PROVEN = re.compile(r"trainkit proof: (rank (\d) of 2, allreduce on \S+ gives 1
 
 @dataclass(frozen=True)
 class Installed:
-    """The Horovod of this environment. `parts`: those of gloo, mpi, nccl and cuda that it was built with."""
+    """The Horovod of this environment. `parts`: the ones of gloo, mpi, nccl and cuda that it was built with."""
 
     version: str
     built_for: str | None
@@ -65,15 +65,15 @@ class Installed:
 
     @property
     def edits(self) -> str | None:
-        """Which of trainkit's edits it has, as horovod_edits.identity() names them."""
+        """The id of trainkit's edits in it, as returned by patches.identity()."""
         return edits_of(self.version)
 
     def problem(self, torch_version: str) -> str | None:
-        """Return what is wrong with it for a torch of this version, or None."""
+        """Return why it cannot be used with a torch of this version, or None."""
         if self.version.partition("+")[0] != VERSION:
-            return f"it is version {self.version}, and trainkit is made for {VERSION}"
+            return f"it is version {self.version}, and trainkit needs {VERSION}"
         if self.edits is None:
-            return "it has none of trainkit's edits: elastic jobs, signed requests and errors in place of aborts need them"
+            return "it has none of trainkit's edits: elastic jobs, signed requests and errors instead of aborts need them"
         if self.edits != identity():
             return f"it has trainkit's edits of another version ({self.edits}; this trainkit's are {identity()})"
         if self.built_for not in (None, torch_version):
@@ -85,13 +85,13 @@ class Installed:
         return None if "gloo" in self.parts else "it was built without Gloo"
 
     def serves(self, plan: Plan, wanted: Wanted) -> bool:
-        """Tell whether it has what is planned; more than that only where the user left the choice open."""
+        """Return whether it has the planned parts; extra parts are allowed if the user left the choice open."""
         parts = (("mpi", plan.mpi.on, wanted.mpi), ("nccl", plan.gpu.on, wanted.gpu))
-        return all((name in self.parts) == on or (asked is None and not on) for name, on, asked in parts)
+        return all((name in self.parts) == on or (requested is None and not on) for name, on, requested in parts)
 
 
 def look() -> Installed | None:
-    """Ask a new Python which Horovod it has; None where there is none."""
+    """Return the Horovod found by a new Python process; None if there is none."""
     command = [sys.executable, "-c", _LOOK]
     done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", cwd=sys.prefix)
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -103,12 +103,12 @@ def look() -> Installed | None:
 
 
 def prove(log: Path, environ: Mapping[str, str]) -> list[str]:
-    """Start two ranks with this environment's horovodrun, let them add, and return what each of them found.
+    """Run an allreduce on two ranks with this environment's horovodrun, and return each rank's result.
 
     Raises:
-        EngineError: the ranks did not start, did not end within TIMEOUT_S, or found other numbers.
+        EngineError: the ranks did not start, did not end within TIMEOUT_S, or got other numbers.
     """
-    what = "The proof, an allreduce of two ranks,"
+    what = "The test, an allreduce of two ranks,"
     env = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_")}
     with tempfile.TemporaryDirectory(prefix="trainkit-proof-") as folder:
         script = Path(folder) / "proof.py"

@@ -1,11 +1,11 @@
-"""trainkit's edits to Horovod's source: horovod-0.28.1/*.patch, each with what it is for in its first lines.
+"""trainkit's edits to Horovod's source: horovod-0.28.1/*.patch, each with its purpose in its first lines.
 
-    identity, version      name this set of edits; the version of an edited Horovod carries it: 0.28.1+trainkit.e1b2c3d4f
-    installed_edits        the edits of the Horovod in this environment, asked of its metadata; nothing is imported
-    edited_source          unpack the release and apply all edits: as a whole, or not at all
-     `- apply              one patch: a unified diff whose old lines must stand exactly where it says
+    identity, version      id of this set of edits; the version of an edited Horovod contains it: 0.28.1+trainkit.e1b2c3d4f
+    installed_edits        the edits of this environment's Horovod, from its metadata; nothing is imported
+    edited_source          unpacks the release and applies all edits, or fails
+    `- apply              one patch: a unified diff with old lines exactly at their place
 
-The release is fixed by its SHA-256, so a line that differs is a mistake of ours and never one to be guessed around.
+The release is fixed by its SHA-256, so a differing line is a mistake of ours; there is no fuzzy matching.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 @functools.cache
 def edits() -> dict[str, str]:
-    """Return the text of each edit by its file's name, in the order in which they are applied.
+    """Return the text of each edit by file name, in the order in which they are applied.
 
-    Read once: what is built has the edits that its version names, also where somebody changes them meanwhile.
+    The files are read once: the build contains the edits named by its version, even if a file changes meanwhile.
     """
     found = {patch.name: patch.read_bytes().decode() for patch in sorted(_FOLDER.glob("*.patch"))}
     if not found:
-        raise EngineError(f"{_FOLDER} has no .patch files: this installation of trainkit is not whole. Install it anew.")
+        raise EngineError(f"{_FOLDER} has no .patch files: this installation of trainkit is incomplete. Install it again.")
     return found
 
 
 def identity() -> str:
-    """Return a name for the content of all edits: another letter in one of them is another name."""
+    """Return an id of the content of all edits: any change in one of them changes it."""
     content = hashlib.sha256("".join(f"{name}\n{text}" for name, text in edits().items()).encode())
     return f"e{content.hexdigest()[:8]}"  # a letter first: pip would take zeros off the front of a number
 
@@ -50,13 +50,13 @@ def version() -> str:
 
 
 def edits_of(version: str) -> str | None:
-    """Return which edits a version of Horovod has, to be compared with identity(); None where it has none."""
+    """Return the id of the edits in a version of Horovod, to be compared with identity(); None if it has none."""
     _, _, local = version.partition("+trainkit.")
     return local or None
 
 
 def installed_edits() -> str | None:
-    """Return which edits the installed Horovod has, to be compared with identity(); None for a stock one or none at all."""
+    """Return the id of the installed Horovod's edits, to be compared with identity(); None for a stock one or no Horovod."""
     try:
         return edits_of(importlib.metadata.version("horovod"))
     except importlib.metadata.PackageNotFoundError:
@@ -64,10 +64,10 @@ def installed_edits() -> str | None:
 
 
 def edited_source(archive: Path, folder: Path) -> Path:
-    """Unpack the release, which must be verified already, into a folder, apply all edits, and return the tree's root.
+    """Unpack the verified release into a folder, apply all edits, and return the tree's root.
 
     Raises:
-        EngineError: the archive is not one of the release, or an edit does not apply; names edit, file and line.
+        EngineError: the archive is not a release, or an edit does not apply; the message has edit, file and line.
     """
     try:
         with tarfile.open(archive) as packed:
@@ -87,10 +87,10 @@ def edited_source(archive: Path, folder: Path) -> Path:
 
 
 def apply(patch: str, text: str, root: Path) -> None:
-    """Apply the text of one patch, known by its name, to a tree; no file is written unless all of them can be.
+    """Apply the text of a patch, named `patch`, to a tree; either all files are written or none.
 
     Raises:
-        EngineError: a line of the patch is not where it should be; names patch, file and line.
+        EngineError: a line of the patch is not at its place; the message has patch, file and line.
     """
     heads = list(_FILE.finditer(text))
     about = text[: heads[0].start()] if heads else text
@@ -104,10 +104,10 @@ def apply(patch: str, text: str, root: Path) -> None:
 
 
 def _edited(patch: str, head: re.Match[str], body: str, root: Path) -> tuple[Path, str]:
-    """Return a file of a patch, and what it will hold."""
+    """Return a file of a patch, and its new content."""
     file = root / head["new"]
     if head["old"] is None and file.exists():
-        raise EngineError(f"The edit {patch} does not apply: it makes {file}, which is there already.")
+        raise EngineError(f"The edit {patch} does not apply: it creates {file}, which exists already.")
     old = [] if head["old"] is None else _read(file, patch=f"The edit {patch}").splitlines(keepends=True)
     new: list[str] = []
     done = 0
@@ -120,7 +120,7 @@ def _edited(patch: str, head: re.Match[str], body: str, root: Path) -> tuple[Pat
                     here = repr(old[done]) if done < len(old) else "the end of the file"
                     raise EngineError(
                         f"The edit {patch} does not apply: line {done + 1} of {file} is {here}, and it should be "
-                        f"{line[1:]!r}. Edits and release do not belong together; install trainkit anew."
+                        f"{line[1:]!r}. Edits and release do not match; install trainkit again."
                     )
                 done += 1
             if line[0] in " +":
@@ -129,7 +129,7 @@ def _edited(patch: str, head: re.Match[str], body: str, root: Path) -> tuple[Pat
 
 
 def _hunks(patch: str, name: str, body: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield where each hunk of a file's diff begins, counted from 0, and its lines."""
+    """Yield the first line of each hunk of a file's diff, counted from 0, and its lines."""
     number = 0
     lines = body.splitlines(keepends=True)
     at = 0

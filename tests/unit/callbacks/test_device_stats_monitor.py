@@ -1,4 +1,4 @@
-"""DeviceStatsMonitor: what a thread reads of device and host is written beside the other values."""
+"""DeviceStatsMonitor: a thread's readings of device and host are logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 
 
 class Held:
-    """Readings that the test lets through one by one."""
+    """Readings released by the test one by one."""
 
     def __init__(self, *readings: dict[str, float]) -> None:
         self._readings = iter(readings)
@@ -25,7 +25,7 @@ class Held:
         self.at_end = threading.Event()
 
     def __call__(self) -> dict[str, float]:
-        """Return the next one; behind the last one wait for the test's end."""
+        """Return the next one; after the last one, block until the test's end."""
         for reading in self._readings:
             return reading
         self.at_end.set()
@@ -39,7 +39,7 @@ class Held:
 
 
 def test_readings_become_one() -> None:
-    """Means of ratios and watts, the highest of all else; without a new reading the last ones stay."""
+    """Means of ratios and watts, the maximum of all others; without a new reading the last result is returned again."""
     held = Held({"a_ratio": 0.2, "b_bytes": 5.0, "c_watts": 100.0}, {"a_ratio": 0.4, "b_bytes": 3.0})
     sampler = Sampler(held, 1e-6)
     assert held.at_end.wait(10)
@@ -50,14 +50,14 @@ def test_readings_become_one() -> None:
 
 
 def run(tmp_path: Path, monitor: DeviceStatsMonitor, *more: Callback) -> Written:
-    """Train four steps; return what was written."""
+    """Train four steps; return the logged values."""
     written = Written("device/")
     quiet(tmp_path, callbacks=[monitor, written, *more], log_every_n_steps=2).fit(Line(), loader(16))
     return written
 
 
 class AwaitReading(Callback):
-    """Holds the first step until something was read."""
+    """Holds the first step until a reading exists."""
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
         """Wait for the thread."""
@@ -67,7 +67,7 @@ class AwaitReading(Callback):
 
 
 def test_the_hosts_numbers_are_written_on_the_cpu(tmp_path: Path) -> None:
-    """By default a CPU's run writes memory and load of host and process, and leaves no thread behind."""
+    """By default a CPU run logs memory and load of host and process, and leaves no thread running."""
     before = threading.active_count()
     written = run(tmp_path, DeviceStatsMonitor(), AwaitReading())
     assert [step for step, _ in written.rows] == [2, 4]
@@ -78,20 +78,20 @@ def test_the_hosts_numbers_are_written_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_the_host_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without its numbers a CPU has none, which is told."""
+    """Without the host's numbers a CPU has none, which is reported."""
     assert run(tmp_path, DeviceStatsMonitor(cpu_stats=False)).rows == []
     assert "nothing can be read here; it needs a GPU, or cpu_stats=true" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where psutil is not installed the user is told to."""
+    """Without psutil, the message names it."""
     monkeypatch.setattr(device_stats_monitor.DeviceStats, "read", lambda self: {})
     assert run(tmp_path, DeviceStatsMonitor()).rows == []
     assert "it needs psutil" in capsys.readouterr().out
 
 
 def test_a_failed_run_leaves_no_thread(tmp_path: Path) -> None:
-    """The thread ends with the run, whatever ended it."""
+    """The thread ends with the run, however that ends."""
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -104,6 +104,6 @@ def test_a_failed_run_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_illegal_arguments_are_refused() -> None:
-    """A thread without a pause would take a core."""
+    """An interval of 0 is refused: the thread would use a whole core."""
     with pytest.raises(ConfigError, match=r"callbacks\.device_stats\.sample_s is 0; it must be a number above 0"):
         DeviceStatsMonitor(sample_s=0)

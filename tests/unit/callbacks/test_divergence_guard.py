@@ -1,4 +1,4 @@
-"""DivergenceGuard: hashes show every change; what each rank keeps for itself is left alone. Ranks: tests/parallel."""
+"""DivergenceGuard: hashes show every change; per-rank state is ignored. Several ranks: tests/parallel."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_a_hash_shows_every_change(dtype: torch.dtype, count: int) -> None:
 
 
 def test_swapped_words_show() -> None:
-    """Two elements that changed places are other weights."""
+    """Two swapped elements change the hash."""
     first = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     assert not torch.equal(hash_of(first), hash_of(first[[1, 0, 2, 3]]))
 
 
 def test_a_view_into_a_buffer_is_hashed() -> None:
-    """A tensor that begins between two words has the hash of its copy."""
+    """A tensor that starts between two words has the hash of its copy."""
     flat = torch.arange(9, dtype=torch.float32)
     assert torch.equal(hash_of(flat[1:7]), hash_of(flat[1:7].clone()))
 
 
 def test_what_is_compared(tmp_path: Path) -> None:
-    """Weights, buffers and optimizer state by name; not the statistics that each rank's batch norm keeps."""
+    """Weights, buffers and optimizer state by name, without batch norm's per-rank statistics."""
 
     class Own(Net):
         def __init__(self) -> None:
@@ -73,12 +73,12 @@ def test_what_is_compared(tmp_path: Path) -> None:
     ],
 )
 def test_the_odd_ranks_are_named(hashes: list[Any], told: str | None) -> None:
-    """The ranks that differ from most are named; from rank 0, where there is no most."""
+    """Ranks that differ from the majority are named; from rank 0 if there is no majority."""
     assert _difference("w", hashes) == told
 
 
 def test_bad_arguments() -> None:
-    """Steps are counted from 1, actions are two."""
+    """every_n_steps is at least 1, and there are two actions."""
     with pytest.raises(ConfigError, match=r"divergence_guard\.every_n_steps is 0; it must be a whole number, 1 or more"):
         DivergenceGuard(every_n_steps=0)
     with pytest.raises(ConfigError, match=r"action is 'fix'; it must be one of 'stop', 'repair'"):

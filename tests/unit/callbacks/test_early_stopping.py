@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError
 
 
 class Scored(Line):
-    """Logs the scores that it is given, one for each validation."""
+    """Logs given scores, one per validation."""
 
     def __init__(self, scores: list[float]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Scored(Line):
 
 
 def run(tmp_path: Path, stopping: EarlyStopping, scores: list[float], **settings: Any) -> tuple[int, str | None]:
-    """Train with these scores; return the epochs trained and why it ended."""
+    """Train with these scores; return the number of epochs and the stop reason."""
     trainer = quiet(tmp_path, max_epochs=20, num_sanity_val_steps=0, callbacks=stopping, **settings)
     trainer.fit(Scored(scores), loader(4), loader(4))
     return trainer.current_epoch, trainer.state.stop_reason
@@ -67,20 +67,20 @@ def test_a_value_that_is_not_finite_ends_the_run(tmp_path: Path, bad: float) -> 
 
 
 def test_not_finite_values_can_be_let_pass(tmp_path: Path) -> None:
-    """With check_finite=False a NaN is no improvement, and is never taken for the best."""
+    """With check_finite=False a NaN is no improvement, and never the best score."""
     stopping = EarlyStopping("val/score", check_finite=False, patience=2)
     epochs, _ = run(tmp_path, stopping, [math.nan, 3.0, 2.0, math.nan, 2.0])
     assert (epochs, stopping.best_score) == (5, 2.0)
 
 
 def test_epochs_without_validation_do_not_count(tmp_path: Path) -> None:
-    """Where not every epoch is validated, only those that are count, from the first on."""
+    """If only some epochs are validated, only those count, from the first on."""
     epochs, _ = run(tmp_path, EarlyStopping("val/score", patience=2), [3.0, 4.0, 5.0], check_val_every_n_epoch=3)
     assert epochs == 9
 
 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
-    """A value that nobody logs is an error that lists those that there are."""
+    """A value that is never logged is an error with the logged names."""
     with pytest.raises(
         ConfigError, match=r"EarlyStopping\.monitor is .*, which was not logged for an epoch; there are val/score\."
     ):
@@ -88,7 +88,7 @@ def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
 
 
 def test_training_values_can_be_monitored(tmp_path: Path) -> None:
-    """A value logged in training for the epoch can be monitored without any validation."""
+    """A value logged per training epoch can be monitored without any validation."""
 
     class Logs(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -109,7 +109,7 @@ def test_a_value_that_is_too_bad_ends_the_run(tmp_path: Path, mode: Any, scores:
 
 
 def test_each_validation_can_count(tmp_path: Path) -> None:
-    """With check_on_train_epoch_end=false those inside an epoch are looked at, and the run ends behind one."""
+    """With check_on_train_epoch_end=false validations within an epoch count, and the run ends after one."""
     stopping = EarlyStopping("val/score", patience=2, check_on_train_epoch_end=False)
     trainer = quiet(tmp_path, max_epochs=9, callbacks=stopping, val_check_interval=2, num_sanity_val_steps=1)
     trainer.fit(Scored([0.0, 5.0, 4.0, 4.0, 4.0, 1.0]), loader(24), loader(4))
@@ -117,13 +117,13 @@ def test_each_validation_can_count(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_logged_can_be_waited_for(tmp_path: Path) -> None:
-    """strict=false takes the value as it comes; by default a wrong name is an error."""
+    """strict=false waits for the value; by default an unknown name is an error."""
     trainer = quiet(tmp_path, max_epochs=2, callbacks=EarlyStopping("val/scroe", strict=False))
     trainer.fit(Line(), loader(4), loader(4))
     assert trainer.current_epoch == 2
 
 
 def test_arguments_that_mean_nothing_here_are_explained() -> None:
-    """Names that users know from elsewhere get an answer."""
+    """Argument names of other frameworks are explained."""
     with pytest.raises(ConfigError, match=r"EarlyStopping\.verbose: leave it out: the reason for a stop is always printed"):
         EarlyStopping("val/score", verbose=True)  # type: ignore[call-arg]

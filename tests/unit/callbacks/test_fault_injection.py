@@ -1,4 +1,4 @@
-"""FaultInjection: what it is asked for is checked, and each fault happens once."""
+"""FaultInjection: its settings are checked, and each fault happens once."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(fault: Any, message: str) -> None:
-    """With its place, what was given, and what is legal."""
+    """The message has the place, the value, and what is legal."""
     with pytest.raises(ConfigError, match=message):
         FaultInjection([fault])
 
 
 def test_an_error_comes_once_in_a_run_however_often_it_is_started(tmp_path: Path) -> None:
-    """The run that goes on from the checkpoint passes the place where it failed."""
+    """The run resumed from the checkpoint passes the place of the failure."""
     fault = {"do": "raise", "step": 7}
     with pytest.raises(RuntimeError, match="FaultInjection raises this on rank 0 after step 7"):
         fit(tmp_path, fault)
@@ -67,7 +67,7 @@ def test_an_error_comes_once_in_a_run_however_often_it_is_started(tmp_path: Path
 
 @pytest.mark.parametrize("during", ["validation", "saving", "recovery"])
 def test_a_fault_comes_during_what_it_was_asked_for(tmp_path: Path, during: str) -> None:
-    """The first validation, saving or recovery from the step on."""
+    """A fault waits for the first validation, saving or recovery from the step on."""
     fault = {"do": "raise", "step": 3, "during": during}
     if during == "recovery":
         fit(tmp_path, fault)  # nothing is put back in it
@@ -76,13 +76,13 @@ def test_a_fault_comes_during_what_it_was_asked_for(tmp_path: Path, during: str)
 
 
 def test_a_gradient_is_nan_in_one_step(tmp_path: Path) -> None:
-    """As a damaged memory cell would have it; stop_on_nonfinite then names the loss of the next step."""
+    """stop_on_nonfinite reports the loss of the next step."""
     with pytest.raises(TrainkitError, match="not finite|nan"):
         fit(tmp_path, {"do": "nan", "step": 2}, stop_on_nonfinite=True)
 
 
 def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest one is passed over, the one before it is taken."""
+    """The damaged newest checkpoint is skipped, and the one before it is used."""
     with pytest.raises(RuntimeError):
         fit(tmp_path, {"do": "cut_checkpoint", "step": 5}, {"do": "raise", "step": 5})
     fit(tmp_path)
@@ -90,14 +90,14 @@ def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_steps_are_slow_from_a_step_on(tmp_path: Path) -> None:
-    """A straggler."""
+    """A slow rank takes longer per batch."""
     begun = time.monotonic()
     fit(tmp_path, {"do": "slow", "step": 2, "seconds": 0.02})
     assert time.monotonic() - begun >= 10 * 0.02
 
 
 def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:
-    """The other lines stay as they are."""
+    """The other lines do not change."""
     hosts = tmp_path / "hosts"
     hosts.write_text("a:2\nb:1\n")
     about = {"hosts_file": str(hosts)}
@@ -106,7 +106,7 @@ def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:
 
 
 def test_every_deed_can_be_asked_for() -> None:
-    """What the docstring promises is there."""
+    """Every fault of the docstring exists."""
     for deed in DEEDS:
         FaultInjection([{"do": deed, "step": 1, "host": "a", "hosts_file": "f"}])
         FaultInjection([{"do": float("nan"), "step": 1}])  # what Hydra makes of nan

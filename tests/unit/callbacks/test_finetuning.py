@@ -1,4 +1,4 @@
-"""Freezing and thawing: what is trained when, batch norm, rates of the backbone's own, and going on."""
+"""Freezing and thawing: which parameters are trained when, batch norm, the backbone's rates, and resuming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parts(Line):
     """A backbone with batch norm, and a head."""
 
     def make_model(self) -> Any:
-        """Make both; return what lies between them."""
+        """Create both; return the backbone's output size."""
         self.backbone = nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
         self.head = nn.Linear(8, 1)
         fill(self.backbone)
@@ -39,7 +39,7 @@ class Parts(Line):
 
 
 class Watch(Callback):
-    """Keeps which parts changed in each epoch, and the rates of its first step."""
+    """Records which parts changed in each epoch, and the rates of its first step."""
 
     def __init__(self) -> None:
         self.changed: list[set[str]] = []
@@ -127,7 +127,7 @@ class Stages(BaseFinetuning):
         self.freeze(task.backbone, train_bn=False)
 
     def finetune_function(self, task: Any, epoch: int, optimizer: Any) -> None:
-        """Change what is trained."""
+        """Change which parts are trained."""
         self.called.append(epoch)
         if epoch == 1:
             self.make_trainable([task.backbone[0]])
@@ -136,7 +136,7 @@ class Stages(BaseFinetuning):
 
 
 def test_ones_own_schedule(tmp_path: Path) -> None:
-    """freeze and make_trainable in finetune_function say what is trained in each epoch; norms stay frozen until thawed."""
+    """freeze and make_trainable in finetune_function set the trained parts of each epoch; norms stay frozen until thawed."""
     watch, stages = Watch(), Stages()
     quiet(tmp_path, max_epochs=3, callbacks=[stages, watch]).fit(Parts(), loader(24))
     assert stages.called == [0, 1, 2]
@@ -144,7 +144,7 @@ def test_ones_own_schedule(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_told_of_the_epochs_before(tmp_path: Path) -> None:
-    """finetune_function is called for the epochs before the restart, too, so that what it did there holds."""
+    """finetune_function is called for the epochs before the restart, too, so that its effects persist."""
     for epochs, ckpt_path in ((3, None), (4, "last")):
         watch, stages = Watch(), Stages()
         settings: dict[str, Any] = {"max_epochs": epochs, "callbacks": [stages, watch], "enable_checkpointing": True}
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_told_of_the_epochs_before(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("epochs", [2, 9])
 def test_it_says_what_is_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int) -> None:
-    """The user is told what is not trained, and until when."""
+    """A line says what is not trained, and until when."""
     quiet(tmp_path, max_epochs=3, callbacks=BackboneFinetuning(epochs, ["backbone.0", "head"])).fit(Parts(), loader(8))
     until = "in all 3 epochs" if epochs == 9 else "before epoch 3"
     assert f"Finetuning: backbone.0, head not trained {until}." in capsys.readouterr().out
@@ -176,16 +176,16 @@ def test_it_says_what_is_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_an_unknown_module_is_named(tmp_path: Path, name: str, words: str) -> None:
-    """A module that the task does not have is refused, with those that there are."""
+    """A module that the task does not have is refused, with the existing ones."""
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, callbacks=BackboneFinetuning(1, ["head", name])).fit(Parts(), loader(8))
 
 
 class Filters(Parts):
-    """Gives the optimizer only what is trained at first."""
+    """Gives the optimizer only the parameters trained at first."""
 
     def configure_optimizers(self) -> Any:
-        """Return SGD without what is frozen."""
+        """Return SGD without the frozen parameters."""
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
 
@@ -197,7 +197,7 @@ def test_a_thaw_that_no_optimizer_would_see_is_refused(tmp_path: Path, callback:
 
 
 def test_a_rate_of_its_own_needs_groups_of_its_own(tmp_path: Path) -> None:
-    """A share of the rate is refused where a group holds more than the backbone."""
+    """A ratio below 1 is refused if a group holds more than the backbone."""
 
     class Together(Parts):
         def configure_optimizers(self) -> Any:
@@ -209,6 +209,6 @@ def test_a_rate_of_its_own_needs_groups_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"unfreeze_backbone_at_epoch": -1}, {"backbone_initial_ratio_lr": 1.5}, {"lr_growth": 0}])
 def test_bad_settings_are_refused(settings: Any) -> None:
-    """A wrong setting is refused by its name."""
+    """An illegal setting is refused by name."""
     with pytest.raises(ConfigError, match=f"BackboneFinetuning.{next(iter(settings))} is"):
         BackboneFinetuning(**settings)

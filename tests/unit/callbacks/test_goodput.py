@@ -1,4 +1,4 @@
-"""Goodput: the ledger adds up, and goes on over restarts."""
+"""Goodput: the ledger adds up, and continues over restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_S, VALIDATION_S, DATA_S = 0.01, 0.03, 0.004
 
 
 class Slow(Line):
-    """A task whose parts take their time."""
+    """A task with slow parts."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Take a while."""
@@ -33,7 +33,7 @@ class Slow(Line):
 
 
 class SlowRows(list[Any]):
-    """Batches that are waited for."""
+    """Batches that arrive slowly."""
 
     def __iter__(self) -> Any:
         for batch in super().__iter__():
@@ -42,7 +42,7 @@ class SlowRows(list[Any]):
 
 
 def fit(tmp_path: Path, *faults: dict[str, Any]) -> dict[str, Any]:
-    """Fit two epochs of six steps; return the ledger, also where a fault ended it."""
+    """Fit two epochs of six steps; return the ledger, also if a fault ended the fit."""
     trainer = Trainer(
         max_epochs=2,
         run_dir=str(tmp_path),
@@ -61,7 +61,7 @@ def fit(tmp_path: Path, *faults: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_takes_time_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps, data, validation and saving each get theirs, and the whole is the run's duration."""
+    """Steps, data, validation and saving each get their time, and the sum is the run's duration."""
     begun = time.perf_counter()
     ledger = fit(tmp_path)
     elapsed = time.perf_counter() - begun
@@ -80,7 +80,7 @@ def test_what_takes_time_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_steps_that_were_lost_do_not_count_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that fails after step 7 and goes on from the checkpoint of step 6 repeats what was trained since."""
+    """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps since."""
     first = fit(tmp_path, {"do": "raise", "step": 7})
     time.sleep(0.2)
     second = fit(tmp_path)
@@ -93,6 +93,6 @@ def test_steps_that_were_lost_do_not_count_twice(tmp_path: Path, capsys: pytest.
 
 
 def test_a_file_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
-    """A ledger is worth less than a run."""
+    """A ledger that cannot be written does not end the run."""
     (tmp_path / "goodput.json").write_text('{"seconds": 3')
     assert Ledger(tmp_path / "goodput.json").seconds == dict.fromkeys(PARTS, 0.0)

@@ -1,4 +1,4 @@
-"""GradientMonitor: norms by layer of the gradient that the optimizer uses."""
+"""GradientMonitor: norms, by layer, of the gradient that the optimizer uses."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainkit.errors import ConfigError
 
 
 class Grads(Callback):
-    """Keeps each step's gradients and weights by name."""
+    """Records each step's gradients and weights by name."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []
         self.weights: list[dict[str, torch.Tensor]] = []
 
     def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
-        """Keep them."""
+        """Record them."""
         self.steps.append({name: p.grad.clone() for name, p in task.named_parameters() if p.grad is not None})
         self.weights.append({name: p.detach().clone() for name, p in task.named_parameters()})
 
 
 def run(tmp_path: Path, task: Any, monitor: GradientMonitor, **settings: Any) -> tuple[Written, Grads]:
-    """Train; return what was written, and the gradients."""
+    """Train; return the logged values, and the gradients."""
     written, grads = Written("grad_norm", "update_ratio"), Grads()
     settings = {"log_every_n_steps": 2, "assert_no_sync": True} | settings
     quiet(tmp_path, callbacks=[monitor, written, grads], **settings).fit(task, loader(16))
@@ -53,7 +53,7 @@ def test_norms_are_those_of_torch(tmp_path: Path, norm_type: float) -> None:
 
 
 def test_groups_are_the_first_parts_of_names(tmp_path: Path) -> None:
-    """A depth of 1 takes the whole model as one group."""
+    """A depth of 1 puts the whole model into one group."""
     written, _ = run(tmp_path, Net(), GradientMonitor(group_depth=1))
     assert list(written.rows[0][1]) == ["grad_norm/total", "grad_norm/model"]
 
@@ -76,7 +76,7 @@ def test_the_ratio_is_of_update_and_weights(tmp_path: Path) -> None:
 
 
 def test_weights_without_numbers_are_left_out(tmp_path: Path) -> None:
-    """A parameter of no element has no largest value."""
+    """A parameter without elements has no largest value."""
     task = Line()
     task.nothing = nn.Parameter(torch.empty(0))  # type: ignore[assignment]
     written, _ = run(tmp_path, task, GradientMonitor(math.inf, update_ratio=True), assert_no_sync=False)
@@ -109,6 +109,6 @@ def test_sparse_and_missing_gradients_are_taken(tmp_path: Path) -> None:
 
 
 def test_illegal_arguments_are_refused() -> None:
-    """A norm of order 0 is none."""
+    """A norm of order 0 is refused."""
     with pytest.raises(ConfigError, match=r"callbacks\.gradients\.norm_type is 0; it must be a number above 0"):
         GradientMonitor(norm_type=0)

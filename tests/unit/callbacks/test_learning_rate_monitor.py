@@ -16,7 +16,7 @@ from trainkit.errors import ConfigError
 
 
 class Two(Line):
-    """Two layers; what makes the optimizers is handed in."""
+    """Two layers; the function that creates the optimizers is a parameter."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -27,31 +27,31 @@ class Two(Line):
         return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
     def configure_optimizers(self) -> Any:
-        """Return what was handed in."""
+        """Return the parameter's optimizers."""
         return self.make(self)
 
 
 def run(tmp_path: Path, task: Any, monitor: LearningRateMonitor, **settings: Any) -> Written:
-    """Train; return what was written."""
+    """Train; return the logged values."""
     written = Written("lr-", "schedule")
     quiet(tmp_path, callbacks=[monitor, written], log_every_n_steps=2, **settings).fit(task, loader(16))
     return written
 
 
 def test_one_group_is_named_after_its_optimizer(tmp_path: Path) -> None:
-    """Without warm-up and schedule the rate is written at each epoch's start."""
+    """Without warm-up and schedule the rate is logged at each epoch's start."""
     written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), max_epochs=2)
     assert written.rows == [(0, {"lr-SGD": 0.1}), (4, {"lr-SGD": 0.1})]
 
 
 def test_warm_up_is_written_by_steps(tmp_path: Path) -> None:
-    """Where rates move inside an epoch they are written with the step's values, and are those of the next step."""
+    """If rates change within an epoch they are logged with the step's values, and are those of the next step."""
     written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), lr_warmup_steps=4)
     assert written.rows == [(2, {"lr-SGD": pytest.approx(0.075)}), (4, {"lr-SGD": pytest.approx(0.1)})]
 
 
 def groups(task: Any) -> list[dict[str, Any]]:
-    """Return two groups, of which the second has a rate of its own."""
+    """Return two groups, the second with its own rate."""
     return [{"params": task.model[0].parameters()}, {"params": task.model[1].parameters(), "lr": 0.5}]
 
 
@@ -64,7 +64,7 @@ def test_groups_are_numbered_as_lightning_does(tmp_path: Path) -> None:
 
 
 def test_names_of_groups_and_schedules_are_kept(tmp_path: Path) -> None:
-    """A group's "name" and that of the lr_scheduler dict stand in the name."""
+    """A group's "name" and that of the lr_scheduler dict appear in the logged name."""
 
     def make(task: Any) -> Any:
         optimizer = torch.optim.SGD([group | {"name": f"g{i}"} for i, group in enumerate(groups(task))], lr=0.1)
@@ -85,7 +85,7 @@ def test_a_second_optimizer_of_a_class_is_numbered(tmp_path: Path) -> None:
 
 
 def test_equal_names_are_refused(tmp_path: Path) -> None:
-    """Two groups of one name would hide each other."""
+    """Two groups with one name are refused: one would hide the other."""
     task = Two(lambda task: torch.optim.SGD([group | {"name": "same"} for group in groups(task)], lr=0.1))
     with pytest.raises(ConfigError, match="two parameter groups are named 'lr-SGD/same'"):
         run(tmp_path, task, LearningRateMonitor())

@@ -1,4 +1,4 @@
-"""trainer.profiler: a table of where the time went, and a trace."""
+"""trainer.profiler: a table of the time spent, and a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.errors import ConfigError
 
 
 class Busy(Callback):
-    """A hook that takes its time."""
+    """A slow hook."""
 
     def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Be busy for 5 ms."""
@@ -30,14 +30,14 @@ class Busy(Callback):
 
 
 class Hooked(Line):
-    """A task with a hook of its own."""
+    """A task with its own hook."""
 
     def on_train_epoch_end(self) -> None:
         """Do nothing."""
 
 
 def test_hooks_and_parts_of_a_step_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each hook counts its calls and its time, which is not that of the part of the step in which it runs."""
+    """Each hook's calls and time are counted, separately from the part of the step in which it runs."""
     profiler = SimpleProfiler()
     quiet(tmp_path, callbacks=[Busy()], profiler=profiler, max_epochs=2).fit(Hooked(), loader(16))
     calls, seconds = profiler.seconds["Busy", "on_train_batch_end"]
@@ -53,7 +53,7 @@ def test_hooks_and_parts_of_a_step_are_timed(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_table_is_there_after_an_error_too(tmp_path: Path) -> None:
-    """Where a run fails one wants to know as well."""
+    """A failed run prints the table too."""
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -68,7 +68,7 @@ def test_the_table_is_there_after_an_error_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profiler", ["simple", "pytorch"])
 def test_a_profiled_run_is_the_same_run(tmp_path: Path, profiler: Any) -> None:
-    """Looking changes nothing, bit for bit."""
+    """A profiled run is bit-identical."""
     looked, plain = Net(), Net()
     quiet(tmp_path / "a", profiler=profiler, max_epochs=4).fit(looked, loader(16))
     quiet(tmp_path / "b", max_epochs=4).fit(plain, loader(16))
@@ -86,19 +86,19 @@ def test_torchs_profiler_writes_a_trace_and_a_table(tmp_path: Path, capsys: pyte
 
 
 def test_a_run_that_is_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is silent: there is no table where no step was recorded."""
+    """Without a recorded step there is no table, which is reported."""
     quiet(tmp_path, profiler="pytorch", max_steps=2).fit(Net(), loader(23))
     assert "the run ended before step 8" in capsys.readouterr().out
 
 
 def test_an_unknown_profiler_is_refused(tmp_path: Path) -> None:
-    """Only the names that there are, or a callback, are taken."""
+    """Only the known names, or a callback, are accepted."""
     with pytest.raises(ConfigError, match=r"trainer\.profiler is 'simpel'; it must be one of 'simple', 'pytorch' or null"):
         quiet(tmp_path, profiler="simpel")
 
 
 def test_of_several_ranks_the_first_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others end as they would have without it."""
+    """The other callbacks end as without the profiler."""
 
     def work(engine: ThreadEngine) -> int:
         trainer = quiet(tmp_path, engine=engine, profiler="simple")
@@ -111,7 +111,7 @@ def test_of_several_ranks_the_first_is_timed(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_two_that_use_torchs_profiler_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
-    """It can run once at a time, a second one may even end the process: Timeline goes without, and says so."""
+    """Only one profiler may run (a second one may end the process): Timeline records without it, and reports that."""
     trainer = quiet(tmp_path, max_epochs=3, profiler=PyTorchProfiler(2, 1, 9), callbacks=[Timeline(first, 6)])
     trainer.fit(Line(), loader(23))
     assert trainer.global_step == 18
@@ -120,7 +120,7 @@ def test_two_that_use_torchs_profiler_do_not_meet(tmp_path: Path, capsys: pytest
 
 
 def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that runs already goes on."""
+    """A running profiler of the user continues."""
     with torch.profiler.profile(acc_events=False) as own:
         quiet(tmp_path, callbacks=[Timeline(1, 2)]).fit(Line(), loader(23))
     assert "is already running and cannot run twice" in capsys.readouterr().out

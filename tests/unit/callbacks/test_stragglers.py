@@ -1,4 +1,4 @@
-"""Stragglers: the slow rank is named, with the reason, from each rank's own clock."""
+"""Stragglers: the slow rank is named, with the cause, from each rank's own clock."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def find(*ranks: dict[str, float], factor: float = 1.25) -> list[Straggler]:
     ("part", "words"), [("data", "waits for data"), ("compute", "computes"), ("hooks", "is in callbacks between steps")]
 )
 def test_the_slow_rank_is_named_with_its_reason(part: str, words: str) -> None:
-    """The part that makes the difference, against the median rank."""
+    """The part with the largest difference from the median rank is named."""
     (found,) = find(parts(), parts(), parts(**{part: 0.3}), parts())
     assert (found.rank, found.host, found.part, found.seconds) == (2, "node2", part, 0.3)
     assert f"rank 2 (node2) {words} for 300 ms" in str(found)
 
 
 def test_of_two_ranks_the_slower_one_is_it() -> None:
-    """There is no median between two."""
+    """Of two ranks the slower one is found, though there is no middle one."""
     (found,) = find(parts(), parts(compute=0.2))
     assert found.rank == 1 and found.behind == pytest.approx(0.1)
 
 
 def test_waiting_for_others_is_not_being_slow() -> None:
-    """Whoever is fast spends the difference in communication."""
+    """A fast rank spends the difference in communication."""
     assert find(parts(communication=0.5), parts(communication=0.5), parts()) == []
 
 
 def test_small_differences_are_not_told() -> None:
-    """Below the factor, or below two milliseconds a step."""
+    """No rank is reported below the factor, or below two milliseconds a step."""
     assert find(parts(), parts(compute=0.12)) == []
     tiny = dict.fromkeys(PARTS, 0.0001)
     assert find(tiny, tiny | {"compute": 0.001}) == []
 
 
 def test_the_slowest_comes_first() -> None:
-    """Several may be slow."""
+    """Several ranks may be slow."""
     assert [s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())] == [3, 1]
 
 
@@ -73,7 +73,7 @@ def test_the_clock_counts_each_part_where_it_ends() -> None:
 
 
 class Event:
-    """Stands for torch.cuda.Event: the device needs ten seconds for what the host hands over in one."""
+    """Replaces torch.cuda.Event: the device needs ten seconds for work that the host queues in one."""
 
     made, waited = 0, False
 
@@ -81,7 +81,7 @@ class Event:
         self.at, Event.made = 10.0 * Event.made, Event.made + 1
 
     def query(self) -> bool:
-        """Whether it has happened: the device is two events behind."""
+        """Return whether it has completed: the device is two events behind."""
         return Event.waited or self.at / 10 < Event.made - 2
 
     def elapsed_time(self, later: Event) -> float:
@@ -90,7 +90,7 @@ class Event:
 
 
 def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has run ahead, and then waited for it with the sums: that is no communication. Nothing waits in a step."""
+    """The host has run ahead, and then waited in the reduction: that is no communication. No step waits."""
     monkeypatch.setattr("trainkit.callbacks.step_clock._event", Event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: setattr(Event, "waited", True))
     times = iter([0.0, 1.0, 2.0, 13.0, 14.0] + [14.0, 15.0, 16.0, 27.0, 28.0])
@@ -104,7 +104,7 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two real Trainers, one of which computes slowly: rank 0 says so once."""
+    """Two real Trainers, one of them slow: rank 0 reports it once."""
 
     def work(engine: ThreadEngine) -> list[Straggler]:
         watch = Stragglers(every_n_steps=2)
@@ -120,6 +120,6 @@ def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_factor_that_makes_everybody_a_straggler_is_refused() -> None:
-    """It must be above 1."""
+    """The factor must be above 1."""
     with pytest.raises(ConfigError, match=r"stragglers.factor is 0.5; it must be above 1"):
         Stragglers(factor=0.5)

@@ -1,4 +1,4 @@
-"""ThroughputMonitor: rates, shares, and how much of the device is used, without changing the run."""
+"""ThroughputMonitor: rates, shares, and the device's utilization, without changing the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainkit.errors import ConfigError, TaskError
 
 
 def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, **settings: Any) -> Written:
-    """Train 20 samples in steps of 4; return what was written."""
+    """Train 20 samples in steps of 4; return the logged values."""
     written = Written("throughput/")
     settings = {"log_every_n_steps": 2} | settings
     quiet(tmp_path, callbacks=[monitor, written, *more], **settings).fit(task, loader(20))
@@ -31,7 +31,7 @@ def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, 
 
 
 def test_all_is_written_at_the_log_steps(tmp_path: Path) -> None:
-    """The first step is left out, and what is not known (MFU on a CPU) is not written."""
+    """The first step is left out, and unknown values (MFU on a CPU) are not logged."""
     written = run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: 7 * len(batch[0])))
     names = ["samples_per_s", "items_per_s", *(f"step_ms_{end}" for end in ("p50", "p90", "p99", "max"))]
     names += ["data_share", "communication_share", "tflops"]
@@ -50,11 +50,11 @@ class Sleepless(Callback):
         monkeypatch.setattr("trainkit.callbacks.throughput.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
-        """Let time go by."""
+        """Advance the time."""
         self.now += 0.5
 
     def on_validation_batch_end(self, trainer: Any, task: Any, *_: Any) -> None:
-        """Let time go by."""
+        """Advance the time."""
         self.now += 3600
 
 
@@ -68,7 +68,7 @@ def test_rates_are_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_window_slides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies further back than the window no longer counts."""
+    """Steps before the window do not count."""
     clock = Sleepless(monkeypatch)
 
     class Slow(Line):
@@ -82,7 +82,7 @@ def test_the_window_slides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer of 3 x 1 takes 2 x 3 FLOPs a sample forward, as many for its weights; its inputs need no gradient."""
+    """A layer of 3 x 1 takes 2 x 3 FLOPs per sample forward, and as many for its weights; its inputs need no gradient."""
     clock, counted = Sleepless(monkeypatch), []
 
     class Counter(FlopCounterMode):
@@ -98,7 +98,7 @@ def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: py
 
 
 def test_given_flops_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flops_per_sample stands in place of counting, under compile too, where nothing can be counted."""
+    """flops_per_sample replaces counting, also under compile, which cannot be counted."""
     clock = Sleepless(monkeypatch)
     written = run(tmp_path, Line(), ThroughputMonitor(flops_per_sample=5e12), clock)
     assert written.of("throughput/tflops") == [pytest.approx(40.0)] * 2
@@ -107,7 +107,7 @@ def test_given_flops_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_cannot_be_counted_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under compile the user is told what to give, and nothing is made up."""
+    """Under compile a message names the missing setting, and no value is invented."""
     monkeypatch.setattr("trainkit.run.setup.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (
@@ -117,20 +117,20 @@ def test_what_cannot_be_counted_is_told(
 
 
 class Ends(Callback):
-    """Keeps what each step's backward and update left behind."""
+    """Records the state after each step's backward and update."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
     def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
-        """Keep gradients, buffers and random states."""
+        """Record gradients, buffers and random states."""
         tensors = [p.grad.clone() for p in task.parameters()] + [b.clone() for b in task.buffers()]
         self.kept.append([*tensors, torch.get_rng_state()])
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_counting_changes_nothing(tmp_path: Path, precision: Any) -> None:
-    """Gradients, batch norm's statistics and random numbers of each step are those of a run without it, bit for bit."""
+    """Gradients, batch norm's statistics and random states of each step equal those of a run without it, bit for bit."""
     watched, plain = Ends(), Ends()
     run(tmp_path / "a", Net(), ThroughputMonitor(), watched, precision=precision, assert_no_sync=True)
     quiet(tmp_path / "b", callbacks=[plain], precision=precision).fit(Net(), loader(20))
@@ -140,7 +140,7 @@ def test_counting_changes_nothing(tmp_path: Path, precision: Any) -> None:
 
 
 def test_counting_ends_with_a_failed_step(tmp_path: Path) -> None:
-    """Nothing goes on counting where the first step raised."""
+    """Counting stops if the first step raises."""
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -152,7 +152,7 @@ def test_counting_ends_with_a_failed_step(tmp_path: Path) -> None:
 
 
 def test_a_count_must_be_a_number_of_the_host(tmp_path: Path) -> None:
-    """A tensor would be waited for in each step."""
+    """A tensor is refused: reading it would wait for the device in each step."""
     with pytest.raises(TaskError, match=r"callbacks\.throughput\.length_fn returned tensor\(3\) \(Tensor\); it must be an int"):
         run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: torch.tensor(3)))  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match=r"callbacks\.throughput\.window_size is 0"):
@@ -160,7 +160,7 @@ def test_a_count_must_be_a_number_of_the_host(tmp_path: Path) -> None:
 
 
 def test_percentiles_are_those_of_the_steps() -> None:
-    """In ms, of seconds; of nothing there is nothing."""
+    """Percentiles are in ms, from seconds; without durations there are none."""
     found = percentiles([i / 1000 for i in range(1, 101)])
     assert found == pytest.approx({"step_ms_p50": 50.5, "step_ms_p90": 90.1, "step_ms_p99": 99.01, "step_ms_max": 100.0})
     assert percentiles([]) == {}
@@ -191,7 +191,7 @@ def test_percentiles_are_those_of_the_steps() -> None:
     ],
 )
 def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, tera: float | None) -> None:
-    """A name that only resembles one that is known gets no figure."""
+    """A name that only resembles a known one has no figure."""
     assert peak_flops_of(name, precision, tf32) == (None if tera is None else pytest.approx(tera * 1e12))
 
 
@@ -205,7 +205,7 @@ def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, 
     ],
 )
 def test_tf32_is_seen_however_it_was_set(line: str) -> None:
-    """In a process of its own, which has set nothing before: torch refuses to read one of these settings after another."""
+    """In a new process, where no setting was made: torch refuses to read one of these settings after another was set."""
     program = f"""
 import torch
 from trainkit.device.peak_flops import peak_flops_of

@@ -1,4 +1,4 @@
-"""Timer and trainer.max_time: training ends when its time is over, at the same step on all ranks."""
+"""Timer and trainer.max_time: training ends at its time limit, at the same step on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
 
 
 class Clock(Recorder):
-    """Moves time by a second a step."""
+    """Advances time by a second per step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Clock(Recorder):
         monkeypatch.setattr("trainkit.callbacks.timer.time", fake)
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
-        """A second goes by."""
+        """Advance by a second."""
         self.now += 1
 
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_training_ends_when_the_time_is_over(tmp_path: Path, clock: Clock) -> None:
-    """The clock is looked at after each step; the pulse has told of the step before."""
+    """The clock is checked after each step; the agreed time is that of the step before."""
     timer = Timer(3)
     trainer = quiet(tmp_path, max_epochs=9, callbacks=[clock, timer])
     trainer.fit(Line(), loader(8))
@@ -46,7 +46,7 @@ def test_training_ends_when_the_time_is_over(tmp_path: Path, clock: Clock) -> No
 
 
 def test_what_was_before_training_does_not_count(tmp_path: Path, clock: Clock) -> None:
-    """Launchers and data may take minutes to start: the time is that of training."""
+    """Launchers and data may take minutes to start: only training counts."""
 
     class SlowStart(Line):
         def setup(self, stage: str) -> None:
@@ -58,7 +58,7 @@ def test_what_was_before_training_does_not_count(tmp_path: Path, clock: Clock) -
 
 
 def test_by_epochs_it_is_looked_at_at_their_ends(tmp_path: Path, clock: Clock) -> None:
-    """With interval "epoch" an epoch that has begun is finished."""
+    """With interval "epoch" a started epoch is finished."""
     trainer = quiet(tmp_path, max_epochs=9, callbacks=[clock, Timer({"seconds": 3}, interval="epoch")])
     trainer.fit(Line(), loader(20))
     assert (trainer.global_step, trainer.current_epoch) == (5, 1)
@@ -73,7 +73,7 @@ def test_max_time_is_a_limit_like_the_others(tmp_path: Path, clock: Clock, limit
 
 
 def test_a_checkpoint_is_there_and_time_goes_on_over_a_restart(tmp_path: Path, clock: Clock) -> None:
-    """The run ends with a checkpoint; with more time it goes on from there, and what was used counts."""
+    """The run ends with a checkpoint; with a longer limit it resumes from there, and the used time counts."""
 
     def fit(limit: int) -> Any:
         trainer = quiet(tmp_path, max_epochs=None, max_time=limit, callbacks=[clock, ModelCheckpoint()])
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_there_and_time_goes_on_over_a_restart(tmp_path: Path, c
 
 
 def test_stages_are_measured_apart(tmp_path: Path) -> None:
-    """Validation and test have times of their own; before they began there is none."""
+    """Validation and test have their own times; before they begin there is none."""
     timer = Timer()
     trainer = quiet(tmp_path, callbacks=timer)
     assert (timer.start_time("validate"), timer.time_elapsed("test"), timer.time_remaining()) == (None, 0.0, None)
@@ -102,7 +102,7 @@ def test_stages_are_measured_apart(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    """A duration that is none, an unknown stage, and a second limit that is none are told with what is legal."""
+    """An illegal duration, an unknown stage, and a second illegal limit are refused with what is legal."""
     with pytest.raises(ConfigError, match=r"callbacks\.timer\.duration is 'soon'; it must be a number of seconds above 0"):
         Timer("soon")
     with pytest.raises(ConfigError, match="the stage is 'fit'; it must be one of train, validate, test"):

@@ -1,4 +1,4 @@
-"""`python -m trainkit export`: what is read of the command line, and what is refused there."""
+"""`python -m trainkit export`: parsing of the command line, and its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.cli import export
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty folder where the user stands."""
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -54,7 +54,7 @@ def test_trust_is_read_as_a_list() -> None:
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help tells what there is, and ends well."""
+    """--help lists the settings, and ends with exit code 0."""
     assert export.main("export", ["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {key} " in out for key in ("ckpt_path", "run_dir", "format", "output", "trust"))

@@ -1,4 +1,4 @@
-"""`python -m trainkit horovod`: its help, its refusals, and the way from a request to an installed Horovod."""
+"""`python -m trainkit horovod`: its help, its errors, and the way from a request to an installed Horovod."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOOD = Installed(version(), "2.15.0", ("gloo",), None)
 
 
 class Steps:
-    """Stands in for everything slow, and notes what was done."""
+    """Replaces everything slow, and records the calls."""
 
     def __init__(self, cache: Path) -> None:
         self.done: list[str] = []
@@ -49,7 +49,7 @@ class Steps:
         return self.cache / "built.whl"
 
     def prove(self, *_: Any) -> list[str]:
-        """Note a proof, and fail where the test says so."""
+        """Record a test of Horovod, and fail if requested."""
         self.done.append("prove")
         if self.proof is not None:
             raise self.proof
@@ -58,7 +58,7 @@ class Steps:
 
 @pytest.fixture
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Put notes in place of everything slow, and a cache of the test's own."""
+    """Replace everything slow by a recorder, and use a cache of the test's own."""
     steps = Steps(tmp_path)
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))
     monkeypatch.delenv("CXXFLAGS", raising=False)
@@ -101,7 +101,7 @@ def test_help_does_not_wait_for_torch():
     [[], ["build"], ["install", "--jobs", "0"], ["install", "--mpi", "--no-mpi"], ["install", "--gpu", "--cpu"]],
 )
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]):
-    """No command, an unknown one, no compilers at once and contradictions are refused before anything is done."""
+    """No command, an unknown one, --jobs 0 and contradictions are refused before anything is done."""
     with pytest.raises(SystemExit) as ended:
         horovod.main(wrong)
     assert ended.value.code == 2
@@ -109,7 +109,7 @@ def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixt
 
 
 def test_first_install_builds_installs_and_proves(steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """Where nothing is there it is built, installed and proven, with a line for each ten percent."""
+    """Without an installed or cached Horovod it is built, installed and tested, with a line per ten percent."""
     assert horovod.main(["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
     out = capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_cached_wheel_saves_the_build(steps: Steps):
 
 
 def test_damaged_cached_wheel_is_built_again(steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """A cached wheel that fails the test of its zip file is replaced, and that is said."""
+    """A cached wheel that fails its zip test is replaced, with a message."""
     _fill_cache(steps, b"not a zip file")
     assert horovod.main(["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
@@ -134,14 +134,14 @@ def test_damaged_cached_wheel_is_built_again(steps: Steps, capsys: pytest.Captur
 
 
 def test_right_build_is_only_proven(steps: Steps):
-    """Where the right Horovod is installed nothing is built or installed; the proof is still made."""
+    """If the right Horovod is installed nothing is built or installed; the test still runs."""
     steps.installed = GOOD
     assert horovod.main(["install"]) == 0
     assert steps.done == ["prove"]
 
 
 def test_rebuild_builds_whatever_is_there(steps: Steps):
-    """--rebuild looks neither at the installed Horovod nor at the cache."""
+    """--rebuild ignores the installed Horovod and the cache."""
     steps.installed = GOOD
     _fill_cache(steps, EMPTY_ZIP)
     assert horovod.main(["install", "--rebuild"]) == 0
@@ -150,7 +150,7 @@ def test_rebuild_builds_whatever_is_there(steps: Steps):
 
 @pytest.mark.parametrize("change", [{"built_for": "2.13.0"}, {"version": "0.28.1"}, {"version": "0.28.1+trainkit.e00000000"}])
 def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: Steps):
-    """After a change of torch, and where the edits are missing or those of another trainkit, install builds anew."""
+    """After a change of torch, and if the edits are missing or another trainkit's, install builds again."""
     steps.installed = replace(GOOD, **change)
     assert horovod.main(["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
@@ -158,23 +158,23 @@ def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: St
 
 @pytest.mark.parametrize(("option", "word"), [("--mpi", "mpicxx"), ("--gpu", "without CUDA")])
 def test_part_that_cannot_be_built_is_refused(option: str, word: str, steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """What the machine cannot give is refused with exit code 2 and a reason, and nothing is done."""
+    """A part that the machine cannot build is refused with exit code 2 and a reason, and nothing is done."""
     assert horovod.main(["install", option]) == 2
     assert word in capsys.readouterr().err
     assert steps.done == []
 
 
 def test_wrong_source_is_refused_first(steps: Steps, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A source with another hash ends the command with 1, also where a cached wheel would have served."""
+    """A source with another hash ends the command with 1, even if a cached wheel would have served."""
     _fill_cache(steps, EMPTY_ZIP)
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
     assert horovod.main(["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")]) == 1
-    assert "nothing of it was run" in capsys.readouterr().err
+    assert "none of it was run" in capsys.readouterr().err
     assert steps.done == []
 
 
 def test_failed_proof_ends_with_1(steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """An installation that cannot be proven is a failure, and the message says how to build anew."""
+    """An installation that fails its test is a failure, and the message says how to build again."""
     steps.proof = EngineError("The proof failed")
     assert horovod.main(["install"]) == 1
     assert "install --rebuild" in capsys.readouterr().err
@@ -197,7 +197,7 @@ def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.Ca
 
 
 def test_check_without_proof_starts_no_ranks(steps: Steps):
-    """--no-proof only looks."""
+    """--no-proof only reports."""
     steps.installed = GOOD
     assert horovod.main(["check", "--no-proof"]) == 0
     assert steps.done == []
@@ -208,7 +208,7 @@ def test_check_without_proof_starts_no_ranks(steps: Steps):
     [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x"), replace(GOOD, version="0.28.1")],
 )
 def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """None, one for another torch, without the edits or that does not import end with 1 and the command that mends it."""
+    """None, one for another torch, without the edits or that does not import end with 1 and the command that repairs it."""
     steps.installed = installed
     assert horovod.main(["check"]) == 1
     assert "python -m trainkit horovod install" in capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps:
 
 
 def test_folder_that_cannot_be_made_is_named(steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """A cache that cannot be written is an error in words, with the variable that names another one."""
+    """A cache that cannot be written is an error that names the variable for another one."""
     (steps.cache / "file").touch()
     monkeypatch.setenv("TRAINKIT_CACHE", str(steps.cache / "file" / "cache"))
     assert horovod.main(["install"]) == 1

@@ -1,4 +1,4 @@
-"""`python -m trainkit replay`: what is read of the command line, and a run from a config taken again."""
+"""`python -m trainkit replay`: parsing of the command line, and a replay of a run from a config."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ run_dir: runs/one
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the user stands, with a task and a config of their own."""
+    """A working directory with its own task and config."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "poison", raising=False)
@@ -66,7 +66,7 @@ def train(here: Path) -> str:
 
 
 def test_a_run_is_taken_again_without_its_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The Task is built from the capsule's config; the data is gone, and nothing is written."""
+    """The Task is built from the capsule's config; the data is deleted, and nothing is written."""
     capsule = train(here)
     assert f"python -m trainkit replay {capsule}" in capsys.readouterr().out
     files = sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts)
@@ -116,14 +116,14 @@ def test_a_mistake_in_the_command_is_told(
 
 
 def test_a_folder_may_have_any_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is there is a folder, though it looks like a setting."""
+    """An existing path is a folder, even if it looks like a setting."""
     (here / "my=capsule").mkdir()
     assert replay.main("replay", ["my=capsule"]) == 1
     assert "'my=capsule' is no capsule" in capsys.readouterr().err
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help tells what there is, and ends well."""
+    """--help lists the settings, and ends with exit code 0."""
     assert replay.main("replay", ["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {key} " in out for key in ("CAPSULE", "update", "pdb", "weights", "trust"))

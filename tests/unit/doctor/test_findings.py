@@ -1,4 +1,4 @@
-"""doctor: each thing that can be wrong is told in words, with what mends it."""
+"""doctor: each possible fault is reported with its remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINE = Machine(None, None, None, None, None, None, None, "", 2, 8.0)
 
 
 def troubles(found: Any) -> dict[str, Finding]:
-    """Return the findings that are not ok, by name; each says why and what mends it."""
+    """Return the findings that are not ok, by name; each has a reason and a remedy."""
     chosen = {finding.name: finding for finding in found if finding.status != "ok"}
     assert all(finding.why and finding.mend for finding in chosen.values())
     return chosen
@@ -75,7 +75,7 @@ def test_no_horovod_is_told_with_what_its_build_lacks() -> None:
 
 
 def test_a_horovod_that_does_not_fit_is_told() -> None:
-    """Built for another torch; or without NCCL where there are GPUs."""
+    """Built for another torch; or without NCCL on a host with GPUs."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
     found = troubles(horovod.look(other, GOOD, MACHINE))
     assert "built for torch 2.14.0, and torch 2.15.0 is installed" in found["installed"].why
@@ -86,14 +86,14 @@ def test_a_horovod_that_does_not_fit_is_told() -> None:
 
 
 def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
-    """Nor of torchvision: one thing is wrong, and that is told once."""
+    """Nor about torchvision: there is one fault, reported once."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
     assert troubles(horovod.look(other, Torch(errors={"torch": "broken"}), MACHINE)).keys() <= {"horovodrun"}
     assert list(troubles(software.look(Torch(errors={"torch": "broken"})))) == ["torch"]
 
 
 def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
-    """It finds none, or another environment's: the README's commands would not be these."""
+    """The shell finds none, or another environment's: the README's commands would not run this one."""
     assert "A shell finds none" in horovod._launcher(None).why
     other = horovod._launcher("/usr/bin/horovodrun")
     assert "/usr/bin/horovodrun" in other.why and other.mend.endswith("bin/activate")
@@ -101,14 +101,14 @@ def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
 
 
 def test_what_is_broken_is_installed_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip leaves alone what is there; what is not there needs no force."""
+    """pip does not reinstall a broken package without force; a missing one needs no force."""
     assert "--force-reinstall" in software._install()
     monkeypatch.setattr(software, "_has", lambda package: False)
     assert software._install() == "pip install torch torchvision"
 
 
 class Nvml:
-    """Stands for NVML on a host with one GPU."""
+    """Replaces NVML on a host with one GPU."""
 
     NVMLError = RuntimeError
     NVML_COMPUTEMODE_PROHIBITED, nvmlClocksThrottleReasonHwSlowdown, nvmlClocksThrottleReasonSwThermalSlowdown = 2, 8, 32
@@ -151,7 +151,7 @@ class Nvml:
     ],
 )
 def test_a_gpu_that_is_not_free_is_told(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, names: set[str]) -> None:
-    """Its memory is used, it is closed, or it is throttled."""
+    """Its memory is used, its compute mode is prohibited, or it is throttled."""
     monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
     seen = Torch(torch="2.15.0", cuda="13.2", gpus=1, names=["H100"], nccl="2.30")
     assert troubles(gpus.look(seen)).keys() == names
@@ -177,7 +177,7 @@ def test_a_gpu_that_torch_does_not_see_is_told(
 
 
 def test_a_gpu_that_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without NVML's reader the driver's devices tell of it."""
+    """Without nvidia-ml-py the driver's device files show it."""
     monkeypatch.setattr(gpus, "_nvml", lambda: None)
     monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
@@ -215,7 +215,7 @@ def test_few_cores_for_many_gpus_are_told() -> None:
 
 
 def test_what_a_launcher_left_is_told() -> None:
-    """A shell with RANK in it would be taken for a rank; secrets are not shown."""
+    """A shell with RANK set would count as a rank; secrets are not shown."""
     left = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
     found = list(network.look(left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}))
     assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
@@ -227,7 +227,7 @@ def test_what_a_launcher_left_is_told() -> None:
 
 
 def test_a_check_that_breaks_is_a_finding() -> None:
-    """The others go on."""
+    """The other checks continue."""
 
     def look() -> Any:
         yield Finding("a", "first", "x")
@@ -238,7 +238,7 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 
 
 def test_two_ranks_that_cannot_add_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what they said."""
+    """The finding has their output."""
     monkeypatch.setattr(sums, "_SCRIPT", "raise RuntimeError('no route to host')")
     (found,) = sums.look("torchrun", "mend it")
     assert found.status == "wrong" and "no route to host" in found.why and found.mend == "mend it"
@@ -248,7 +248,7 @@ def test_two_ranks_that_cannot_add_are_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_exit_code_is_for_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: Any, code: int
 ) -> None:
-    """1 where something is wrong; --json prints nothing but the findings."""
+    """1 if something is wrong; --json prints nothing but the findings."""
     monkeypatch.setattr(command, "examine", lambda allreduce: iter([Finding("a", "b", "c", status, "since", "do this")]))
     assert command.main("doctor", ["--json"]) == code
     (found,) = json.loads(capsys.readouterr().out)

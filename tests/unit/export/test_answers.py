@@ -1,4 +1,4 @@
-"""How far two answers are apart, and how far they may be."""
+"""The difference of two outputs, and its tolerance."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_the_largest_difference(a: Any, b: Any, difference: float) -> None:
-    """Equal numbers, infinities and NaNs differ by nothing; other shapes, counts and NaNs by infinity; in both directions."""
+    """Equal numbers, infinities and NaNs differ by 0; other shapes, counts and NaNs by infinity; in both directions."""
     assert difference_of(a, b, "f") == difference
     assert difference_of(b, a, "f") == difference
 
 
 @pytest.mark.parametrize(("output", "words"), [("text", "f returned a str"), (None, "f returned no tensor"), ((), "no tensor")])
 def test_an_answer_without_tensors_is_refused(output: Any, words: str) -> None:
-    """What cannot be compared is told by whose it is and its type."""
+    """An output that cannot be compared is reported with its owner and type."""
     with pytest.raises(TaskError, match=words):
         difference_of(tensor([1.0]), output, "f")
 

@@ -1,4 +1,4 @@
-"""A Task's forward as a file: it computes what the Task computes, or it is not there."""
+"""A Task's forward as a file: it computes what the Task computes, or it is not written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRAPHS = ["torch_export", "onnx"]
 
 
 def answer(path: Path, task: Task, *args: Tensor) -> Tensor:
-    """Return what a file computes, read by its format's own library; safetensors through a strict load into the task."""
+    """Return a file's output, computed by its format's own library; safetensors by a strict load into the task."""
     if path.suffix == ".onnx":
         import onnxruntime
 
@@ -40,14 +40,14 @@ def answer(path: Path, task: Task, *args: Tensor) -> Tensor:
 
 
 class Own(toy.Line):
-    """Line with a forward of its own: `Own.of(function)`."""
+    """Line with its own forward: `Own.of(function)`."""
 
     def __init__(self, function: Any = None) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, *args: Any) -> Any:
-        """Return what the function makes of the model's answer and the arguments."""
+        """Return the function's result on the model's output and the arguments."""
         return self.function(self.model(args[0]), *args)
 
 
@@ -67,7 +67,7 @@ def test_a_file_computes_what_the_task_computes(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_the_task_is_left_as_it_was(kind: str, tmp_path: Path) -> None:
-    """Weights, gradients and each module's mode are those of before."""
+    """Weights, gradients and each module's mode are unchanged."""
     task = toy.Net()
     task.model[1].eval()
     task(torch.randn(4, 3)).sum().backward()
@@ -82,7 +82,7 @@ def test_the_task_is_left_as_it_was(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_tied_weights_are_written_once(kind: str, tmp_path: Path) -> None:
-    """A language model whose head is its table takes the room of one of them, and is right."""
+    """A language model with tied weights needs the space of one of them, and is correct."""
     task = LanguageModel(GPT(context=8, width=64, depth=1, heads=2), torch.optim.SGD)
     once = sum(p.numel() * 4 for p in task.parameters())
     done = export(task, tmp_path / f"gpt{SUFFIXES[kind]}", kind)  # with the Task's own example
@@ -92,7 +92,7 @@ def test_tied_weights_are_written_once(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_residual_network_is_exported(kind: str, tmp_path: Path) -> None:
-    """A convolutional network of torchvision's goes through both tracers."""
+    """A convolutional network of torchvision passes both tracers."""
     task = ImageClassifier(torchvision.models.resnet18(num_classes=3), torch.optim.SGD)
     done = export(task, tmp_path / f"net{SUFFIXES[kind]}", kind, torch.randn(2, 3, 32, 32))
     assert done.any_batch_size
@@ -120,7 +120,7 @@ def test_an_example_of_one_sample_leaves_the_size_open(kind: str, tmp_path: Path
 def test_a_forward_for_one_batch_size_is_written_for_it(
     kind: str, rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the size cannot be left open, the file takes the example's, and that is said."""
+    """If the size cannot be dynamic, the file accepts the example's, and a line says so."""
     task = Own(lambda y, x: y.reshape(rows, 1) + x.reshape(rows, 3))
     done = export(task, tmp_path / f"own{SUFFIXES[kind]}", kind, torch.randn(rows, 3))
     assert (done.any_batch_size, done.batch_sizes) == (False, [rows])
@@ -129,7 +129,7 @@ def test_a_forward_for_one_batch_size_is_written_for_it(
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_file_tells_nothing_of_this_machine(kind: str, tmp_path: Path) -> None:
-    """No path of a source file, nor of the folder it was written in, stands in it."""
+    """It contains no path of a source file, nor of its own folder."""
     done = export(toy.Net(), tmp_path / f"net{SUFFIXES[kind]}", kind, torch.randn(4, 3))
     content = done.path.read_bytes()
     for place in (Path(toy.__file__).parent, Path(nn.__file__).parent, tmp_path):
@@ -138,7 +138,7 @@ def test_a_file_tells_nothing_of_this_machine(kind: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_a_file_is_there_for_whom_the_umask_lets(kind: str, tmp_path: Path) -> None:
-    """Others may read it where they may read any file that is written."""
+    """The file has the permissions of any newly written file."""
     (tmp_path / "any").touch()
     done = export(toy.Line(), tmp_path / f"line{SUFFIXES[kind]}", kind, torch.randn(4, 3))
     assert done.path.stat().st_mode == (tmp_path / "any").stat().st_mode
@@ -155,7 +155,7 @@ def test_half_precision_is_compared_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_file_that_computes_something_else_is_not_there(kind: str, tmp_path: Path) -> None:
-    """A forward that behaves differently while it is traced is found out; the older file stays, and nothing beside it."""
+    """A forward that behaves differently during tracing is detected; the older file stays, and nothing else."""
     path = tmp_path / f"own{SUFFIXES[kind]}"
     path.write_text("the older one")
     task = Own(lambda y, x: y + 1 if torch.compiler.is_exporting() else y)
@@ -166,7 +166,7 @@ def test_a_file_that_computes_something_else_is_not_there(kind: str, tmp_path: P
 
 
 def test_a_state_beside_the_weights_is_found_out(tmp_path: Path) -> None:
-    """What forward takes from elsewhere is not in safetensors: a newly built Task answers differently, by however little."""
+    """State outside of weights and buffers is not in safetensors: a newly built Task differs, by however little."""
     task, rebuilt = Own(lambda y, x: y + task.offset), Own(lambda y, x: y + rebuilt.offset)
     task.offset, rebuilt.offset = 1e-6, 0.0
     with pytest.raises(TaskError, match=r"largest difference is .*e-0[67], and it must be at most 0. Nothing was written"):
@@ -178,7 +178,7 @@ def test_a_state_beside_the_weights_is_found_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> None:
-    """A branch on values ends in our words, and leaves nothing; the weights alone can still be written."""
+    """A branch on values ends in trainkit's error, and leaves no file; the weights alone can still be written."""
     task = Own(lambda y, x: y if float(x.sum()) > 0 else -y)
     with pytest.raises(TaskError, match=r"Own.forward cannot be traced by torch.export: .*torch.where.*format=safetensors"):
         export(task, tmp_path / f"own{SUFFIXES[kind]}", kind, torch.randn(4, 3))
@@ -187,7 +187,7 @@ def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> N
 
 
 def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
-    """An operator that ONNX does not have ends in our words, and leaves nothing."""
+    """An operator that ONNX lacks ends in trainkit's error, and leaves no file."""
     task = Own(lambda y, x: torch.linalg.eigvalsh(x.T @ x) + y)
     with pytest.raises(TaskError, match=r"Own.forward has no ONNX equivalent: .*Use format=torch_export."):
         export(task, tmp_path / "own.onnx", "onnx", torch.randn(4, 3))
@@ -195,26 +195,26 @@ def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
 
 
 def test_what_one_onnx_file_cannot_hold_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More weights than protobuf takes are refused before they are traced."""
+    """More weights than protobuf allows are refused before tracing."""
     monkeypatch.setattr(onnx, "_MOST_BYTES", 15)
     with pytest.raises(TaskError, match="Line has 0.0 GiB of weights; an ONNX file holds at most 2. Use format=torch_export"):
         export(toy.Line(), tmp_path / "line.onnx", "onnx", torch.randn(4, 3))
 
 
 class Silent(Task):
-    """A Task that has no forward."""
+    """A Task without forward."""
 
 
 class Empty(Task):
-    """A Task that has no weights."""
+    """A Task without weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what it gets."""
+        """Return the input."""
         return x
 
 
 class Talkative(toy.Line):
-    """A Task whose state holds a text."""
+    """A Task with a text in its state."""
 
     def get_extra_state(self) -> str:
         """Return the text."""
@@ -239,7 +239,7 @@ class Talkative(toy.Line):
     ],
 )
 def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path: Path) -> None:
-    """What the Task lacks is told by its name, with what to write."""
+    """The missing part is named, with the code to add."""
     with pytest.raises(TaskError, match=words):
         export(task, tmp_path / "x.safetensors", "safetensors", torch.randn(4, 3))
     assert list(tmp_path.iterdir()) == []
@@ -257,7 +257,7 @@ def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path
     ],
 )
 def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: Path) -> None:
-    """What is no batch of tensors is refused by its type or shape."""
+    """An example that is no batch of tensors is refused with its type or shape."""
     with pytest.raises(ConfigError, match=words):
         export(toy.Line(), tmp_path / "x.safetensors", "safetensors", example)
 
@@ -273,14 +273,14 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
     ],
 )
 def test_an_output_that_cannot_be_is_told(output: str, kind: str, words: str, tmp_path: Path) -> None:
-    """Format and file are checked before anything is run."""
+    """Format and file are checked before anything runs."""
     with pytest.raises(ConfigError) as told:
         export(toy.Line(), tmp_path / output, kind, torch.randn(4, 3))
     assert words in str(told.value)
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """format=onnx without its packages says what to install; the other formats do not need them."""
+    """format=onnx without its packages names the extra to install; the other formats do not need them."""
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if "onnx" in name else there(name, *a))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The Task of a run, from the config in a checkpoint's manifest: which checkpoint, what may be built, which example."""
+"""Export from a run's checkpoint: which checkpoint, what may be built from its manifest, which example."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the user stands, with a module of the user's own."""
+    """A working directory with a module of the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "users_task", raising=False)
@@ -82,7 +82,7 @@ def users(batch: str) -> dict[str, Any]:
 
 
 def run(folder: Path, about: Any = CONFIG, name: str = "epoch=0-step=3", model: torch.nn.Module | None = None) -> Path:
-    """Make a run's folder with one checkpoint, best and last, and return it."""
+    """Create a run's folder with one checkpoint, best and last, and return it."""
     place = folder / "checkpoints" / name
     place.mkdir(parents=True)
     if model is None:
@@ -103,13 +103,13 @@ def classifier(width: int = 4) -> ImageClassifier:
 
 
 def exported(run_dir: Path | None = None, ckpt_path: str = "last", **options: Any) -> None:
-    """Export as safetensors, where `options` do not say otherwise."""
+    """Export as safetensors, unless `options` set another format."""
     asked = {"format": "safetensors", "output": None, "trust": []} | options
     export_run(ckpt_path, str(run_dir) if run_dir else None, **asked)
 
 
 def test_the_weights_of_the_checkpoint_are_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file holds the checkpoint's weights, not those that the task starts from; what was checked is told."""
+    """The file holds the checkpoint's weights, not the task's initial ones; the check is printed."""
     exported(run(here / "mine"))
     state = ckpt.read_state(here / "mine" / "checkpoints" / "last")
     found = ckpt.safe_open(here / "mine" / "export" / "tiny.safetensors", "pt")
@@ -127,7 +127,7 @@ def test_the_weights_of_the_checkpoint_are_exported(here: Path, capsys: pytest.C
 
 
 def test_the_newest_run_is_taken_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without run_dir, the run whose checkpoint was written last is taken, at any depth below runs/."""
+    """Without run_dir, the run with the newest checkpoint is used, at any depth below runs/."""
     for name, time in (("runs/a/1", 30), ("runs/b/sweep/0", 40), ("runs/c/1", 20)):
         manifest = run(here / name) / "checkpoints" / "last" / "manifest.json"
         os.utime(manifest, (time, time))
@@ -137,7 +137,7 @@ def test_the_newest_run_is_taken_and_named(here: Path, capsys: pytest.CaptureFix
 
 
 def test_a_checkpoint_by_its_folder(here: Path) -> None:
-    """A folder is taken as it is; the file lies in its run, or where `output` says."""
+    """A folder is used as given; the file is written into its run, or to `output`."""
     folder = run(here / "mine") / "checkpoints" / "epoch=0-step=3"
     exported(ckpt_path=str(folder))
     assert (here / "mine" / "export" / "tiny.safetensors").is_file()
@@ -156,7 +156,7 @@ def test_a_checkpoint_by_its_folder(here: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_told(asked: dict[str, Any], kind: type, words: str, here: Path) -> None:
-    """What is there in its place is named."""
+    """The existing checkpoints are named."""
     (here / "empty").mkdir()
     (run(here / "other") / "checkpoints" / "best").unlink()
     with pytest.raises(kind) as told:
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_not_there_is_told(asked: dict[str, Any], kind: typ
 
 
 def test_a_damaged_checkpoint_is_not_exported(here: Path) -> None:
-    """A bit that differs is found before anything is built."""
+    """A flipped bit is found before anything is built."""
     path = run(here / "mine") / "checkpoints" / "last" / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_not_exported(here: Path) -> None:
 
 
 def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
-    """A checkpoint of another model is told tensor by tensor, and no folder is made."""
+    """A checkpoint of another model is reported tensor by tensor, and no folder is left."""
     run(here / "mine", model=classifier(width=5))
     with pytest.raises(CheckpointError, match=r"other shape: model.1.weight is \[5, 192\] in the file and \[4, 192\]"):
         exported(here / "mine")
@@ -206,7 +206,7 @@ def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
     ],
 )
 def test_a_manifest_may_name_what_a_config_may(about: Any, kind: type, words: str, here: Path) -> None:
-    """What no config may say or build, a manifest may not either; nothing is run and nothing is written."""
+    """Whatever a config may not name or build, a manifest may not either; nothing runs and nothing is written."""
     run(here / "mine", about)
     with pytest.raises(kind, match=words):
         exported(here / "mine")
@@ -237,7 +237,7 @@ def test_only_task_and_data_are_built(here: Path) -> None:
 
 @pytest.mark.parametrize(("name", "file"), [("../../evil", "_.._evil"), ("a b/c", "a_b_c"), (None, "ImageClassifier")])
 def test_a_name_from_a_manifest_stays_in_the_folder(name: str | None, file: str, here: Path) -> None:
-    """The config's name becomes a file's name and nothing else."""
+    """The config's name only becomes a file name."""
     about = config(conf=name)
     if name is None:
         del about["conf"]
@@ -267,7 +267,7 @@ def test_the_first_samples_of_the_data_are_the_example(batch: str, here: Path, c
     ],
 )
 def test_data_that_does_not_show_the_inputs_is_told(batch: str, found: str, here: Path) -> None:
-    """Where the inputs cannot be seen, an example of the Task's own is asked for."""
+    """If the inputs cannot be derived, the message requests an example_input_array."""
     run(here / "mine", users(batch))
     with pytest.raises(
         TaskError, match=f"The inputs of Mine.forward cannot be derived: {found}.*attribute example_input_array"

@@ -1,4 +1,4 @@
-"""Horovod's wheel: which builds are the same, what the cache keeps, what a build sees, which source is taken."""
+"""Horovod's wheel: which builds are equal, the cache, the environment of a build, the accepted source."""
 
 from __future__ import annotations
 
@@ -93,21 +93,21 @@ def test_cache_folder_follows_the_environment(tmp_path: Path):
 
 
 def test_stored_wheel_is_found_again(tmp_path: Path):
-    """What was stored is what is found, and nothing else lies beside it."""
+    """A stored wheel is found, and no other file is left beside it."""
     stored = store(_wheel(tmp_path / "built"), tmp_path / "cache")
     assert cached_wheel(tmp_path / "cache") == stored
     assert [file.name for file in (tmp_path / "cache").iterdir()] == [stored.name]
 
 
 def test_cache_without_wheel_has_none(tmp_path: Path):
-    """A folder that is not there or empty has no wheel, and asking makes none."""
+    """A missing or empty folder has no wheel, and the search creates none."""
     assert cached_wheel(tmp_path / "none") is None
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_damaged_wheel_is_not_used(tmp_path: Path, damage: str):
-    """A wheel that was cut short, changed or emptied is as good as none."""
+    """A wheel that was cut short, changed or emptied is ignored."""
     wheel = _wheel(tmp_path)
     whole = wheel.read_bytes()
     middle = whole.index(b"horovod/__init__.py") + 25
@@ -117,7 +117,7 @@ def test_damaged_wheel_is_not_used(tmp_path: Path, damage: str):
 
 
 def test_store_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where the last step of storing fails, the cache has neither the wheel nor a part of it."""
+    """If the last step of storing fails, the cache has neither the wheel nor a part of it."""
     built = _wheel(tmp_path / "built")
 
     def interrupted(source: object, target: object) -> None:
@@ -130,14 +130,14 @@ def test_store_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: p
 
 
 def test_part_of_a_killed_store_is_not_taken_for_a_wheel(tmp_path: Path):
-    """What a killed process left behind under its temporary name is not found."""
+    """A temporary file left by a killed process is not used."""
     wheel = _wheel(tmp_path)
     wheel.rename(tmp_path / f".{wheel.name}.123.part")
     assert cached_wheel(tmp_path) is None
 
 
 def test_settings_of_the_user_do_not_change_the_build(tmp_path: Path):
-    """Variables that turn parts of Horovod on or off are set aside, so that the key of the wheel tells the truth."""
+    """Variables that turn parts of Horovod on or off are ignored, so that the wheel's key is right."""
     user = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_WITH_MPI": "1", "CUDA_HOME": "/opt/cuda", "CCL_ROOT": "/opt/ccl"}
     env = build_environment(MACHINE, CPU, tmp_path, user | {"HOME": "/home/me", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx"})
     assert not set(user) & set(env)
@@ -148,7 +148,7 @@ def test_settings_of_the_user_do_not_change_the_build(tmp_path: Path):
 
 
 def test_gpu_build_sees_toolkit_and_nccl(tmp_path: Path):
-    """A build with NCCL has the toolkit first on its PATH, and the library under the name that the linker looks for."""
+    """A build with NCCL has the toolkit first on its PATH, and the library under the name that the linker expects."""
     env = build_environment(MACHINE, GPU, tmp_path, {"PATH": "/usr/bin", "CUDA_HOME": "/elsewhere"})
     assert env["PATH"].startswith("/opt/cuda/bin:")
     assert (env["CUDA_HOME"], env["HOROVOD_GPU_OPERATIONS"]) == ("/opt/cuda", "NCCL")
@@ -177,7 +177,7 @@ def test_cpu_build_knows_of_no_cuda_toolkit(tmp_path: Path):
 
 @pytest.mark.skipif(shutil.which("cmake", path=search_path(os.environ)) is None, reason="CMake is not installed")
 def test_toolchain_raises_the_standard_of_horovod_alone(tmp_path: Path):
-    """CMake builds Horovod's library as C++20 though its project says 14, and leaves other projects alone."""
+    """CMake builds Horovod's library as C++20 though its project sets 14, and leaves other projects alone."""
     project = """\
         cmake_minimum_required(VERSION 3.21)
         project(horovod LANGUAGES NONE)
@@ -253,18 +253,18 @@ def test_other_file_on_disk_is_refused(tmp_path: Path):
     """A source with another SHA-256 is refused, and both hashes are named."""
     source, _ = _hostile_sdist(tmp_path / "disk")
     found = hashlib.sha256(source.read_bytes()).hexdigest()
-    with pytest.raises(EngineError, match=f"nothing of it was run(.*\n)*.*{found}(.*\n)*.*{horovod_pip.SHA256}"):
+    with pytest.raises(EngineError, match=f"none of it was run(.*\n)*.*{found}(.*\n)*.*{horovod_pip.SHA256}"):
         verify(source)
 
 
 def test_missing_file_is_a_wrong_argument(tmp_path: Path):
-    """A --source that is not there is said so, with the name of the file that is meant."""
-    with pytest.raises(ConfigError, match=r"there is no such file.*horovod-0\.28\.1\.tar\.gz"):
+    """A missing --source is reported, with the file name to give."""
+    with pytest.raises(ConfigError, match=r"which does not exist.*horovod-0\.28\.1\.tar\.gz"):
         verify(tmp_path / "horovod.tar.gz")
 
 
 def test_other_file_of_the_index_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """pip refuses what the index gives under Horovod's name with another hash before it runs its setup.py."""
+    """pip refuses a file from the index with another hash before it runs its setup.py."""
     source, marker = _hostile_sdist(tmp_path / "index")
     for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(source.parent)), ("CONFIG_FILE", os.devnull)):
         monkeypatch.setenv(f"PIP_{name}", value)

@@ -1,4 +1,4 @@
-"""The Horovod that is installed: whether it fits, and what counts as proof."""
+"""The installed Horovod: whether it fits, and what counts as a passed test."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MPI = replace(CPU, mpi=Choice(True, ""))
     ],
 )
 def test_horovod_that_does_not_fit_is_told_why(change: dict[str, Any], problem: str):
-    """Another version, no edits or old ones, another torch, a failed import and a build without Gloo each have their words."""
+    """Another version, no edits or old ones, another torch, a failed import a build without Gloo have their own messages."""
     assert GOOD.problem("2.15.0") is None
     assert problem in str(replace(GOOD, **change).problem("2.15.0"))
 
 
 def test_installed_build_serves_what_is_asked():
-    """More than planned is welcome where nobody chose; less never is; what was asked for is taken to the letter."""
+    """Extra parts are accepted if the choice is open; missing ones never are; explicit choices are taken literally."""
     more = replace(GOOD, parts=("gloo", "mpi"))
     assert GOOD.serves(CPU, Wanted())
     assert not GOOD.serves(MPI, Wanted())
@@ -60,7 +60,7 @@ def _fake_horovod(folder: Path, init: str) -> str:
 
 
 def test_library_that_does_not_load_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Horovod imports with a mere warning where its library does not load; it still counts as broken."""
+    """Horovod imports with a mere warning if its library does not load; it still counts as broken."""
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, "print('Warning! MPI libs are missing')"))
     found = look()
     assert found is not None
@@ -69,7 +69,7 @@ def test_library_that_does_not_load_is_found_out(tmp_path: Path, monkeypatch: py
 
 
 def test_crash_on_import_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A library that takes Python down with it is reported, not passed on."""
+    """A library that crashes Python is reported, and does not crash the caller."""
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, "import os; os._exit(77)"))
     found = look()
     assert found is not None
@@ -77,7 +77,7 @@ def test_crash_on_import_is_an_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_horovod_that_loads_tells_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What it was built with comes from its own answers."""
+    """Its parts come from its own functions."""
     init = "mpi_lib_v2 = None\ngloo_built = nccl_built = lambda: 1\nmpi_built = cuda_built = lambda: 0\n"
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, init))
     assert look() == Installed(version(), "2.15.0", ("gloo", "nccl"), None)
@@ -99,7 +99,7 @@ def _line(rank: int, size: int = 2, total: int = 11) -> str:
 
 
 def test_sum_over_both_ranks_is_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Both ranks with the right sum prove it, in the order of ranks, whatever Horovod prints beside."""
+    """Both ranks with the right sum pass the test, in the order of ranks, whatever else Horovod prints."""
     proven, env = _prove_with([_line(1), "[0]<stderr>:noise", _line(0)], tmp_path, monkeypatch)
     assert [line[:6] for line in proven] == ["rank 0", "rank 1"]
     assert env == {"HOME": "/home/me"}
@@ -111,6 +111,6 @@ def test_sum_over_both_ranks_is_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
     ids=["silent", "one rank", "the same rank twice", "a larger world", "wrong sum"],
 )
 def test_anything_else_is_no_proof(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Silence, one rank, a rank twice, a world of another size and a wrong sum are all refused."""
+    """No output, one rank, a rank twice, a world of another size and a wrong sum all fail."""
     with pytest.raises(EngineError, match="other numbers than 11"):
         _prove_with(lines, tmp_path, monkeypatch)

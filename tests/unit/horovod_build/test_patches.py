@@ -1,4 +1,4 @@
-"""trainkit's edits to Horovod's source: what they are called, that they apply as a whole or not at all, how they sign."""
+"""trainkit's edits to Horovod's source: their id, that all or none apply, and their signatures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_patch_changes_and_makes_files(tree: Path) -> None:
-    """Lines are taken away and added where they should be, also at the end of a file, and new files are made."""
+    """Lines are removed and added at their place, also at the end of a file, and new files are created."""
     apply("it.patch", PATCH, tree)
     assert (tree / "horovod" / "one.py").read_text().split() == list("aBcdefghij")
     assert (tree / "horovod" / "new" / "two.py").read_text() == "x\ny\n"
@@ -70,7 +70,7 @@ def test_patch_changes_and_makes_files(tree: Path) -> None:
     ],
 )
 def test_patch_that_does_not_fit_changes_nothing(old: str, new: str, told: str, tree: Path) -> None:
-    """A line that is not exactly where it should be is an error with patch, file and line, and no file is touched."""
+    """A line that is not exactly at its place is an error with patch, file and line, and no file is changed."""
     before = (tree / "horovod" / "one.py").read_text()
     text = PATCH.replace(old, new)
     with pytest.raises(EngineError, match=told):
@@ -80,15 +80,15 @@ def test_patch_that_does_not_fit_changes_nothing(old: str, new: str, told: str, 
 
 
 def test_new_file_replaces_none(tree: Path) -> None:
-    """What an edit makes must not be there yet."""
+    """A file that an edit creates must not exist yet."""
     (tree / "horovod" / "new").mkdir()
     (tree / "horovod" / "new" / "two.py").touch()
-    with pytest.raises(EngineError, match=r"it makes .*two\.py, which is there already"):
+    with pytest.raises(EngineError, match=r"it creates .*two\.py, which exists already"):
         apply("it.patch", PATCH, tree)
 
 
 def test_every_edit_says_what_it_is_for() -> None:
-    """Each patch begins with words, and changes files of Horovod or of what it brings along."""
+    """Each patch begins with an explanation, and changes files of Horovod or of its bundled sources."""
     assert len(edits()) >= 8
     for patch, text in edits().items():
         assert len(text.partition("\n--- ")[0].split()) > 8, patch
@@ -97,7 +97,7 @@ def test_every_edit_says_what_it_is_for() -> None:
 
 
 def test_name_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another letter in one edit is another name: a wheel of other edits is never taken for one of these."""
+    """Any change in an edit changes the id: a wheel of other edits is never used for these."""
     folder = tmp_path / "edits"
     shutil.copytree(horovod_edits._FOLDER, folder)
     monkeypatch.setattr(horovod_edits, "_FOLDER", folder)
@@ -113,7 +113,7 @@ def test_name_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_version_tells_the_edits() -> None:
-    """The version is Horovod's with a local part that pip leaves as it is, and gives the edits back."""
+    """The version is Horovod's with a local part that pip does not change, and contains the id."""
     assert str(Version(version())) == version() == f"0.28.1+trainkit.{identity()}"
     assert edits_of(version()) == identity()
     assert edits_of("0.28.1") is None
@@ -121,7 +121,7 @@ def test_version_tells_the_edits() -> None:
 
 
 def test_installed_edits_are_asked_of_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stock Horovod has no edits, nor has none at all."""
+    """A stock Horovod has no edits, nor has a missing one."""
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.28.1")
     assert installed_edits() is None
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.28.1+trainkit.e1234")
@@ -135,7 +135,7 @@ def test_installed_edits_are_asked_of_the_metadata(monkeypatch: pytest.MonkeyPat
 
 
 def _release(folder: Path, init: str) -> Path:
-    """Return an archive as the release is one."""
+    """Return an archive like the release."""
     package = folder / "horovod-0.28.1" / "horovod"
     package.mkdir(parents=True)
     (package / "one.py").write_text("".join(f"{letter}\n" for letter in "abcdefghi"))
@@ -146,7 +146,7 @@ def _release(folder: Path, init: str) -> Path:
 
 
 def test_source_is_unpacked_edited_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tree that is built has the edits, and its version says which."""
+    """The built tree has the edits, and its version contains their id."""
     archive = _release(tmp_path, "__version__ = '0.28.1'\n")
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
     root = edited_source(archive, tmp_path / "source")
@@ -156,7 +156,7 @@ def test_source_is_unpacked_edited_and_named(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("init", ["__version__ = '0.28.0'\n", ""])
 def test_source_of_another_version_is_refused(init: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the version is not the release's nothing is built."""
+    """If the version is not the release's nothing is built."""
     archive = _release(tmp_path, init)
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
     with pytest.raises(EngineError, match=r"__init__\.py has no line __version__ = '0\.28\.1'"):

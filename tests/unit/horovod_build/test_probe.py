@@ -1,4 +1,4 @@
-"""What is chosen to build Horovod with, from what a machine has."""
+"""The choice of Horovod's parts, from the machine's tools."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_found_mpi_is_built_unless_left_out():
 
 
 def test_mpi_asked_for_and_absent_is_refused_with_the_way_to_get_it():
-    """--mpi without mpicxx ends before anything is built and names the package to install."""
-    with pytest.raises(ConfigError, match=r"--mpi was asked for.*mpicxx.*apt-get install libopenmpi-dev"):
+    """--mpi without mpicxx ends before the build and names the package to install."""
+    with pytest.raises(ConfigError, match=r"--mpi is given.*mpicxx.*apt-get install libopenmpi-dev"):
         choose(PLAIN, Wanted(mpi=True))
 
 
@@ -77,16 +77,16 @@ def test_gpu_can_be_built_for_where_none_is_seen():
     ],
 )
 def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str):
-    """What NCCL lacks is told as the reason for a CPU build, and refuses --gpu."""
+    """The part missing for NCCL is the reason for a CPU build, and refuses --gpu."""
     machine = replace(WITH_GPU, **lack)
     assert not choose(machine, Wanted()).gpu.on
-    with pytest.raises(ConfigError, match=f"--gpu was asked for.*{reason}"):
+    with pytest.raises(ConfigError, match=f"--gpu is given.*{reason}"):
         choose(machine, Wanted(gpu=True))
 
 
 def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
-    """On a machine with a GPU the plan says what keeps it from using NCCL."""
-    assert "GPU tensors go over the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
+    """On a machine with a GPU the plan names what prevents NCCL."""
+    assert "GPU tensors are reduced on the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
 
 
 def test_missing_torch_is_refused():
@@ -99,7 +99,7 @@ def test_missing_torch_is_refused():
     ("cores", "free_gib", "asked", "jobs"), [(2, 8.0, None, 2), (64, 7.9, None, 7), (4, 0.3, None, 1), (4, 0.3, 3, 3)]
 )
 def test_compilers_at_once_fit_cores_and_memory(cores: int, free_gib: float, asked: int | None, jobs: int):
-    """One compiler for each core and for each GiB, one at least; --jobs has the last word."""
+    """One compiler per core and per GiB, at least one; --jobs overrides."""
     assert choose(replace(PLAIN, cores=cores, free_gib=free_gib), Wanted(jobs=asked)).jobs == jobs
 
 
@@ -122,14 +122,14 @@ def _program(path: Path, prints: str) -> Path:
 
 @pytest.fixture
 def bare_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask no torch (2 s), and look for NCCL nowhere in this environment."""
+    """Do not import torch (2 s), and search NCCL nowhere in this environment."""
     monkeypatch.setattr(horovod_machine, "_ask_torch", lambda: None)
     monkeypatch.setattr(horovod_machine.sys, "path", [])
 
 
 @pytest.mark.usefixtures("bare_probe")
 def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
-    """An nvcc without headers beside it, as a script on the PATH is, is passed over for a toolkit that has them."""
+    """An nvcc without headers, such as a script on the PATH, is skipped for a toolkit that has them."""
     script = _program(tmp_path / "script" / "bin" / "nvcc", "release 11.0")
     toolkit = tmp_path / "cuda"
     nvcc = _program(toolkit / "bin" / "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
@@ -141,7 +141,7 @@ def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
 
 @pytest.mark.usefixtures("bare_probe")
 def test_nccl_of_the_package_index_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The PyPI package has libnccl.so.2 alone, without the name the linker looks for; it counts."""
+    """The PyPI package has only libnccl.so.2, without the name that the linker expects; it is accepted."""
     home = tmp_path / "nvidia" / "nccl"
     for folder, name in (("include", "nccl.h"), ("lib", "libnccl.so.2")):
         (home / folder).mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_nccl_of_the_package_index_is_found(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("bare_probe")
 def test_named_compiler_is_the_one_that_is_found(tmp_path: Path):
-    """CXX decides, also behind a launcher; one that does not exist is not replaced by another in silence."""
+    """CXX decides, also after a launcher; a missing compiler is not silently replaced."""
     _program(tmp_path / "mycxx", "mycxx 1.0")
     assert probe({"PATH": str(tmp_path), "CXX": "ccache mycxx"}).compiler == Tool(str(tmp_path / "mycxx"), "mycxx 1.0")
     assert probe({"CXX": "g++-99"}).compiler is None

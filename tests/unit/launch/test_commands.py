@@ -1,4 +1,4 @@
-"""Commands of Horovod's build: how they end, and how a failure is told."""
+"""Commands of Horovod's build: how they end, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ RuntimeError: Horovod detected that one or more processes exited with non-zero s
     ],
 )
 def test_first_error_of_a_log_is_found(log: str, first: str):
-    """The first line that is an error starts what is shown, in five lines at most."""
+    """The output starts with the first error line, and has at most five lines."""
     shown = first_error(log.splitlines())
     assert shown[0].startswith(first)
     assert len(shown) <= 5
 
 
 def test_what_make_echoes_is_left_out():
-    """With several compilers at once, progress and commands stand between the lines of a message; they are dropped."""
+    """With parallel compilers, progress and commands appear between the lines of a message; they are dropped."""
     shown = "\n".join(first_error(GCC.splitlines()))
     assert "^~~~~" in shown
     assert "ready_event" not in shown
@@ -98,7 +98,7 @@ def test_what_make_echoes_is_left_out():
 
 
 def test_log_without_errors_shows_none():
-    """Flags and file names that only look like errors are not taken for one."""
+    """Flags and file names that only resemble errors are ignored."""
     lines = ["c++ -Werror=return-type -o error.cc.o", "  copying horovod/common/exceptions.py", "0 errors, 2 warnings"]
     assert first_error(lines) == []
 
@@ -120,7 +120,7 @@ def test_log_without_errors_shows_none():
     ],
 )
 def test_known_causes_have_their_remedy(log: str, remedy: str):
-    """Each known cause is answered with what to do about it; an unknown one is not answered with a guess."""
+    """Each known cause has its remedy; an unknown one gets no guess."""
     lines = log.splitlines()
     assert remedy in advice(first_error(lines) or lines, lines)
 
@@ -135,7 +135,7 @@ def test_failure_of_a_long_log_is_told_in_a_few_lines(tmp_path: Path):
 
 
 def test_failure_without_a_known_error_is_told_by_its_end(tmp_path: Path):
-    """Where no line is known for an error, the last five are shown and no more."""
+    """Without a known error line, only the last five lines are shown."""
     text = failure("It failed", [f"line {i}" for i in range(400)], tmp_path / "log")
     assert text.splitlines()[1:6] == [f"  line {i}" for i in range(395, 400)]
     assert len(text.splitlines()) == 8
@@ -146,7 +146,7 @@ def _python(body: str) -> list[str]:
 
 
 def test_run_hands_on_lines_and_keeps_the_log(tmp_path: Path):
-    """Every line printed is returned, handed on and in the log, the last one also without an end of line."""
+    """Every printed line is returned, passed on and in the log, also a last one without a newline."""
     seen: list[str] = []
     body = "import sys; print('one', flush=True); print('two', file=sys.stderr, flush=True); sys.stdout.write('three')"
     lines = run(_python(body), what="It", log=tmp_path / "logs" / "log", on_line=seen.append)
@@ -162,13 +162,13 @@ def test_failing_command_names_cause_and_log(tmp_path: Path):
 
 
 def test_command_out_of_time_is_ended(tmp_path: Path):
-    """A command that waits for ever is ended at its time limit, and that is said."""
+    """A command that never ends is ended at its time limit, which is reported."""
     with pytest.raises(EngineError, match=r"It took more than 0 s and was ended"):
         run(_python("import signal; signal.pause()"), what="It", log=tmp_path / "log", timeout_s=0)
 
 
 def test_no_way_out_leaves_a_process_behind(tmp_path: Path):
-    """Ctrl-C ends what the command has started too, also a grandchild that ignores SIGTERM."""
+    """Ctrl-C ends the command's children too, also a grandchild that ignores SIGTERM."""
     lock = tmp_path / "lock"
     grandchild = f"""
         import fcntl, signal

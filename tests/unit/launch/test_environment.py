@@ -1,4 +1,4 @@
-"""Who started this process, read from each launcher's variables."""
+"""The launcher of this process, read from each launcher's variables."""
 
 from __future__ import annotations
 

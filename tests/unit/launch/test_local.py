@@ -1,4 +1,4 @@
-"""How jobs of several ranks are started."""
+"""Starting jobs of several ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_one_rank_needs_no_launcher() -> None:
 
 
 def test_a_job_has_no_launcher_above_it() -> None:
-    """What a launcher has set is taken out of the environment, and the user's own settings stay."""
+    """A launcher's variables are removed from the environment, and the user's own settings stay."""
     env = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_CYCLE_TIME": "5", "HOME": "here"}
     assert read_launcher(env).world_size == 2
     assert without_launcher(env) == {"HOROVOD_CYCLE_TIME": "5", "HOME": "here"}
@@ -29,7 +29,7 @@ def test_a_job_has_no_launcher_above_it() -> None:
 
 
 def test_nothing_that_a_job_started_outlives_it(tmp_path: Path) -> None:
-    """A job's output is in its log, its exit code is returned, and what it left running is ended."""
+    """A job's output is in its log, its exit code is returned, and its remaining processes are ended."""
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)"
     assert run_job([sys.executable, "-c", script], tmp_path / "log", {}) == 3
     with contextlib.suppress(ProcessLookupError):  # it is gone

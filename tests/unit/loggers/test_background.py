@@ -1,4 +1,4 @@
-"""Background: work in order, in a thread; what fails or does not fit costs nobody else."""
+"""Background: work in order, in a thread; a failure or an overflow affects only its own logger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.loggers.background import Background
 
 
 class Notes:
-    """What was called, in order."""
+    """The calls made, in order."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -48,7 +48,7 @@ def fail() -> None:
 
 
 def test_work_is_done_in_order_in_one_thread_of_its_own() -> None:
-    """What is handed over first is done first, and not by whoever hands it over."""
+    """Work runs in the order in which it was queued, in the logger's own thread."""
     notes, threads = Notes(), set[int]()
     background = notes.start()
     for i in range(5):
@@ -60,7 +60,7 @@ def test_work_is_done_in_order_in_one_thread_of_its_own() -> None:
 
 
 def test_it_flushes_where_nothing_waits() -> None:
-    """While more waits nothing is flushed: what is slow sends several at once."""
+    """It flushes only when the queue is empty: a slow logger sends several entries at once."""
     notes = Notes()
     background = notes.start()
     notes.hold(background)
@@ -74,7 +74,7 @@ def test_it_flushes_where_nothing_waits() -> None:
 
 
 def test_who_does_not_keep_up_drops_and_tells_how_many_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """A full queue takes nothing, makes nobody wait, and the end tells the count."""
+    """A full queue drops work without blocking, and the end reports the number."""
     notes = Notes()
     background = notes.start(room=3)
     notes.hold(background)
@@ -87,7 +87,7 @@ def test_who_does_not_keep_up_drops_and_tells_how_many_once(capsys: pytest.Captu
 
 
 def test_handing_over_never_waits() -> None:
-    """Not even where the queue is full, nor does the end wait longer for room than it is told to."""
+    """Queueing does not block even if the queue is full, and closing waits for room no longer than its limit."""
     notes = Notes()
     background = notes.start(room=1)
     notes.hold(background)
@@ -100,7 +100,7 @@ def test_handing_over_never_waits() -> None:
 
 
 def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who fails is named, with what it was doing and why; what follows is not tried, but for the closing."""
+    """The failed logger is named, with its action and the error; later work is skipped, except for closing."""
     notes = Notes()
     background = notes.start()
     background.put("writing step 3", fail)
@@ -117,14 +117,14 @@ def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixtu
 
 
 def test_a_failure_at_the_end_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be closed may have lost something."""
+    """A failure to close is reported: data may be lost."""
     notes = Notes()
     notes.start().close(fail, 30)
     assert "OwnLogger failed while closing: OSError" in capsys.readouterr().out
 
 
 def test_a_mistake_in_the_settings_is_kept_for_the_main_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error of trainkit's own is not told here: it is to end the run."""
+    """An error of trainkit's own is not printed here: it ends the run."""
     notes = Notes()
     background = notes.start()
 
@@ -138,7 +138,7 @@ def test_a_mistake_in_the_settings_is_kept_for_the_main_thread(capsys: pytest.Ca
 
 
 def test_an_end_that_does_not_come_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the time limit the rest is given up, and told; a thread that comes back does nothing more."""
+    """After the time limit the remaining work is dropped and reported; the thread does nothing more when it returns."""
     notes = Notes()
     background = notes.start()
     notes.hold(background)
@@ -152,7 +152,7 @@ def test_an_end_that_does_not_come_is_not_waited_for(capsys: pytest.CaptureFixtu
 
 
 def test_waiting_is_getting_on() -> None:
-    """Who watches for stalls sees that the main thread waits for a disk."""
+    """While the main thread waits for a disk, it counts progress for the watchdog."""
     notes = Notes()
     background = notes.start()
     notes.hold(background)
@@ -163,7 +163,7 @@ def test_waiting_is_getting_on() -> None:
 
 
 def test_a_full_queue_does_not_keep_the_end_waiting() -> None:
-    """Where even the closing finds no room, the time limit holds."""
+    """The time limit holds even if there is no room for the closing entry."""
     notes = Notes()
     background = notes.start(room=1)
     notes.hold(background)

@@ -1,4 +1,4 @@
-"""Logger: a run goes on whatever becomes of its loggers, and nothing of a logger is done by the thread that trains."""
+"""Logger: a run continues whatever happens to its loggers, and the training thread does none of their work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.loggers.base import Logger, RunFacts
 
 
 class Own(Logger):
-    """Notes what it is told, by whom, and fails in the methods that it is told to."""
+    """Records its calls and threads, and fails in the given methods."""
 
     def __init__(self, *fails: str, error: type[Exception] = OSError) -> None:
         self.fails, self.error = fails, error
@@ -59,7 +59,7 @@ def train(folder: Path, *loggers: Logger, task: Line | None = None, **settings: 
 
 
 def test_a_logger_is_told_of_the_run_in_order(tmp_path: Path) -> None:
-    """Opened, the settings, each report with its step and epoch, closed; all in one thread that is not the main one."""
+    """Opened, settings, each report with its step and epoch, closed; all in one thread other than the main one."""
     own, task = Own(), Line()
     task.hparams["width"] = 7
     train(tmp_path, own, task=task)
@@ -93,12 +93,12 @@ def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(
 
 
 def test_what_a_logger_does_changes_nothing_of_the_training(tmp_path: Path) -> None:
-    """Weights with a failing logger are those without any, to the last bit."""
+    """Weights with a failing logger are bit-identical to those without any."""
     assert torch.equal(weights(train(tmp_path / "a", Own("log_metrics"))), weights(train(tmp_path / "b")))
 
 
 def test_a_mistake_in_the_settings_ends_the_run(tmp_path: Path) -> None:
-    """A ConfigError of `open` is raised where the run logs next, or at its end."""
+    """A ConfigError of `open` is raised at the run's next log step, or at its end."""
     own, steps = Own("open", error=ConfigError), Recorder()
 
     class Waits(Line):
@@ -113,7 +113,7 @@ def test_a_mistake_in_the_settings_ends_the_run(tmp_path: Path) -> None:
 
 
 class Stuck(Own):
-    """A network that does not answer until it is let go."""
+    """A network that does not answer until it is released."""
 
     finish_timeout_s = 0.05
 
@@ -134,7 +134,7 @@ class Stuck(Own):
 
 
 def test_a_network_that_does_not_answer_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training runs to its end while a logger is still opening, and the end waits for it no longer than it is told to."""
+    """Training runs to its end while a logger is still opening, and the end waits for it no longer than its limit."""
     stuck = Stuck()
     train(tmp_path, stuck, max_epochs=3)
     assert stuck.told == []
@@ -181,7 +181,7 @@ def test_the_end_is_told(tmp_path: Path, error: Exception | None, status: str) -
 
 
 def test_a_second_fit_opens_anew(tmp_path: Path) -> None:
-    """A logger serves one fit after the other."""
+    """A logger serves consecutive fits."""
     own = Own()
     trainer = quiet(tmp_path, logger=own, log_every_n_steps=1)
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_an_evaluation_opens_no_logger(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_waits_for_what_was_logged_before_it(tmp_path: Path) -> None:
-    """Whoever is killed right after a checkpoint finds on disk all rows that the checkpoint counts on."""
+    """A run killed right after a checkpoint has all rows on disk that the checkpoint covers."""
     lines: list[int] = []
 
     class Slow(CSVLogger):

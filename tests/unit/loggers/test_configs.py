@@ -1,4 +1,4 @@
-"""conf/logger: each file builds its logger, alone and beside others."""
+"""conf/logger: each file builds its logger, alone and with others."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_there_are_as_many_files_as_loggers() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 def test_a_file_builds_its_logger(tmp_path: Path, name: str) -> None:
-    """`logger=[name]` is that one alone."""
+    """`logger=[name]` builds only that logger."""
     (logger,) = loggers_of(tmp_path, f"logger=[{name}]")
     assert type(logger).__name__.lower() == f"{name}logger"
 
 
 def test_several_go_together(tmp_path: Path) -> None:
-    """And each takes its settings by its own key."""
+    """Each logger takes its settings by its own key."""
     typed = ["logger=[csv,jsonl,prometheus,tensorboard]", "logger.prometheus.port=0", "logger.tensorboard.log_graph=true"]
     names = [type(logger).__name__ for logger in loggers_of(tmp_path, *typed)]
     assert names == ["CSVLogger", "JSONLLogger", "PrometheusLogger", "TensorBoardLogger"]
@@ -53,6 +53,6 @@ def test_several_go_together(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_by_its_key(tmp_path: Path, typed: str, told: str) -> None:
-    """Before anything is built."""
+    """It fails before anything is built."""
     with pytest.raises(ConfigError, match=told):
         loggers_of(tmp_path, "logger=[prometheus]", typed)

@@ -1,4 +1,4 @@
-"""metrics.csv: a row for each time numbers were logged, a column for each name."""
+"""metrics.csv: a row for each log step, a column for each name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.loggers import CSVLogger
 
 
 class Fixed(Line):
-    """Logs numbers that can be foreseen."""
+    """Logs predictable numbers."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Log the step; late in training another name too."""
@@ -38,7 +38,7 @@ def train(folder: Path, ckpt_path: str | None = None, **settings: Any) -> list[d
 
 
 def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
-    """Each report is a row with its epoch and step; a name that comes later widens the table."""
+    """Each report is a row with its epoch and step; a later name adds a column."""
     rows = train(tmp_path, max_epochs=2)
     assert list(rows[0]) == ["epoch", "step", "train/step", "lr", "val/epoch", 'late, and "odd"']
     assert [tuple(row.values()) for row in rows] == [
@@ -52,7 +52,7 @@ def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
-    """A run that is killed leaves what it has logged, under a whole header; nothing waits for the run's end."""
+    """A killed run leaves its logged rows, under a complete header; rows are not held until the run's end."""
     logger = CSVLogger()
 
     class Killed(Fixed):
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
 
 
 def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
-    """Going on from an older checkpoint leaves out the rows behind it."""
+    """Resuming from an older checkpoint drops the rows after it."""
     keep_all = ModelCheckpoint(save_top_k=-1)
     train(tmp_path, max_epochs=3, callbacks=keep_all)
     rows = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
@@ -91,7 +91,7 @@ def test_a_new_run_in_an_old_folder_begins_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", ["7,", "abc", "1,2,3,4,5,6,7,8,9", "\x00\x00"])
 def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
-    """A line that a crash has torn does not keep a run from going on."""
+    """A line torn by a crash does not keep a run from resuming."""
     train(tmp_path, max_epochs=1, enable_checkpointing=True)
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write(rest)
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(tmp_path: Path, ca
 
 
 def test_an_older_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
-    """What an earlier trainkit kept of the table ("rows") is no error: rows up to the checkpoint's step stay."""
+    """An earlier trainkit's state of the table ("rows") is no error: rows up to the checkpoint's step stay."""
 
     class Older(CSVLogger):
         def state_dict(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_an_older_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_step_of_a_checkpoint_that_came_after_it_are_left_out(tmp_path: Path) -> None:
-    """A checkpoint inside an epoch comes before that step's validation, whose row is written anew."""
+    """A checkpoint within an epoch precedes that step's validation, whose row is written again."""
     keep_all = ModelCheckpoint(save_top_k=-1, every_n_train_steps=1, every_n_epochs=None)
     whole = train(tmp_path, max_epochs=2, callbacks=keep_all)
     rows = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
@@ -151,7 +151,7 @@ def test_rows_of_the_step_of_a_checkpoint_that_came_after_it_are_left_out(tmp_pa
 
 
 def test_a_second_fit_counts_anew(tmp_path: Path) -> None:
-    """What a checkpoint keeps of the table is this fit's, also where the logger has served another."""
+    """A checkpoint's state of the table belongs to this fit, also if the logger has served another."""
     logger = CSVLogger()
     for folder, epochs, step in (("a", 2, 4), ("b", 1, 2)):
         train(tmp_path / folder, max_epochs=epochs, logger=logger)

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what the exporter exports, and for nothing else."""
+"""The dashboard and the alerts query exactly the exported series."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names_in(expr: str) -> set[str]:
 
 
 def labels_in(expr: str) -> set[str]:
-    """Return the labels that an expression names: in braces, and behind by, on and without."""
+    """Return the labels that an expression names: in braces, and after by, on and without."""
     braces = [label for inner in re.findall(r"\{(.*?)\}", expr) for label in re.findall(r"(\w+)\s*[=!]~?", inner)]
     lists = re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", expr)
     return {*braces, *(label.strip() for inner in lists for label in inner.split(","))}
@@ -39,7 +39,7 @@ def labels_in(expr: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The labels of each sample that a tiny run exports, on a host with a GPU whose numbers are made up."""
+    """The labels of each sample exported by a tiny run, on a host with a simulated GPU."""
     gpu = {name.removeprefix("trainkit_"): 1.0 for name in SERIES if "gpu" in name}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceStats, "of_gpu", lambda self: gpu)
@@ -49,13 +49,13 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def test_all_series_of_the_table_are_exported(labels: dict[str, set[str]]) -> None:
-    """What the table lists is there after a real fit: a series that nobody fills would be found here."""
+    """Every series of the table exists after a real fit: an unfilled series would be found here."""
     found = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in labels}
     assert found == set(SERIES)
 
 
 def test_there_is_something_to_check() -> None:
-    """The walk sees the files: a guard that looks at nothing would always be content."""
+    """The files are found: a guard without files would always pass."""
     assert len(TARGETS) >= 20
     assert len(RULES) >= 6
     assert len(VARIABLES) == 2
@@ -102,7 +102,7 @@ def test_variables_in_queries_are_those_of_the_dashboard() -> None:
 
 
 def test_panels_do_not_cover_each_other() -> None:
-    """Each has a number and a place of its own on the 24 columns."""
+    """Each panel has its own number and place on the 24 columns."""
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
@@ -115,7 +115,7 @@ def test_panels_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_has_what_prometheus_asks_for(rule: dict[str, Any]) -> None:
-    """Its keys are those of a rule file; it has a severity, and says what it means and what helps."""
+    """An alert has the keys of a rule file, a severity, a meaning, and a remedy."""
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Trainkit[A-Z]\w+", rule["alert"])
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
@@ -127,11 +127,11 @@ def test_an_alert_has_what_prometheus_asks_for(rule: dict[str, Any]) -> None:
 
 
 def test_the_alerts_that_were_asked_for_are_there() -> None:
-    """Stalls, a job that is gone, waiting for data, a loss that is not finite, a drop of throughput, a full GPU."""
+    """Stalls, a vanished job, waiting for data, a non-finite loss, a drop of throughput, a full GPU."""
     asked = {"Stalled", "Gone", "WaitsForData", "LossNotFinite", "ThroughputDropped", "GpuMemoryNearlyFull"}
     assert {f"Trainkit{name}" for name in asked} <= {rule["alert"] for rule in RULES}
 
 
 def test_no_gpu_is_asked_for_on_a_host_without_one() -> None:
-    """What reads a GPU's numbers is quiet where there is none."""
+    """Queries of a GPU's numbers return nothing without a GPU."""
     assert DeviceStats(torch.device("cpu")).of_gpu() == {}

@@ -1,4 +1,4 @@
-"""metrics.jsonl: an object a line, that strict parsers read."""
+"""metrics.jsonl: an object per line, readable by strict parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.loggers import JSONLLogger
 
 
 class Odd(Line):
-    """Logs numbers that JSON has not, and a name with quotes."""
+    """Logs numbers that JSON does not have, and a name with quotes."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Log one of them in each step."""
@@ -24,7 +24,7 @@ class Odd(Line):
 
 
 def refuse(text: str) -> None:
-    """Fail where a parser meets NaN or Infinity."""
+    """Fail if a parser meets NaN or Infinity."""
     raise AssertionError(f"{text} is not JSON")
 
 
@@ -43,7 +43,7 @@ def train(folder: Path, ckpt_path: str | None = None, task: Line | None = None, 
 
 
 def without_time(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines without what differs from run to run."""
+    """Return lines without the parts that differ from run to run."""
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
@@ -66,7 +66,7 @@ def test_each_report_is_a_line(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
-    """NaN and infinity are null for a parser, and told apart beside it."""
+    """NaN and infinity are null for a parser, and named in another field."""
     lines = train(tmp_path, max_epochs=2, task=Odd())
     odd = [line for line in lines if 'an "odd" name' in line["values"]]
     assert [line["values"]['an "odd" name'] for line in odd] == [1.5, None, None, None]
@@ -75,7 +75,7 @@ def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
-    """Going on from the last checkpoint gives the lines of the run that never stopped; the earlier ones stay as they are."""
+    """Resuming from the last checkpoint gives the lines of an uninterrupted run; earlier lines stay unchanged."""
     first = train(tmp_path / "parts", max_epochs=2, enable_checkpointing=True)
     parts = train(tmp_path / "parts", max_epochs=3, ckpt_path="last")
     assert parts[: len(first)] == first
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
 
 
 def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
-    """Going on from an older checkpoint leaves out the lines behind it."""
+    """Resuming from an older checkpoint drops the lines after it."""
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
     lines = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
     assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
@@ -93,7 +93,7 @@ def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
     "rest", ['{"step": 2, "epo', '{"step": 1}', "abc\n", '{"epoch": 1}\n', "[1]\n", '{"step": "2"}\n', "\x00\x00", "\xff\n"]
 )
 def test_a_torn_line_is_left_out(tmp_path: Path, rest: str) -> None:
-    """A line that a crash has torn does not keep a run from going on."""
+    """A line torn by a crash does not keep a run from resuming."""
     train(tmp_path, max_epochs=1, enable_checkpointing=True)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(rest.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""MLflow, in a folder: what its own client reads back."""
+"""MLflow, in a folder: its own client reads the logged data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
 
 @pytest.fixture(autouse=True)
 def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server is named around the tests, and the folder is MLflow's to be asked for."""
+    """Remove any server from the environment, and allow MLflow's folder store."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
 class Told(Line):
-    """Has settings, and logs a name and numbers that MLflow has its own mind about."""
+    """Has settings, and logs a name and numbers that MLflow treats specially."""
 
     def __init__(self, width: int = 7) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def train(folder: Path, task: Line | None = None, logger: MLFlowLogger | None = 
 
 
 def read(folder: Path) -> Any:
-    """Return MLflow's client of a folder, and the one run that is in it."""
+    """Return MLflow's client of a folder, and its only run."""
     client = mlflow.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
     (run,) = [run for e in client.search_experiments() for run in client.search_runs([e.experiment_id])]
     return client, run
@@ -77,7 +77,7 @@ def test_the_folder_holds_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path) -> None:
-    """From its own checkpoint: settings that have changed are told as tags, since params stay what they were."""
+    """From its own checkpoint: changed settings become tags, since params are immutable."""
     _, first = train(tmp_path, callbacks=ModelCheckpoint())
     client, run = train(tmp_path, Told(width=9), callbacks=ModelCheckpoint(), max_epochs=2, ckpt_path="last")
     assert run.info.run_id == first.info.run_id
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path) -> None:
 
 
 def test_a_run_from_another_ones_checkpoint_is_a_new_run(tmp_path: Path) -> None:
-    """It does not write into the other one's."""
+    """It does not write into the other run."""
     place = (tmp_path / "all").as_uri()
     runs = set()
     for folder, options in (("a", {}), ("b", {"ckpt_path": str(tmp_path / "a" / "checkpoints" / "last")})):
@@ -102,7 +102,7 @@ def test_a_run_from_another_ones_checkpoint_is_a_new_run(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("error", "status"), [(KeyError("broken"), "FAILED"), (Preempted("a signal"), "KILLED")])
 def test_the_end_is_told(tmp_path: Path, error: BaseException, status: str) -> None:
-    """A run that failed is FAILED, and one that a signal ended is KILLED."""
+    """A failed run is FAILED, and a run ended by a signal is KILLED."""
 
     class Ends(Line):
         def on_train_epoch_end(self) -> None:
@@ -115,7 +115,7 @@ def test_the_end_is_told(tmp_path: Path, error: BaseException, status: str) -> N
 
 @pytest.mark.parametrize(("wish", "steps"), [(True, [6]), ("all", [2, 4, 6]), (False, [])])
 def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: list[int]) -> None:
-    """The best and the last, or each; tags say which is which."""
+    """The best and the last, or each; tags name them."""
 
     class Waits(Told):
         def on_train_epoch_start(self) -> None:
@@ -134,7 +134,7 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: 
 
 
 def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told, and numbers are logged on."""
+    """It is reported, and logging continues."""
 
     class Fails(MLFlowLogger):
         def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(tmp_path: Path,
 
 
 def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training ends as it would; what is lost is told once, by this logger alone."""
+    """Training ends as usual; the loss of data is reported once, by this logger only."""
     with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
         nobody.bind(("127.0.0.1", 0))
         loggers = [MLFlowLogger(tracking_uri=f"http://127.0.0.1:{nobody.getsockname()[1]}"), CSVLogger()]
@@ -156,14 +156,14 @@ def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path, capsys: pyte
 
 
 def test_many_settings_are_sent_in_parts(tmp_path: Path) -> None:
-    """MLflow takes a hundred params at once."""
+    """MLflow accepts a hundred params at once."""
     task = Line()
     task.hparams |= {f"key{i}": i for i in range(250)}
     assert len(train(tmp_path, task)[1].data.params) == 250
 
 
 def test_a_slow_server_gets_several_steps_at_once(tmp_path: Path) -> None:
-    """What was logged while it did not answer goes out in one request."""
+    """Values logged while it did not answer are sent in one request."""
     sent: list[int] = []
 
     class Slow(MLFlowLogger):
@@ -190,14 +190,14 @@ def test_a_slow_server_gets_several_steps_at_once(tmp_path: Path) -> None:
 
 
 def test_without_mlflow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where mlflow is not installed the message names the extra, before anything is trained."""
+    """Without mlflow, the message names the extra before training starts."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"MLFlowLogger needs mlflow .*pip install 'trainkit\[mlflow\]'"):
         quiet(tmp_path, logger=MLFlowLogger()).fit(Line(), loader(8))
 
 
 def test_names_that_users_know_from_elsewhere_are_explained() -> None:
-    """save_dir and run_id are Lightning's; what to do instead is told."""
+    """save_dir and run_id are Lightning's; the message names the alternative."""
     with pytest.raises(ConfigError, match=r"logger\.mlflow\.save_dir: .*tracking_uri='file:FOLDER'"):
         MLFlowLogger(save_dir="here")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"logger\.mlflow\.tags is 'a'; it must be"):

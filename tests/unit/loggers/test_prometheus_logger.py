@@ -1,4 +1,4 @@
-"""The exporter: what a real run exports, and that it stands in nobody's way."""
+"""The exporter: the exports of a real run, which it never disturbs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 
 def one(samples: Samples, series: str, /, **labels: str) -> float:
-    """Return the one value of a series with these labels."""
+    """Return the value of a series with these labels."""
     (value,) = [value for own, value in samples[series] if labels.items() <= own.items()]
     return value
 
@@ -53,7 +53,7 @@ def test_a_run_exports_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_run_exports_where_its_time_goes(tmp_path: Path) -> None:
-    """Each step is in the histogram; the shares of its parts make one."""
+    """Each step is in the histogram; the shares of its parts add up to one."""
     (samples,) = exported(tmp_path, max_epochs=1)
     assert one(samples, "trainkit_step_seconds_count") == 2
     assert one(samples, "trainkit_step_seconds_bucket", le="+Inf") == 2
@@ -68,7 +68,7 @@ def test_a_run_exports_where_its_time_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train/loss", "train/loss_step"])
 def test_the_loss_is_found_by_either_name(name: str) -> None:
-    """A value that is logged by step and by epoch, as the recipes' loss, comes with an ending; the epoch's is another one."""
+    """A value logged by step and by epoch, as the recipes' loss, has a suffix; the epoch's value is separate."""
     board = Board({}, {}, DeviceStats(torch.device("cpu")), "train/loss")
     board.take_metrics({name: 0.5})
     board.take_metrics({"train/loss_epoch": 9.0, "val/loss": 8.0})
@@ -76,7 +76,7 @@ def test_the_loss_is_found_by_either_name(name: str) -> None:
 
 
 def test_a_run_exports_its_host(tmp_path: Path) -> None:
-    """Memory and load are there; of GPUs there is nothing where there is none."""
+    """Memory and load are exported; without GPUs there are no GPU series."""
     pytest.importorskip("psutil", reason="psutil is not installed")
     (samples,) = exported(tmp_path, max_epochs=1)
     assert 0 < one(samples, "trainkit_process_memory_bytes") < one(samples, "trainkit_host_memory_total_bytes")
@@ -85,7 +85,7 @@ def test_a_run_exports_its_host(tmp_path: Path) -> None:
 
 
 def test_every_series_says_of_which_run_rank_and_host_it_is(tmp_path: Path) -> None:
-    """And has the labels that its table says, no others."""
+    """Each has exactly the labels of its table entry."""
     (samples,) = exported(tmp_path / "toys" / "mine", max_epochs=1)
     own = {"run": "toys/mine", "rank": "0", "host": socket.gethostname()}
     for name, values in samples.items():
@@ -110,7 +110,7 @@ def test_numbers_that_are_not_finite_are_exported_and_counted(tmp_path: Path) ->
 
 
 def test_restarts_are_counted_over_processes(tmp_path: Path) -> None:
-    """A run that is gone on with, and one more time, has two; a run from the start has none."""
+    """A run resumed twice has two; a run from the start has none."""
     counts = []
     for epochs, path in ((1, None), (2, "last"), (3, "last"), (1, None)):
         samples = exported(tmp_path, None, path, max_epochs=epochs, callbacks=[ModelCheckpoint()])[-1]
@@ -127,7 +127,7 @@ def test_a_disk_that_takes_nothing_does_not_keep_it_from_exporting(tmp_path: Pat
 
 
 def test_a_run_that_goes_on_begins_where_it_was(tmp_path: Path) -> None:
-    """Its counters are this process's, its steps the run's; samples of before do not come at once."""
+    """Its counters are this process's, its steps the run's; earlier samples are not added at once."""
     exported(tmp_path, max_epochs=1, callbacks=[ModelCheckpoint()])
     (samples,) = exported(tmp_path, None, "last", max_epochs=2, callbacks=[ModelCheckpoint()])
     assert one(samples, "trainkit_global_step") == 4
@@ -136,7 +136,7 @@ def test_a_run_that_goes_on_begins_where_it_was(tmp_path: Path) -> None:
 
 
 def test_the_first_rank_of_a_host_exports_alone(tmp_path: Path) -> None:
-    """Of two ranks of a host one serves; samples are those of both."""
+    """Of two ranks on a host one serves; samples are those of both."""
 
     def work(engine: ThreadEngine) -> tuple[Any, list[Samples]]:
         logger = PrometheusLogger(port=0)
@@ -152,7 +152,7 @@ def test_the_first_rank_of_a_host_exports_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_told_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what to do about it."""
+    """The message has the remedy."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -165,7 +165,7 @@ def test_a_port_in_use_is_told_and_the_run_goes_on(tmp_path: Path, capsys: pytes
 
 
 def test_the_address_is_printed_and_closed_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A free port is of use to those alone who are told of it; after the fit nobody listens there."""
+    """The printed address of a free port works, and after the fit nothing listens there."""
     logger = PrometheusLogger(port=0)
     quiet(tmp_path, logger=logger).fit(Line(), loader(8))
     assert f"Prometheus: {logger.address} (rank 0" in capsys.readouterr().out

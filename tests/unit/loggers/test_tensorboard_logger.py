@@ -1,4 +1,4 @@
-"""TensorBoard: what its own reader finds in the files."""
+"""TensorBoard: its own reader finds the logged data in the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START, END = metadata.SESSION_START_INFO_TAG, metadata.SESSION_END_INFO_TAG
 
 
 def train(folder: Path, ckpt_path: str | None = None, **settings: Any) -> EventAccumulator:
-    """Train epochs of two steps and return a reader of what was written."""
+    """Train epochs of two steps and return a reader of the files."""
     known: dict[str, Any] = {"logger": TensorBoardLogger(), "log_every_n_steps": 1, "enable_checkpointing": True}
     task = Line()
     task.hparams["width"] = 7
@@ -44,14 +44,14 @@ def test_scalars_and_settings_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_trained_anew_is_shown_once(tmp_path: Path) -> None:
-    """Going on from an older checkpoint hides what the run had logged behind it."""
+    """Resuming from an older checkpoint hides the events after it."""
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
     reader = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
     assert [e.step for e in reader.Scalars("lr")] == [1, 2, 3, 4]
 
 
 def test_a_failed_run_is_closed(tmp_path: Path) -> None:
-    """What was logged before an error is on disk after it."""
+    """Values logged before an error are on disk after it."""
 
     class Fails(Line):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -66,7 +66,7 @@ def test_a_failed_run_is_closed(tmp_path: Path) -> None:
 
 
 def hparams_of(folder: Path) -> tuple[Any, Any]:
-    """Return what TensorBoard's own HParams plugin makes of the runs below a folder: the experiment, and the tags."""
+    """Return the reading of TensorBoard's own HParams plugin for the runs below a folder: the experiment, and the tags."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(folder))
     multiplexer.Reload()
     provider = data_provider.MultiplexerDataProvider(multiplexer, str(folder))
@@ -93,7 +93,7 @@ def test_the_hparams_tab_has_the_settings_and_the_values(tmp_path: Path) -> None
 
 
 def test_a_run_that_failed_has_no_end_for_the_hparams_tab(tmp_path: Path) -> None:
-    """It may be gone on with, and TensorBoard would keep its first end."""
+    """It may resume, and TensorBoard honours only the first end."""
 
     class Fails(Line):
         def on_train_epoch_end(self) -> None:
@@ -115,7 +115,7 @@ def test_without_hparams_there_are_none(tmp_path: Path) -> None:
 
 
 def test_histograms_hold_weights_and_gradients_of_the_step(tmp_path: Path) -> None:
-    """At the steps that were asked for: the weights after the update, and the gradients that made it."""
+    """At the requested steps: the weights after the update, and the gradients that made it."""
     seen: dict[str, float] = {}
 
     class Notes(Line):
@@ -137,7 +137,7 @@ def test_histograms_hold_weights_and_gradients_of_the_step(tmp_path: Path) -> No
 
 
 def test_a_gradient_that_is_not_finite_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A histogram has no place for NaN: the rest is drawn, and how many there are is a scalar."""
+    """A histogram cannot hold NaN: the finite values are drawn, and the number of others is a scalar."""
 
     class Breaks(Line):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -194,6 +194,6 @@ def test_a_model_that_cannot_be_drawn_is_told_once(tmp_path: Path, capsys: pytes
 
 
 def test_steps_between_histograms_are_one_or_more() -> None:
-    """A wrong number is refused with what is legal."""
+    """An illegal number is refused with the legal range."""
     with pytest.raises(ConfigError, match=r"logger\.tensorboard\.histograms_every_n_steps is 0; it must be"):
         TensorBoardLogger(histograms_every_n_steps=0)

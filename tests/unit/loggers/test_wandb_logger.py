@@ -22,7 +22,7 @@ from trainkit.loggers import WandbLogger
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B writes files alone, and those it keeps beside a run lie in the test's folder too."""
+    """W&B writes only files, all of them in the test's folder."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -52,7 +52,7 @@ def test_offline_files_hold_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
-    """The second part writes under the name that the checkpoint has kept."""
+    """The second part uses the id stored in the checkpoint."""
     for epochs, options in ((1, {}), (2, {"ckpt_path": "last"})):
         logger = WandbLogger()
         trainer = quiet(tmp_path, logger=logger, max_epochs=epochs, log_every_n_steps=1, callbacks=ModelCheckpoint())
@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wish", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
 @pytest.mark.usefixtures("offline")
 def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expected: list[int]) -> None:
-    """With their files, and the aliases of what they are: the last and the best, or each."""
+    """With their files, and their aliases: the last and the best, or each."""
     logger, keep = WandbLogger(log_model=wish), ModelCheckpoint(save_top_k=-1)
 
     class Waits(Line):
@@ -88,7 +88,7 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expecte
 
 
 class Fake:
-    """Stands for the module wandb: keeps what it is told."""
+    """Replaces the module wandb: records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -109,7 +109,7 @@ class Fake:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_is_named_logged_and_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """The run is called like its folder unless it has a name, and a failed one is marked as such."""
+    """The run is named like its folder unless it has a name, and a failed one is marked."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
 
@@ -135,7 +135,7 @@ def test_a_run_is_named_logged_and_finished(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_wandb_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where wandb is not installed the message names the extra."""
+    """Without wandb, the message names the extra."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"WandbLogger needs wandb .*pip install 'trainkit\[wandb\]'"):
         quiet(tmp_path, logger=WandbLogger()).fit(Line(), loader(8))
@@ -150,13 +150,13 @@ def test_without_wandb_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_illegal_values_are_refused(given: dict[str, Any], legal: str) -> None:
-    """With the key, the value and what is legal."""
+    """The message has the key, the value and what is legal."""
     with pytest.raises(ConfigError, match=legal):
         WandbLogger(**given)
 
 
 def start(fake: Fake, folder: Path, epochs: int, **options: Any) -> tuple[Any, Any]:
-    """Train so many epochs; return the id and `resume` that W&B is given."""
+    """Train some epochs; return the id and `resume` passed to W&B."""
     fake.told.clear()
     trainer = quiet(folder, logger=WandbLogger(), max_epochs=epochs, callbacks=ModelCheckpoint())
     trainer.fit(Line(), loader(8), loader(4), **options)
@@ -164,7 +164,7 @@ def start(fake: Fake, folder: Path, epochs: int, **options: Any) -> tuple[Any, A
 
 
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its own checkpoint; a run that starts from another one's is a new run."""
+    """From its own checkpoint; a run that starts from another run's checkpoint is a new run."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
@@ -195,7 +195,7 @@ print("trained", flush=True)
 
 
 def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path) -> None:
-    """Training ends as it would, no later than it is told to; what is lost is told. W&B reads its address once a process."""
+    """Training ends as usual, within the time limit; lost data is reported. W&B reads its address once per process."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
         nobody.bind(("127.0.0.1", 0))

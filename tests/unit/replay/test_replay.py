@@ -1,4 +1,4 @@
-"""A step that went wrong is found again from its capsule, bit for bit, without the run and its data."""
+"""A failed step is reproduced from its capsule, bit for bit, without the run and its data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.replay.show import show
 
 
 def poisoned(value: float = float("nan"), index: int = 13, size: int = 24) -> TensorDataset:
-    """Return rows of which one has an input that makes the loss not finite."""
+    """Return rows of which one has an input that makes the loss non-finite."""
     x_NI, y_NO = rows(size).tensors
     x_NI = x_NI.clone()
     x_NI[index, 1] = value
@@ -39,7 +39,7 @@ class Drops(Net):
 
 
 def run(tmp_path: Path, task: Any, data: Any, *callbacks: Callback, **settings: Any) -> Path:
-    """Train until it diverges; return the one capsule there is."""
+    """Train until it diverges; return the only capsule."""
     settings = {"stop_on_nonfinite": True, "assert_no_sync": not settings.get("stop_on_nonfinite", True)} | settings
     trainer = quiet(tmp_path, callbacks=[CrashCapsule(), *callbacks], **settings)
     try:
@@ -52,7 +52,7 @@ def run(tmp_path: Path, task: Any, data: Any, *callbacks: Callback, **settings: 
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_poisoned_sample_is_found_again(tmp_path: Path, stop: bool) -> None:
-    """Losses of the step's microbatches are those of the run bit for bit, dropout included, and the sample is named."""
+    """The losses of the step's microbatches equal the run's bit for bit, dropout included, and the sample is named."""
     folder = run(tmp_path, Drops(), poisoned(), accumulate_grad_batches=3, max_epochs=2, stop_on_nonfinite=stop)
     done = replay(folder, Drops())
     assert done.is_equal and len(done.losses) == 3
@@ -66,7 +66,7 @@ def test_a_poisoned_sample_is_found_again(tmp_path: Path, stop: bool) -> None:
 
 
 def test_replaying_leaves_no_trace(tmp_path: Path) -> None:
-    """The random state is what it was, and the run's folder too."""
+    """The random state is restored, and the run's folder is unchanged."""
     folder = run(tmp_path, Drops(), poisoned())
     files = sorted(tmp_path.rglob("*"))
     task = Drops()
@@ -85,7 +85,7 @@ def test_with_other_weights_losses_differ(tmp_path: Path) -> None:
 
 
 class Logs(Line):
-    """Takes the logarithm of what a layer says, which may be below 0."""
+    """Takes the logarithm of a layer's output, which may be negative."""
 
     def make_model(self) -> nn.Module:
         """Return two layers."""
@@ -93,7 +93,7 @@ class Logs(Line):
 
 
 class Root(nn.Module):
-    """A module that is not finite for what is below 0."""
+    """A module with a non-finite output for negative inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the root."""
@@ -101,7 +101,7 @@ class Root(nn.Module):
 
 
 def test_the_first_module_is_named(tmp_path: Path) -> None:
-    """Where inputs are sound, the module that made the first number that is not finite is named."""
+    """With finite inputs, the module with the first non-finite output is named."""
     done = replay(run(tmp_path, Logs(), rows(8)), Logs())
     assert done.bad_inputs == []
     assert done.first_bad is not None
@@ -109,7 +109,7 @@ def test_the_first_module_is_named(tmp_path: Path) -> None:
 
 
 def test_an_error_within_a_step_is_raised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Any error in training_step or backward leaves a capsule; taken again it comes again."""
+    """An error in training_step or backward leaves a capsule; the replay raises it again."""
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -131,7 +131,7 @@ def test_an_error_within_a_step_is_raised_again(tmp_path: Path, capsys: pytest.C
 
 
 class Late(Callback):
-    """Asks for a capsule of an earlier step, whose update was made."""
+    """Requests a capsule of an earlier step, which was already updated."""
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
         """Do it at the sixth step."""
@@ -142,7 +142,7 @@ class Late(Callback):
 
 
 def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> None:
-    """Without weights of its own a capsule names the last checkpoint, and replay says how old it is; also where all moved."""
+    """Without weights a capsule names the last checkpoint, and replay prints its age; also if all folders were moved."""
     data = rows(24)
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path / "a", Drops(), data, Late(), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), **settings)
@@ -154,7 +154,7 @@ def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> No
 
 
 def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The steps in between are said, and that losses differ."""
+    """The number of steps in between is printed, and that losses differ."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=3, save_top_k=-1), **settings)
     done = replay(folder, Drops())
@@ -165,7 +165,7 @@ def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_without_any_weights_it_says_what_to_give(tmp_path: Path) -> None:
-    """No checkpoint, and no weights of the step: there is nothing to compute with."""
+    """Without a checkpoint or weights of the step there is nothing to compute with."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), **settings)
     with pytest.raises(CheckpointError, match=r"has no weights .* Pass weights=FOLDER or FILE\. With"):
@@ -173,7 +173,7 @@ def test_without_any_weights_it_says_what_to_give(tmp_path: Path) -> None:
 
 
 def test_the_update_is_that_of_the_run(tmp_path: Path) -> None:
-    """At one rank, with weights and optimizer of the step, the update leads to the run's next weights bit for bit."""
+    """With one rank, and weights and optimizer of the step, the update gives the run's next weights bit for bit."""
 
     class At4(Late):
         def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
@@ -213,7 +213,7 @@ def test_modes_and_frozen_weights_are_put_back(tmp_path: Path) -> None:
 
 
 def test_overrides_change_the_trainer_alone_where_a_task_is_given(tmp_path: Path) -> None:
-    """Another precision is another loss; what a step does not know, or a task of its own has, is refused."""
+    """Another precision gives another loss; settings irrelevant to a step, or of a given task, are refused."""
     folder = run(tmp_path, Drops(), poisoned(), accumulate_grad_batches=3, max_epochs=2)
     done = replay(folder, Drops(), overrides={"trainer": {"precision": "64-true"}})
     assert not done.is_equal and len(done.losses) == 3
@@ -224,13 +224,13 @@ def test_overrides_change_the_trainer_alone_where_a_task_is_given(tmp_path: Path
 
 
 def test_another_task_is_refused(tmp_path: Path) -> None:
-    """Weights that do not fit are told by name."""
+    """Weights that do not fit are named."""
     with pytest.raises(CheckpointError, match=r"does not fit|Nothing in .* fits"):
         replay(run(tmp_path, Drops(), poisoned()), Line())
 
 
 def test_a_run_from_code_needs_its_task(tmp_path: Path) -> None:
-    """Without a config the task must be handed in, and the error says how."""
+    """Without a config the task must be passed; the error shows how."""
     with pytest.raises(
         CheckpointError, match=r"has no config to build the Task from.*trainkit\.replay\('.*', task=Drops\(\.\.\.\)\)"
     ):
@@ -253,7 +253,7 @@ def test_pdb_stops_before_training_step(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
-    """The loss scale is that of the step, and gradients are told without it."""
+    """The loss scale is that of the step, and gradients are printed without it."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False, "precision": "16-mixed"}
     folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), **settings)
     scale = torch.load(folder / "step.pt", weights_only=True)["scaler"]["scale"]
@@ -265,7 +265,7 @@ def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
 
 
 def test_where_the_named_checkpoint_is_gone_the_nearest_is_taken(tmp_path: Path) -> None:
-    """Checkpoints are rotated: of those that are left, one of the steps before is taken, else one from after."""
+    """Checkpoints are rotated: of the remaining ones, an earlier one is preferred to a later one."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=1, save_top_k=-1), **settings)
     for step, older in ((4, 0), (3, 1), (2, 2), (1, 3), (5, -1)):
@@ -317,7 +317,7 @@ def test_with_a_checkpoint_of_the_step_the_optimizer_goes_on(tmp_path: Path) -> 
 
 
 def test_nothing_is_downloaded(tmp_path: Path) -> None:
-    """prepare_data is not called: the batches are there."""
+    """prepare_data is not called: the batches are in the capsule."""
 
     class Offline(Drops):
         def prepare_data(self) -> None:

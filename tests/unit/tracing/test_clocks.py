@@ -1,4 +1,4 @@
-"""Clocks of several hosts: what meetings say of their offset."""
+"""Clocks of several hosts: the offset that barriers give."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_true_offset_is_within_the_bound(delays: list[tuple[int, int, int, i
 
 
 def test_meetings_that_cannot_be_are_no_offset() -> None:
-    """A clock that jumped between two meetings has none; nor have no meetings."""
+    """A clock that jumped between two barriers has no offset; nor has one without barriers."""
     assert offset([(0, 10), (100, 110)], [(0, 10), (500, 510)]) is None
     assert offset([], []) is None
 

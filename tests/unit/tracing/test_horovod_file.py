@@ -25,7 +25,7 @@ def test_one_after_the_other_are_two() -> None:
 
 
 def test_times_are_of_the_steady_clock() -> None:
-    """Horovod counts from its own start, and says when that was."""
+    """Horovod counts from its own start, and records when that was."""
     head = [{"ph": "M", "pid": 0, "args": {"start_time_steady_in_micros": 5000}}, *_head(GRADIENTS)[1:]]
     (operation,) = read_operations([*head, *_operation(GRADIENTS, 1.0, 2.0)])
     assert operation.start == 5001.0
@@ -43,7 +43,7 @@ def test_negotiation_is_no_operation() -> None:
 
 
 def test_on_a_gpu_an_operation_may_begin_before_the_one_before_has_ended() -> None:
-    """NCCL's are queued: the ends of the first come after the beginning of the second."""
+    """NCCL's operations are queued: the ends of the first come after the beginning of the second."""
     first, second = (_operation({name: 400}, start, start + 10) for name, start in (("a", 0.0), ("b", 5.0)))
     for event in second:
         event["pid"] = 2

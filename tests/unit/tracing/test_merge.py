@@ -1,4 +1,4 @@
-"""The one file of a recording, and how ranks are aligned in it."""
+"""The merged file of a recording, and the alignment of ranks in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.tracing.pieces import FOLDER, HOROVOD, OWN, TORCH
 
 
 def whole(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of the one file, as a strict reader sees them."""
+    """Return the events of the merged file, parsed strictly."""
     content = json.loads(gzip.decompress(write_whole(folder).read_bytes()))
     events: list[dict[str, Any]] = content["traceEvents"]
     return events
@@ -55,7 +55,7 @@ def test_complete_events_nest(tmp_path: Path) -> None:
 
 
 def test_another_hosts_clock_is_aligned(tmp_path: Path) -> None:
-    """A rank whose clock shows an hour more has its steps where they were, within the bound that is told."""
+    """A rank with a clock an hour ahead has its steps in the right place, within the given bound."""
     record(tmp_path, ranks=2, steps=2, skews_ms={1: 3_600_000.0})
     first, second = read_recording(tmp_path)
     assert first.clock.error_us == 0.0 and 0 < second.clock.error_us <= 100.0
@@ -65,7 +65,7 @@ def test_another_hosts_clock_is_aligned(tmp_path: Path) -> None:
 
 
 def test_torch_is_brought_to_the_same_clock(tmp_path: Path) -> None:
-    """The profiler counts from a time of day; ours says what time of day its own zero was."""
+    """The profiler counts from a time of day; our file records the time of day of its own zero."""
     record(tmp_path, steps=1)  # monotonic 0 is 10**18 ns of the day; the step begins at 1000 ms
     event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7, "id": 3}
     kernel = event | {"name": "sgemm", "cat": "kernel", "pid": 0, "tid": 20}
@@ -101,7 +101,7 @@ def test_the_newest_recording_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
-    """With how to get one."""
+    """The message says how to record one."""
     (tmp_path / OWN.format(0)).write_text("[")
     with pytest.raises(TraceError, match=r"no readable recording.*callbacks=timeline"):
         read_recording(tmp_path)

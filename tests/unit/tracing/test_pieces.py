@@ -1,4 +1,4 @@
-"""A rank's piece: written event by event, and read as far as it goes."""
+"""A rank's file: written event by event, and readable up to any cut."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def events_of(path: Path) -> int:
 
 
 def test_a_piece_is_json(tmp_path: Path) -> None:
-    """What was closed any reader takes; the first event says whose it is."""
+    """A closed file is JSON for any reader; the first event describes the rank."""
     events_of(tmp_path / "a.json")
     assert len(json.loads((tmp_path / "a.json").read_text())) == 11
     assert about_of(read_events(tmp_path / "a.json")) == ABOUT
 
 
 def test_a_piece_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
-    """At any byte: no event is lost that was whole, none is made up."""
+    """At any byte: no complete event is lost, none is invented."""
     size = events_of(tmp_path / "whole.json")
     whole, text = read_events(tmp_path / "whole.json"), (tmp_path / "whole.json").read_bytes()
     counts = []
@@ -50,7 +50,7 @@ def test_what_is_no_trace_has_no_events(tmp_path: Path, content: bytes) -> None:
 
 
 def test_what_torch_writes_is_read(tmp_path: Path) -> None:
-    """Its events lie in an object, often gzipped; a cut one too."""
+    """Its events are in an object, often gzipped; a cut file is read too."""
     events = [{"ph": "X", "name": f"op{i}", "ts": i, "dur": 1, "pid": 1, "tid": 1} for i in range(200)]
     content = json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 77, "traceEvents": events}).encode()
     path = tmp_path / "t.json.gz"
@@ -70,6 +70,6 @@ def test_a_kill_leaves_what_was_added(tmp_path: Path) -> None:
 
 
 def test_made_up_recordings_are_readable(tmp_path: Path) -> None:
-    """What other tests work with."""
+    """The helper's recordings, used by other tests, are valid."""
     record(tmp_path, ranks=2)
     assert [about_of(read_events(tmp_path / OWN.format(i))).rank for i in (0, 1)] == [0, 1]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Elastic jobs: horovodrun's elastic mode hands over to `run_elastic`."""
+"""Elastic jobs: horovodrun's elastic mode calls `run_elastic`."""
 
 from trainkit.launch.elastic.driver import run_elastic
 

@@ -1,10 +1,10 @@
-"""A worker's membership in an elastic job: it asks the job's driver (launch/elastic/) for a seat, and says that it is alive.
+"""A worker's membership in an elastic job: it requests a seat (its rank) from the driver (driver.py) and sends heartbeats.
 
-    Membership.current() -> join(commit) -> Seat        asks, and asks again, until there is a seat (or an end)
-                            a thread, every 0.5 s       says step, progress and what the main thread waits for;
-                                                        hears whether the driver would like to form a new generation
+    Membership.current() -> join(commit) -> Seat        requests a seat until it gets one, or the job ends
+                        a thread, every 0.5 s       reports step, progress and what the main thread waits for;
+                                                    receives whether the driver wants to form a new generation
 
-A generation is a set of workers with their ranks. It ends when one of them is lost, leaves, or a new one has come: the others
+A generation is a set of workers with their ranks. It ends if a worker is lost or leaves, or a new one arrives: the others
 then join again. Requests are JSON over HTTP, signed (signing.py). No torch, no Horovod.
 """
 
@@ -25,26 +25,26 @@ from typing import Any, ClassVar
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.launch.elastic.signing import HEADER, SECRET, sign
 
-BEAT_S = 0.5  # seconds between two beats
-UNREACHABLE_S = 60.0  # so long a driver may be silent before the job counts as over
+BEAT_S = 0.5  # seconds between two heartbeats
+UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
 _POLL_S = 30.0  # a join is answered within 10 s
-_SHOWN = 4  # names of tensors in a message
-_PAUSE_S = 0.2  # between two attempts to reach a driver
-_PARTING_S = 60.0  # so long the end of a process may take, in which no thread of Python runs any more
+_SHOWN = 4  # maximum number of tensor names in a message
+_PAUSE_S = 0.2  # between two attempts to reach the driver
+_PARTING_S = 60.0  # time limit for a process's exit, during which no Python thread runs
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker's place in a generation, as Horovod counts it.
+    """A worker's rank in a generation, in Horovod's numbering.
 
     Attributes:
-        generation: from 1, rising.
-        rank: among all, from 0; rank 0 has the newest commit.
+        generation: number of the generation, from 1, increasing.
+        rank: rank among all, from 0; rank 0 has the newest commit.
         size: number of ranks.
-        local_rank: among those of its host, from 0.
+        local_rank: rank on its host, from 0.
         local_size: number of ranks on its host.
-        cross_rank: among those with its local rank, one a host, from 0.
-        cross_size: number of hosts that have its local rank.
+        cross_rank: rank among those with the same local rank, one per host, from 0.
+        cross_size: number of hosts that have this local rank.
     """
 
     generation: int
@@ -65,7 +65,7 @@ class Seat:
 
 
 def what_waits(waiting: str, tensors: Sequence[str]) -> str:
-    """Return what a rank waits for, with the first few of the tensors that wait with it."""
+    """Describe what a rank waits for, with the first few tensors waiting in it."""
     if not tensors:
         return waiting
     more = len(tensors) - _SHOWN
@@ -76,16 +76,16 @@ class Membership:
     """One worker's link to its driver.
 
     Attributes:
-        worker: this process's name for the driver, as "node1/0#3": host, slot, count.
-        generation: of the last seat, 0 before the first.
-        step: the optimizer step that the loop is at.
-        progress: a counter that rises while the main thread gets on.
-        waiting: what the main thread waits for in a collective, "" while it is in none.
-        tensors: returns the names of the tensors that wait with it; called from the beating thread.
-        stall_s: seconds after which a worker without progress counts as stalled; None: never.
-        on_dump: called from the beating thread when the driver asks for the stacks of all threads.
-        fits: how many fits this process has begun.
-        why: why the driver would like to form a new generation, "" while it does not.
+        worker: this process's name at the driver: "node1/0#3" is host, slot, count.
+        generation: generation of the last seat, 0 before the first.
+        step: the loop's current optimizer step.
+        progress: a counter that increases while the main thread makes progress.
+        waiting: the collective in which the main thread waits, "" if it is in none.
+        tensors: returns the names of the tensors waiting in it; called from the heartbeat thread.
+        stall_s: seconds after which a worker without progress counts as hung; None: never.
+        on_dump: called from the heartbeat thread when the driver requests the stacks of all threads.
+        fits: number of fits that this process has begun.
+        why: why the driver wants to form a new generation, "" if it does not.
     """
 
     _current: ClassVar[Membership | None] = None
@@ -103,24 +103,24 @@ class Membership:
         self.why = ""
         self._address = address
         self._secret = secret
-        self._asked = 0  # the generation that the driver would like
-        self._silent: float | None = None  # since when requests have failed; None: the last one was answered
+        self._asked = 0  # the generation that the driver wants
+        self._silent: float | None = None  # start of the current series of failed requests; None: the last one succeeded
         self._thread: threading.Thread | None = None
         self._parting = threading.Event()
 
     @classmethod
     def current(cls) -> Membership | None:
-        """Return this process's membership, made from the environment at the first call; None outside an elastic job."""
+        """Return this process's membership, created from the environment at the first call; None outside an elastic job."""
         if cls._current is None and "TRAINKIT_WORKER" in os.environ:
             cls._current = cls.of(os.environ)
         return cls._current
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Membership:
-        """Make a membership from the variables that the driver gives to a worker.
+        """Create a membership from the variables that the driver sets for a worker.
 
         Raises:
-            JobEnded: one of them is missing or unusable.
+            JobEnded: a variable is missing or invalid.
         """
         try:
             address = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
@@ -128,29 +128,29 @@ class Membership:
         except (KeyError, ValueError) as error:
             raise JobEnded(
                 f"TRAINKIT_WORKER says that this process belongs to an elastic job, but its driver cannot be found: {error!r}. "
-                "Start it with horovodrun --min-np, and hand the environment on as it is."
+                "Start it with horovodrun --min-np, and pass the environment on unchanged."
             ) from None
 
     @property
     def wanted(self) -> bool:
-        """Whether to come to join() at the next convenience: the driver asks for it, or is not there any more."""
+        """Return whether to call join() at the next opportunity: the driver requests it, or is gone."""
         return self._asked > self.generation or self._is_lost()
 
     def beat(self) -> None:
-        """Say from now on, from a thread, that this process is alive: what it prepares before it joins may take long."""
+        """Start the heartbeat thread: preparations before the first join may take long."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._beat_for_ever, name="membership", daemon=True)
+            self._thread = threading.Thread(target=self._send_beats, name="membership", daemon=True)
             self._thread.start()
             atexit.register(self._part, os.getpid())
 
     def join(self, commit: int) -> Seat:
-        """Ask for a seat in the next generation, and wait until there is one.
+        """Request a seat in the next generation, and wait for it.
 
         Args:
-            commit: the newest step whose state this worker keeps in memory, -1 for none.
+            commit: the newest step with its state in this worker's memory, -1 for none.
 
         Raises:
-            Dismissed: the driver has no use for this worker any more.
+            Dismissed: the driver does not need this worker any more.
             JobEnded: the job is over, or the driver cannot be reached.
         """
         self.beat()
@@ -195,14 +195,14 @@ class Membership:
         answer: dict[str, Any] = json.loads(text)
         return answer
 
-    def _beat_for_ever(self) -> None:
+    def _send_beats(self) -> None:
         connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
         while not self._parting.is_set():
             try:
                 answer = self._beat_once(connection)
             except (OSError, http.client.HTTPException, JobEnded):
                 self._note_silence()
-                connection.close()  # the next request opens it again
+                connection.close()  # the next request reopens it
             else:
                 self._asked, self.why = int(answer["wanted"]), str(answer["why"])
                 if answer["dump"] and self.on_dump is not None:
@@ -215,11 +215,11 @@ class Membership:
         return self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
 
     def _part(self, pid: int) -> None:
-        """Ask for more patience in a last beat, where the interpreter is about to end, and its threads with it."""
+        """Extend the time limit with a last heartbeat when the interpreter, and with it this thread, is about to end."""
         if os.getpid() != pid or self.stall_s is None or self._thread is None:
             return
         self._parting.set()
-        self._thread.join(_PAUSE_S)  # what it still sends must not be the last word
+        self._thread.join(_PAUSE_S)  # its pending heartbeat must not come after the last one
         self.stall_s = max(self.stall_s, _PARTING_S)
         connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
         with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
@@ -238,5 +238,5 @@ class Membership:
         host, port = self._address
         return (
             f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s ({error}): horovodrun was "
-            f"killed, or its host is gone. Worker {self.worker} ends; start the job anew to go on from its newest checkpoint."
+            f"killed, or its host is gone. Worker {self.worker} ends; start the job again to resume from its newest checkpoint."
         )

@@ -1,13 +1,13 @@
-"""The driver of an elastic job: it starts workers, gives them seats, and replaces those that are lost.
+"""The driver of an elastic job: starts workers, assigns their ranks (seats), and replaces lost workers.
 
-    run_elastic(args)                   what horovodrun calls, with the arguments that it has parsed
-        settings.py                     what was asked for
-        network.py, server.py           where workers meet; their requests become events
-        hosts.py, processes.py          hosts that come and go, processes that end: events too
-        Driver.run                      one loop: event -> roster.py -> decisions -> processes
+    run_elastic(args)                   called by horovodrun, with its parsed arguments
+    options.py                      the job's settings
+    network.py, rendezvous.py       the server for the workers; their requests become events
+    hosts.py, processes.py          hosts that appear or vanish, processes that end: events too
+    Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
-All events go through one queue, so the roster has one thread. Nothing polls: whatever ends a process is heard by a thread that
-waits for it, and who waits for a seat is answered in the same turn of the loop.
+All events go through one queue, so only one thread uses the state machine. There is no polling: a thread waits for each process
+to end, and a worker that waits for a seat is answered in the same turn of the loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_elastic(args: argparse.Namespace) -> int:
     """Run an elastic job for horovodrun, and return its exit code.
 
     Args:
-        args: as horovod.runner.launch.parse_args() returns them.
+        args: the result of horovod.runner.launch.parse_args().
     """
     from horovod.runner.common.util import config_parser
 
@@ -61,7 +61,7 @@ def run(settings: Settings) -> int:
     """Run a job to its end, and return its exit code.
 
     Raises:
-        ConfigError: there are no hosts, or no way to them.
+        ConfigError: there are no hosts, or they are unreachable.
     """
     output = Output(settings.output, settings.with_time)
     discovery = None if settings.script is None else Discovery(settings.script, settings.slots)
@@ -79,13 +79,13 @@ def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output
     if discovery is None:
         return dict(settings.hosts)
     end = time.monotonic() + settings.rules.timeout_s
-    told = False
+    reported = False
     while not (hosts := discovery.ask()):
         if time.monotonic() > end:
             raise ConfigError(f"--host-discovery-script '{settings.script}' named no host for {settings.rules.timeout_s:g} s.")
-        if not told:
-            output.say(f"'{settings.script}' names no host yet; it is asked each second")
-        told = True
+        if not reported:
+            output.say(f"'{settings.script}' names no host yet; asking every second")
+        reported = True
         time.sleep(EVERY_S)
     return hosts
 
@@ -104,7 +104,7 @@ def _signals(driver: Driver) -> Iterator[None]:
 
 
 class Driver:
-    """One job's loop and what it holds: server, processes, and workers that wait for an answer."""
+    """One job's loop and its parts: server, processes, and workers waiting for an answer."""
 
     def __init__(self, settings: Settings, network: Network, output: Output) -> None:
         self._settings = settings
@@ -122,7 +122,7 @@ class Driver:
         self._reaper = Reaper()
 
     def post(self, event: Event) -> None:
-        """Let the loop handle an event; from any thread, and from a signal's handler."""
+        """Queue an event for the loop; called from any thread, and from signal handlers."""
         self._inbox.put(event)
 
     def run(self, hosts: dict[str, int], discovery: Discovery | None) -> int:
@@ -136,7 +136,7 @@ class Driver:
             except queue.Empty:
                 event = self.roster.tick
             decisions = event(time.monotonic())
-            self._answer()  # before anything is started: those that wait go on
+            self._answer()  # before starting anything: waiting workers continue
             for decision in decisions:
                 self._do(decision)
         over = self.roster.job.over
@@ -146,7 +146,7 @@ class Driver:
         return over.code
 
     def close(self) -> None:
-        """End what is left; there is something only if `run` raised."""
+        """Kill remaining processes (there are some only if `run` raised) and close the server."""
         for process in self._processes.values():
             process.send(signal.SIGKILL)
         self._server.close()
@@ -159,28 +159,28 @@ class Driver:
         for host in hosts.keys() - reachable.keys() - self._refused:
             self._refused.add(host)
             self._output.say(
-                f"{host} is not taken: the job began on this host alone and meets at {self._network.address}; "
-                "start it with --network-interface to let other hosts come later"
+                f"{host} is ignored: the job started on this host only, at {self._network.address}; start it with "
+                "--network-interface to allow other hosts later"
             )
         self.post(lambda now: self.roster.hosts(now, reachable))
 
     def _on_join(self, request: Request) -> None:
-        said = request.content
+        content = request.content
 
         def event(now: float) -> list[Decision]:
-            self._asking[said["worker"]] = request
-            if said["generation"] == self._generation:
+            self._asking[content["worker"]] = request
+            if content["generation"] == self._generation:
                 self._server.give_up(self._generation)
-            return self.roster.joined(now, said["worker"], said["commit"], said["generation"])
+            return self.roster.joined(now, content["worker"], content["commit"], content["generation"])
 
         self.post(event)
 
     def _on_beat(self, request: Request) -> None:
-        said = request.content
+        content = request.content
 
         def event(now: float) -> list[Decision]:
-            decisions = self.roster.beat(now, said["worker"], said)
-            request.answer(self.roster.reply(said["worker"]))
+            decisions = self.roster.beat(now, content["worker"], content)
+            request.answer(self.roster.reply(content["worker"]))
             return decisions
 
         self.post(event)
@@ -197,7 +197,7 @@ class Driver:
     # ---- decisions
 
     def _answer(self) -> None:
-        """Answer those that wait for a seat, if there is an answer."""
+        """Answer the workers that wait for a seat, if there is an answer."""
         if self.roster.job.generation > self._generation:
             self._generation = self.roster.job.generation
             self._server.forget(before=self._generation)
@@ -237,7 +237,7 @@ class Driver:
         process.follow(start.worker, self._output, self._reaper, functools.partial(self._on_exit, start.worker))
 
     def _given(self, start: Start) -> Mapping[str, str]:
-        """Return what a worker's environment holds of the job. Its numbers are placeholders until it has a seat."""
+        """Return the job's variables in a worker's environment. The numbers are placeholders until it has a seat."""
         np = self._settings.rules.np
         rank = np if start.first is None else start.first
         numbers = {"RANK": rank, "SIZE": max(np, rank + 1), "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}

@@ -1,4 +1,4 @@
-"""Which hosts there are, and with how many slots: from -H, or from a script that is asked each second."""
+"""Hosts and their slots: from -H, or from a script that is run every second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from trainkit.errors import ConfigError
 
 EVERY_S = 1.0
-TIMEOUT_S = 30.0  # a script that takes longer has failed
+TIMEOUT_S = 30.0  # a longer run of the script counts as failed
 
 
 def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
@@ -20,11 +20,11 @@ def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
 
     Args:
         text: "host:slots" or "host", separated by commas or newlines.
-        default_slots: of hosts without a number; None: 1.
-        source: what to name in an error.
+        default_slots: slots of hosts without a number; None: 1.
+        source: name of the source, for errors.
 
     Raises:
-        ConfigError: a line is neither; it names the line.
+        ConfigError: a line has another form; the message has the line.
     """
     hosts: dict[str, int] = {}
     for line in text.replace(",", "\n").splitlines():
@@ -33,18 +33,18 @@ def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
             continue
         count = slots.strip() if colon else str(1 if default_slots is None else default_slots)
         if not host or not count.isdecimal() or any(c.isspace() for c in host) or host.startswith("-"):
-            raise ConfigError(f"{source} says '{line}'; each host is to be given as 'name:slots' or 'name', one a line.")
+            raise ConfigError(f"{source} says '{line}'; each host must be 'name:slots' or 'name', one per line.")
         if int(count):
             hosts[host] = int(count)
     return hosts
 
 
 class Discovery:
-    """Asks a script for hosts, from a thread of its own.
+    """Runs a host discovery script in its own thread.
 
     Args:
         script: a shell command that prints hosts.
-        default_slots: of hosts for which it prints no number.
+        default_slots: slots of hosts printed without a number.
     """
 
     def __init__(self, script: str, default_slots: int | None) -> None:
@@ -58,7 +58,7 @@ class Discovery:
         """Run the script once.
 
         Raises:
-            ConfigError: it ended with an error, or printed something else than hosts.
+            ConfigError: it failed, or printed something other than hosts.
         """
         with self._lock:
             if self._stop.is_set():
@@ -76,13 +76,13 @@ class Discovery:
         if self._process.returncode:
             said = " ".join(err.split())[-200:]
             raise ConfigError(
-                f"--host-discovery-script '{self._script}' ended with exit code {self._process.returncode}; it is to print "
-                f"hosts, one a line, and to end with 0. It said: {said or 'nothing'}"
+                f"--host-discovery-script '{self._script}' ended with exit code {self._process.returncode}; it must print "
+                f"hosts, one per line, and end with 0. Its error output: {said or 'none'}"
             )
         return parse(out, self._slots, f"--host-discovery-script '{self._script}'")
 
     def watch(self, known: dict[str, int], on_change: Callable[[dict[str, int]], None], say: Callable[[str], None]) -> None:
-        """Ask each second from now on; a failure is told once, and the last answer holds."""
+        """Run the script every second from now on; report a failure once and keep the last result."""
 
         def run() -> None:
             last, failing = list(known.items()), False
@@ -91,14 +91,14 @@ class Discovery:
                     hosts = self.ask()
                 except ConfigError as error:
                     if not failing and not self._stop.is_set():
-                        say(f"{error} The hosts stay as they were")
+                        say(f"{error} The hosts stay unchanged")
                     failing = True
                     continue
                 if self._stop.is_set():
                     return
-                if not hosts:  # a cloud's interface that fails prints nothing: nobody takes all hosts away to end a job
+                if not hosts:  # empty output is a failure, as of a cloud's API: a job is not ended by removing all hosts
                     if not failing:
-                        say(f"--host-discovery-script '{self._script}' names no host. The hosts stay as they were")
+                        say(f"--host-discovery-script '{self._script}' names no host. The hosts stay unchanged")
                     failing = True
                     continue
                 if failing:
@@ -111,7 +111,7 @@ class Discovery:
         threading.Thread(target=run, name="hosts", daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more; end the script if it runs."""
+        """Stop; end the script if it is running."""
         self._stop.set()
         with self._lock:
             if self._process is not None and self._process.returncode is None:

@@ -1,4 +1,4 @@
-"""What a roster is told at the start (Rules), and what it decides (Start, Send, Say)."""
+"""The settings of the state machine (Rules), and its decisions (Start, Send, Say)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class Rules:
 
     Attributes:
         np: ranks of the first generation.
-        min_np: ranks that every later generation has at least, 1 to np.
-        max_np: ranks that a generation has at most, np or more; None: as many as there are slots.
-        timeout_s: so long too few workers may be there, or on their way, before the job fails.
-        reset_limit: generations after the first at most; None: any number.
-        pause_s: the pauses before a slot's worker is replaced a second time, and at the longest.
-        leave_s: so long a worker has to leave after its slot was taken away.
-        finish_s: so long others may wait in a collective once the first is done, who will not come any more.
-        stop_s: so long all have to end after a signal.
-        end_s: so long the others have to end after a failure.
-        term_s: between SIGTERM and SIGKILL.
-        start_s: so long a process has to come to join.
-        fresh_s: so long replacements wait for one another where all were lost, and nobody has state to go on with.
-        dump_s: between the request for stacks and what follows it.
-        crashes: so often a slot may crash while the job's step stands still.
+        min_np: minimum number of ranks of later generations, 1 to np.
+        max_np: maximum number of ranks of a generation, np or more; None: as many as there are slots.
+        timeout_s: the job fails after this time with too few workers present or starting.
+        reset_limit: maximum number of generations after the first; None: no limit.
+        pause_s: the pause before the second replacement of a slot's worker, and the longest pause.
+        leave_s: time for a worker to leave after its slot was removed.
+        finish_s: time that workers may wait in a collective after the first one is done, since that one will not join it.
+        stop_s: time for all workers to end after a signal.
+        end_s: time for the other workers to end after a failure.
+        term_s: time between SIGTERM and SIGKILL.
+        start_s: time for a process to join.
+        fresh_s: time that replacements wait for each other if all workers were lost, so that none has state to resume from.
+        dump_s: time between the request for stacks and the action on a stall.
+        crashes: maximum number of crashes of a slot while the job's step does not advance.
     """
 
     np: int
@@ -52,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process. `first` counts those of the first generation, from 0; None: it comes later."""
+    """Start a process. `first` is its number among those of the first generation, from 0; None: a later one."""
 
     worker: str
     host: str
@@ -62,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a signal to a worker and to all that it started."""
+    """Send a signal to a worker and all its child processes."""
 
     worker: str
     number: signal.Signals
@@ -70,7 +70,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the user."""
+    """Print a line for the user."""
 
     text: str
 
@@ -80,7 +80,7 @@ Decision = Start | Send | Say
 
 @dataclass(frozen=True)
 class Over:
-    """How a job ended: horovodrun's exit code, and why."""
+    """How a job ended: horovodrun's exit code, and the reason."""
 
     code: int
     why: str

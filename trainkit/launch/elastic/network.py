@@ -1,4 +1,4 @@
-"""Addresses: which hosts are this one, and at which interface a job's processes meet."""
+"""Network: which host names mean this host, and the interface on which a job's processes connect."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True)
 class Network:
-    """Where a job's processes meet.
+    """The network of a job's processes.
 
     Attributes:
-        address: of the rendezvous server, IPv4.
-        interfaces: for Gloo the first, for NCCL all.
-        is_closed: whether nobody outside this host can come; an interface that the user chose is never thought to be so.
+        address: IPv4 address of the rendezvous server.
+        interfaces: network interfaces; Gloo uses the first, NCCL all.
+        is_closed: whether the address is unreachable from other hosts; never set for an interface chosen by the user.
     """
 
     address: str
@@ -31,28 +31,28 @@ class Network:
 
 @functools.cache
 def is_local(host: str) -> bool:
-    """Return whether a host's name or address means this host."""
+    """Return whether a host's name or address is this host's."""
     try:
         address = socket.gethostbyname(host)
     except OSError:
         return host == socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, 0))  # the system binds to its own addresses only
+            probe.bind((address, 0))  # binding works only with this host's own addresses
         except OSError:
             return False
     return True
 
 
 def choose(hosts: Iterable[str], interfaces: Iterable[str] | None) -> Network:
-    """Return where the processes of these hosts can meet.
+    """Choose the network for these hosts.
 
     Args:
         hosts: names; at least one.
-        interfaces: those that the user has chosen, if any.
+        interfaces: the user's choice, if any.
 
     Raises:
-        ConfigError: there is no such interface, or no way to a host.
+        ConfigError: an interface does not exist, or a host is unreachable.
     """
     if interfaces:
         names = tuple(sorted(interfaces))
@@ -62,10 +62,10 @@ def choose(hosts: Iterable[str], interfaces: Iterable[str] | None) -> Network:
         return Network("127.0.0.1", ("lo",), is_closed=True)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((remote[0], 9))  # sends nothing; the system chooses the way
+            probe.connect((remote[0], 9))  # sends nothing; makes the system choose a route
         except OSError as error:
             raise ConfigError(
-                f"There is no way to host '{remote[0]}': {error}. Name hosts that resolve here, or say --network-interface."
+                f"There is no route to host '{remote[0]}': {error}. Use names that resolve here, or set --network-interface."
             ) from None
         address = str(probe.getsockname()[0])
     return Network(address, (_interface_of(address),))
@@ -75,7 +75,7 @@ def address_of(interface: str) -> str:
     """Return an interface's IPv4 address.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the interface has none.
     """
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -96,5 +96,5 @@ def _interface_of(address: str) -> str:
         except ConfigError:
             continue
     raise ConfigError(
-        f"No interface has the address {address}, by which this host reaches the others; say --network-interface."
+        f"No interface has the address {address}, by which this host reaches the others; set --network-interface."
     )

@@ -1,4 +1,4 @@
-"""What horovodrun's command line says of an elastic job."""
+"""Settings of an elastic job, from horovodrun's command line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _LONGEST_PAUSE_S = 3600
 
 @dataclass(frozen=True)
 class Settings:
-    """An elastic job, as it was asked for.
+    """The requested elastic job.
 
     Attributes:
-        rules: for the roster.
-        command: what each worker runs.
-        environ: what all workers get, HOROVOD_* tuning variables included.
+        rules: settings of the state machine.
+        command: the workers' command.
+        environ: environment of all workers, including HOROVOD_* tuning variables.
         script: the host discovery script, or None.
-        hosts: slots by host where there is no script.
-        slots: of hosts for which the script prints no number; None: 1.
-        interfaces: chosen by the user, or None.
-        ssh_port: None: ssh's own.
-        ssh_identity_file: None: ssh's own.
-        output: folder for what workers print, or None.
-        with_time: whether printed lines begin with the time.
-        verbose: whether to say which process is started where.
+        hosts: slots by host if there is no script.
+        slots: slots of hosts that the script prints without a number; None: 1.
+        interfaces: the user's choice, or None.
+        ssh_port: port; None: ssh's default.
+        ssh_identity_file: file; None: ssh's default.
+        output: folder for the workers' output, or None.
+        with_time: whether printed lines start with the time.
+        verbose: whether to print which process is started where.
     """
 
     rules: Rules
@@ -48,13 +48,13 @@ class Settings:
 
 
 def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Read what horovodrun has parsed; `environ` is its environment with what its tuning options add.
+    """Convert horovodrun's parsed arguments; `environ` is its environment plus the variables of its tuning options.
 
     Raises:
-        ConfigError: an option is missing, out of range, or cannot be had in an elastic job.
+        ConfigError: an option is missing, out of range, or not available in an elastic job.
     """
     if getattr(args, "run_func", None) is not None:
-        raise ConfigError("horovod.run() of a function has no elastic mode in trainkit; give horovodrun a command.")
+        raise ConfigError("horovod.run() of a function has no elastic mode in trainkit; use horovodrun with a command.")
     command = list(args.command or ())
     if command[:1] == ["--"]:
         command.pop(0)
@@ -81,7 +81,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
 def _rules(args: argparse.Namespace, environ: Mapping[str, str]) -> Rules:
     np = args.num_proc
     if np is None or np < 1:
-        raise ConfigError(f"-np is {np}; it must be 1 or more: the ranks that the job begins with.")
+        raise ConfigError(f"-np is {np}; it must be 1 or more: the number of ranks at the start.")
     min_np = np if args.min_num_proc is None else args.min_num_proc
     if not 1 <= min_np <= np:
         raise ConfigError(f"--min-np is {min_np}; it must be from 1 to -np, which is {np}.")
@@ -123,7 +123,7 @@ def _timeout(given: int | None, environ: Mapping[str, str]) -> float:
 
 
 def worker_environment(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment: horovodrun's own, without what another job may have left there, and what is `given`."""
+    """Return a worker's environment: horovodrun's own, without variables of another job, plus `given`."""
     stale = ("HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_SCOPE", "TRAINKIT_WORKER", "TRAINKIT_SLOT")
-    kept = {name: value for name, value in settings.environ.items() if name not in stale}
-    return kept | dict(given)
+    own = {name: value for name, value in settings.environ.items() if name not in stale}
+    return own | dict(given)

@@ -1,4 +1,4 @@
-"""What workers print, line by line with their rank before it, as horovodrun does: "[1]<stdout>:step 20"."""
+"""Output of workers, line by line with a rank prefix, like horovodrun's: "[1]<stdout>:step 20"."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import IO, TextIO
 
 
 class Output:
-    """Where lines go.
+    """Writes the workers' lines to the screen and to files.
 
     Args:
-        folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", beside the screen; None: no files.
-        with_time: whether each line begins with the time.
+        folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", in addition to the screen; None: no
+            files.
+        with_time: whether each line starts with the time.
     """
 
     def __init__(self, folder: Path | None, with_time: bool) -> None:
@@ -29,7 +30,7 @@ class Output:
         self._threads: list[threading.Thread] = []
 
     def label(self, worker: str, text: str) -> None:
-        """Let a worker's lines begin with its rank from now on."""
+        """Set the prefix of a worker's lines, its rank."""
         self._labels[worker] = text
 
     def follow(self, worker: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
@@ -41,13 +42,13 @@ class Output:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all that workers have printed is written; something that they left behind may hold a pipe open."""
+        """Wait until all output is written, with a time limit: processes left behind by a worker may hold a pipe open."""
         end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
     def say(self, text: str) -> None:
-        """Print a line of the driver's own."""
+        """Print one of the driver's own lines."""
         self._write(sys.stderr, None, f"[elastic] {text}\n")
 
     def _copy(self, worker: str, pipe: IO[bytes], screen: TextIO, name: str) -> None:
@@ -66,13 +67,13 @@ class Output:
         with self._lock:
             for target in (screen, file):
                 if target is not None:
-                    with contextlib.suppress(OSError, ValueError):  # a reader that went away must not stop the workers
+                    with contextlib.suppress(OSError, ValueError):  # a closed reader must not stop the workers
                         target.write(text)
                         target.flush()
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Yield lines as they come; progress bars end theirs with a carriage return."""
+    """Yield lines as they arrive; progress bars end theirs with a carriage return."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     while True:

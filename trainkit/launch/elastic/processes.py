@@ -1,4 +1,4 @@
-"""Workers as processes: each in a group of its own, on this host or, by ssh, on another; signalled and waited for."""
+"""Worker processes: each in its own process group, on this host or, by ssh, on another one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trainkit.launch.elastic import reaper as reaper_program
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.remote import first_lines, ssh_command
 
-_SSH_S = 5.0  # so long an ssh may take to end after its worker was sent SIGKILL
+_SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL
 
-# Called with the exit code as the roster counts: minus a signal's number, None for a link that was lost.
+# Called with the exit code in the state machine's form: minus a signal's number, None for a lost connection.
 OnExit = Callable[[int | None], None]
 
 
 class Reaper:
-    """The process that ends this host's workers should the driver be killed (reaper.py)."""
+    """The process that ends this host's workers if the driver is killed (reaper.py)."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-S", "-E", str(Path(reaper_program.__file__))]
@@ -32,14 +32,14 @@ class Reaper:
         self._lock = threading.Lock()
 
     def tell(self, sign: str, group: int) -> None:
-        """A group has come ("+") or gone ("-")."""
+        """Report that a process group has started ("+") or ended ("-")."""
         assert self._process.stdin is not None
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # somebody killed it: the workers are still ours
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # a killed reaper: the driver still works
             self._process.stdin.write(f"{sign}{group}\n")
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end: all workers have."""
+        """Let the reaper exit; all workers have ended."""
         assert self._process.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -47,11 +47,11 @@ class Reaper:
 
 
 class Process:
-    """A worker's process, here; base of the one elsewhere.
+    """A worker's process on this host; base of the remote one.
 
     Args:
         command: the program and its arguments.
-        environ: its whole environment.
+        environ: its complete environment.
         stdin: subprocess.DEVNULL or PIPE.
     """
 
@@ -72,7 +72,7 @@ class Process:
             with self._lock:
                 self._ended = True
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.popen.pid, signal.SIGKILL)  # what it has left behind; its number is still its own
+                    os.killpg(self.popen.pid, signal.SIGKILL)  # its children; wait() has not freed the number yet
                 code = self.popen.wait()
             reaper.tell("-", self.popen.pid)
             on_exit(self._ended_with(code))
@@ -80,7 +80,7 @@ class Process:
         threading.Thread(target=wait, name=f"wait {worker}", daemon=True).start()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to it and all that it started."""
+        """Send a signal to the process and all its children."""
         with self._lock:
             if not self._ended:
                 with contextlib.suppress(ProcessLookupError):
@@ -94,11 +94,11 @@ class RemoteProcess(Process):
     """A worker's process on another host (remote.py).
 
     Args:
-        host: its name.
-        port: ssh's, or None.
-        identity_file: ssh's, or None.
+        host: the host's name.
+        port: ssh port, or None.
+        identity_file: ssh identity file, or None.
         command: the program and its arguments.
-        environ: the environment that it gets.
+        environ: environment to send.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class RemoteProcess(Process):
         threading.Thread(target=self._write, name=f"ssh {host}", daemon=True).start()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to it and all that it started."""
+        """Send a signal to the process and all its children."""
         self._lines.put(f"{number.name.removeprefix('SIG')}\n")
         if number == signal.SIGKILL:
-            timer = threading.Timer(_SSH_S, super().send, [number])  # the host may be gone
+            timer = threading.Timer(_SSH_S, super().send, [number])  # the host may be down
             timer.daemon = True
             timer.start()
 
@@ -133,7 +133,7 @@ class RemoteProcess(Process):
 
 
 def code_of(code: int) -> int:
-    """Return minus a signal's number for the exit code by which a shell tells of it, 128 + number; all others as they are."""
+    """Return minus the signal's number if a shell's exit code encodes a signal, 128 + number; other codes unchanged."""
     with contextlib.suppress(ValueError):
         return -signal.Signals(code - 128)
     return code

@@ -1,4 +1,4 @@
-"""Who gets which rank in a new generation."""
+"""Assigns the ranks of a new generation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainkit.launch.elastic.workers import Worker
 def assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, Seat]:
     """Return the seats of a generation by the workers' names.
 
-    Rank 0 has the newest commit; then count the old rank and the order of coming. The ranks of a host are consecutive, hosts in
-    the order of their best worker, as Horovod's own launcher numbers them: its rings and hierarchies stay within a host.
+    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of a host are consecutive, and
+    hosts are ordered by their best worker, like in Horovod's own launcher: its rings and hierarchies stay within a host.
 
     Args:
-        workers: those that wait.
+        workers: the waiting workers.
         generation: the new generation's number.
-        most: seats there are; who comes late stays without one.
+        most: maximum number of seats; late workers get none.
     """
     chosen = sorted(workers, key=_order)
     if len(chosen) > most:
@@ -27,15 +27,15 @@ def assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str,
         by_host.setdefault(worker.host, []).append(worker)
     seats = {}
     rank = 0
-    for host, crew in by_host.items():
-        for local_rank, worker in enumerate(crew):
+    for host, on_host in by_host.items():
+        for local_rank, worker in enumerate(on_host):
             peers = [name for name, others in by_host.items() if len(others) > local_rank]
             seats[worker.name] = Seat(
                 generation=generation,
                 rank=rank,
                 size=len(chosen),
                 local_rank=local_rank,
-                local_size=len(crew),
+                local_size=len(on_host),
                 cross_rank=peers.index(host),
                 cross_size=len(peers),
             )

@@ -1,8 +1,8 @@
-"""Ends what a driver leaves behind: a process beside it that outlives it, run as a script.
+"""Ends the workers of a killed driver: a separate process that outlives the driver, run as a script.
 
 The driver writes "+<process group>" when a worker on this host starts and "-<process group>" when it has ended. When the pipe
-closes, the driver has ended; of a driver that was killed, groups are left: they get SIGTERM, and after 30 s SIGKILL. Standard
-library only: it has to start in an instant.
+closes, the driver has ended; if it was killed, groups remain: they get SIGTERM, and after 30 s SIGKILL. Standard library only,
+for an instant start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _send(groups: set[int], number: int) -> set[int]:
-    """Send a signal to groups; return those that are there."""
+    """Send a signal to groups; return those that exist."""
     there = set()
     for group in groups:
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
-"""A worker on another host: `ssh host sh -c <script>`, told all that matters through its stdin.
+"""A worker on another host: `ssh host sh -c <script>`, with all of the job's data sent through stdin.
 
-The command line holds a script that says nothing of the job (SCRIPT). Its stdin brings, as shell text, the environment with
-the job's secret, the folder and the command, up to a line that marks the end; then one line for each signal. When stdin ends,
-as the driver or the connection has, the worker's group gets SIGTERM, and after 30 s SIGKILL. Exit code: the worker's, 128 + a
-signal's number, 255 where ssh failed. Needs sh, setsid (util-linux) and sleep there.
+The script on the command line contains nothing of the job (SCRIPT). Its stdin carries, as shell text, the environment with the
+job's secret, the folder and the command, up to a marker line; then one line per signal. When stdin ends, because the driver or
+the connection has ended, the worker's group gets SIGTERM, and after 30 s SIGKILL. Exit code: the worker's, 128 + a signal's
+number, 255 if ssh failed. The host needs sh, setsid (util-linux) and sleep.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ kill -s KILL $watch
 exit $code
 """
 
-# What belongs to this host or this login alone; Horovod's own launcher leaves out the first four, too.
+# Variables of this host or login only; Horovod's own launcher leaves out the first four, too.
 _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY|PWD|SHLVL|_|IFS|SSH_.*|HOSTNAME")
-_READ_ONLY = {"UID", "EUID", "PPID", "GROUPS", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO"}  # a shell that is told to set one ends
+_READ_ONLY = {"UID", "EUID", "PPID", "GROUPS", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO"}  # setting one ends the shell
 
 
 def ssh_command(host: str, port: int | None, identity_file: str | None, mark: str) -> list[str]:
@@ -67,7 +67,7 @@ def ssh_command(host: str, port: int | None, identity_file: str | None, mark: st
 
 
 def first_lines(environ: Mapping[str, str], folder: str, command: Sequence[str], mark: str) -> str:
-    """Return what the script reads before it starts the worker."""
+    """Return the text that the script reads before it starts the worker."""
     lines = [
         f"export {name}={shlex.quote(value)}"
         for name, value in environ.items()

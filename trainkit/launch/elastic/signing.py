@@ -1,9 +1,9 @@
-"""Signatures under HTTP requests to a job's rendezvous server: HMAC-SHA256, as Horovod's own side (C++ and runner) makes them.
+"""Signatures of HTTP requests to a job's rendezvous server: HMAC-SHA256, as made by Horovod's side (C++ and runner).
 
     X-Horovod-Signature: hex(hmac_sha256(key=secret as ASCII, METHOD + "\\n" + TARGET + "\\n" + BODY))
 
-TARGET is what the request line says ("/scope/key"), BODY the raw bytes, empty for GET and DELETE. The secret is a text of 64
-hex digits that a job's launcher draws; it reaches processes through their environment, never through a command line.
+TARGET is the path of the request line ("/scope/key"), BODY the raw bytes, empty for GET and DELETE. The secret is a text of 64
+hex digits drawn by a job's launcher; it reaches processes through their environment, never through a command line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def sign(secret: str, method: str, target: str, body: bytes = b"") -> str:
 
 
 def is_signed(secret: str, method: str, target: str, body: bytes, signature: str | None) -> bool:
-    """Return whether `signature`, the header's value or None where there is none, is the right one."""
+    """Return whether `signature`, the header's value or None without one, is correct."""
     if signature is None:
         return False
     return hmac.compare_digest(sign(secret, method, target, body).encode(), signature.encode(errors="replace"))

@@ -1,10 +1,10 @@
-"""An elastic job's state machine: events and the time come in, decisions go out; it neither reads a clock nor starts anything.
+"""An elastic job's state machine: maps events and the time to decisions; it neither reads a clock nor starts anything.
 
-    hosts, joined, beat, exited, signalled, tick  ->  [Start, Send, Say]      and then `answer` for those that wait for a seat
+    hosts, joined, beat, exited, signalled, tick  ->  [Start, Send, Say]      and then `answer` for workers waiting for a seat
 
-Every event ends in settling.settle: who has to go, goes; when nobody runs and enough wait, a generation is formed; free slots
-are filled. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was told to end or was killed. job.py
-holds the state, crew.py workers and slots, seats.py gives ranks, stalls.py knows who holds up the others.
+Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none runs and enough wait, and
+fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was told to end or was killed.
+job.py holds the state, workers.py workers and slots, rank_assignment.py assigns ranks, stalls.py finds blocked workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, s
 
 
 class Roster:
-    """An elastic job, told what happens; `job` is what it knows."""
+    """The state machine of an elastic job; its state is in `job`."""
 
     def __init__(self, rules: Rules, now: float) -> None:
         self.job = Job(rules, now)
@@ -35,7 +35,7 @@ class Roster:
     # ---- events
 
     def hosts(self, now: float, hosts: dict[str, int]) -> list[Decision]:
-        """The hosts are now these, in this order, with so many slots."""
+        """Set the hosts, in this order, with their slots."""
         before, self.job.hosts = self.job.hosts, dict(hosts)
         for host in (before | hosts) if before else ():
             old, new = before.get(host, 0), hosts.get(host, 0)
@@ -43,7 +43,7 @@ class Roster:
                 self.job.say(f"{host} has {plural(new, 'slot')} now, {old or 'none'} before" if new else f"{host} is gone")
         if not self.job.generation and sum(hosts.values()) < self.job.need:
             self.job.say(
-                f"{plural(sum(hosts.values()), 'slot')} there, {self.job.need} are needed to begin: waiting for more hosts"
+                f"{plural(sum(hosts.values()), 'slot')} available, {self.job.need} are needed to start: waiting for more hosts"
             )
         for (host, n), slot in self.job.slots.items():
             if n >= hosts.get(host, 0):
@@ -58,13 +58,13 @@ class Roster:
         return settle(self.job, now)
 
     def _take_away(self, now: float, w: Worker) -> None:
-        w.unwanted = f"slot {w.slot} of {w.host} was taken away"
+        w.unwanted = f"slot {w.slot} of {w.host} was removed"
         w.term_at = now + self.job.rules.leave_s
         if w.name in self.job.members:
-            self.job.changes.append((f"{w} was taken away", now))
+            self.job.changes.append((f"{w} was removed", now))
 
     def joined(self, now: float, name: str, commit: int, generation: int) -> list[Decision]:
-        """A worker asks for a seat; `generation` is that of its last one."""
+        """A worker requests a seat; `generation` is that of its last one."""
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
@@ -80,7 +80,7 @@ class Roster:
         return settle(self.job, now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
-        """A worker says that it is alive: generation, step, progress, waiting, stall_s as in membership.py."""
+        """A worker's heartbeat: generation, step, progress, waiting, stall_s as in client.py."""
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
@@ -94,7 +94,7 @@ class Roster:
         return settle(self.job, now)
 
     def exited(self, now: float, name: str, code: int | None) -> list[Decision]:
-        """A worker's process ended: exit code, minus a signal's number, or None where the link to it was lost."""
+        """A worker's process ended: exit code, minus a signal's number, or None if the connection to it was lost."""
         job = self.job
         job.now = max(job.now, now)
         w = job.workers.pop(name)
@@ -110,7 +110,7 @@ class Roster:
             job.say(f"{w} has left ({describe(code)}): {w.unwanted}")
         elif code == 0 and not job.generation:
             job.end(
-                1, f"{w} ended with 0 and never asked for a seat: an elastic job runs trainkit (python -m trainkit fit ...)"
+                1, f"{w} ended with 0 and never requested a rank: an elastic job must run trainkit (python -m trainkit fit ...)"
             )
         elif code == 0:
             job.members.discard(name)
@@ -122,11 +122,11 @@ class Roster:
             job.lose(w, w.fate or describe(code))
             job.count_crash(w, w.fate or describe(code))
         else:
-            job.end(code, f"{w} {describe(code)}: see what it printed")
+            job.end(code, f"{w} {describe(code)}: see its output")
         return settle(job, now)
 
     def _is_of_its_own(self, w: Worker) -> bool:
-        """Whether a worker that has failed has only just come to others that train: the cause is its host, not the job."""
+        """Return whether a failed worker was new among others that train: then the cause is its host, not the job."""
         return w.commit < 0 and not w.got_on and any(other.commit >= 0 for other in self.job.workers.values())
 
     def _leave(self, now: float, w: Worker, slot: Slot) -> None:
@@ -135,27 +135,27 @@ class Roster:
         self.job.lose(w, f"was preempted and left (exit code {PREEMPTED})")
 
     def signalled(self, now: float, number: signal.Signals) -> list[Decision]:
-        """Horovodrun got SIGTERM or SIGINT: all workers get it too."""
+        """Horovodrun received SIGTERM or SIGINT: forward it to all workers."""
         job = self.job
         if job.stop is None and job.over is None:
-            job.say(f"{number.name} came: all workers get it and have {job.rules.stop_s:g} s to end")
+            job.say(f"{number.name} received: all workers get it and have {job.rules.stop_s:g} s to end")
             job.stop = number
         job.forward(number, now)
         return settle(job, now)
 
     def failed(self, now: float, code: int, why: str) -> list[Decision]:
-        """The driver itself cannot go on."""
+        """The driver itself has failed."""
         self.job.end(code, why)
         return settle(self.job, now)
 
     def tick(self, now: float) -> list[Decision]:
-        """Time has passed. To be called several times a second."""
+        """Time has passed. Called several times a second."""
         return settle(self.job, now)
 
-    # ---- what workers hear
+    # ---- answers to workers
 
     def answer(self, name: str) -> dict[str, Any] | None:
-        """Return the answer to a worker that asks for a seat, or None while it is to wait."""
+        """Return the answer to a worker that requests a seat, or None while it must wait."""
         w = self.job.workers.get(name)
         if w is None:
             return {"answer": "end", "why": f"the driver does not know worker {name}, or saw it end"}
@@ -168,7 +168,7 @@ class Roster:
         return None
 
     def reply(self, name: str) -> dict[str, Any]:
-        """Return the answer to a worker's beat; a request for stacks is made once."""
+        """Return the answer to a worker's heartbeat; stacks are requested only once."""
         w = self.job.workers.get(name)
         why = "the driver saw this worker end" if w is None else self._wanted(w)
         dump = w is not None and w.dump
@@ -177,7 +177,7 @@ class Roster:
         return {"wanted": self.job.generation + 1 if why else self.job.generation, "dump": dump, "why": why}
 
     def _wanted(self, w: Worker) -> str:
-        """Return why a worker is to come and join again, or an empty text."""
+        """Return why a worker should join again, or an empty text."""
         job = self.job
         if job.over is not None:
             return f"the job is over: {job.over.why}"

@@ -1,4 +1,4 @@
-"""What follows from an elastic job's state and the time: who goes, who starts, who forms a generation, whether it is over."""
+"""Consequences of an elastic job's state and the time: which workers end or start, when a generation forms, when it is over."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainkit.launch.elastic.rank_assignment import assign
 from trainkit.launch.elastic.stalls import frozen, limit, stalled
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
 
-# Ticks come several times a second. Time between two events beyond this is time in which the driver did not run.
+# Ticks come several times a second. A longer time between two events means that the driver did not run.
 ASLEEP_S = 5.0
 
 
 def settle(job: Job, now: float) -> list[Decision]:
-    """Draw all conclusions; return the decisions since the last call."""
+    """Apply all transitions; return the decisions since the last call."""
     gap = now - job.now
     if gap > ASLEEP_S:
         for w in job.workers.values():
@@ -35,40 +35,40 @@ def settle(job: Job, now: float) -> list[Decision]:
 
 
 def _watch(job: Job) -> None:
-    """Find those that hold up the job."""
+    """Find the workers that block the job."""
     if job.stop is not None:
         return
     for w in frozen(job.workers.values(), job.now):
-        job.kill(w, f"did not say that it lives for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
+        job.kill(w, f"sent no heartbeat for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
     stall = stalled(job.workers.values(), job.now)
     if stall is None:
         job.stall = None
     elif job.stall is None or job.stall[0].culprits != stall.culprits:
         job.stall = stall, job.now + job.rules.dump_s
-        job.say(f"{stall.text}; all write their stacks now")
+        job.say(f"{stall.text}; all ranks write their stacks now")
         for w in job.alive("waiting", "running"):
             w.dump = True
     elif job.now >= job.stall[1]:
         job.stall = None
         if not stall.culprits:
-            job.end(1, f"all wait for one another: {stall.text}")
+            job.end(1, f"all ranks wait for each other: {stall.text}")
         for name in stall.culprits:
-            job.kill(job.workers[name], "held up the others and was killed")
+            job.kill(job.workers[name], "blocked the others and was killed")
 
 
 def _dismiss(job: Job) -> None:
-    """Tell those to leave that are not wanted."""
+    """Make workers leave that are not wanted."""
     if job.done_at is not None:
         for w in job.alive("starting", "waiting"):
             if w.seat is None:
-                w.unwanted = "the others are done"
+                w.unwanted = "the other ranks are done"
                 if w.phase == "starting":
-                    job.kill(w, "")  # it has nothing to save
-        # Who waits for somebody that has ended waits for ever; who waits for nobody may be writing the last checkpoint.
+                    job.kill(w, "")  # it has no state to save
+        # A worker blocked on an exited worker never returns; one not blocked may still be writing its final checkpoint.
         for w in [*job.alive("waiting"), *(w for w in job.alive("running") if w.waiting)]:
             still = job.now - max(w.moved, w.joined, job.done_at)
             if w.term_at is None and w.kill_at is None and still > job.rules.finish_s:
-                w.unwanted = f"it has waited for others for {job.rules.finish_s:g} s after the first was done"
+                w.unwanted = f"it waited for other ranks for {job.rules.finish_s:g} s after the first one was done"
                 job.kill(w, "", signal.SIGTERM)
     for w in job.alive("waiting"):
         if w.unwanted:
@@ -76,9 +76,9 @@ def _dismiss(job: Job) -> None:
 
 
 def _form(job: Job) -> None:
-    """Form a generation when nobody runs any more and enough wait."""
+    """Form a generation if no worker runs and enough wait."""
     if job.generation and job.is_broken and not job.may_form:
-        what = job.changes[-1][0] if job.changes else "the ranks came to join anew"
+        what = job.changes[-1][0] if job.changes else "the ranks joined again"
         job.end(1, f"{what}, and the {job.rules.reset_limit} changes that --reset-limit allows are used up")
         return
     waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
@@ -111,7 +111,7 @@ def _formed(job: Job, seats: list[Seat], hosts: list[str]) -> str:
 
 
 def _fill(job: Job) -> None:
-    """Start processes in free slots, those that have crashed least first."""
+    """Start processes in free slots, those with the fewest crashes first."""
     if job.is_ending or (job.generation and not job.may_form):
         return
     room = job.rules.most - sum(w.phase != "ending" and not w.unwanted for w in job.workers.values())
@@ -135,9 +135,9 @@ def _fill(job: Job) -> None:
 
 
 def _give_up(job: Job) -> None:
-    """End the job when all have ended; end a process that never came."""
+    """End the job if all workers have ended; kill a process that never joined."""
     for w in job.alive("starting"):
-        if job.now - max(w.born, w.heard) > job.rules.start_s:  # one that beats prepares its data
+        if job.now - max(w.born, w.heard) > job.rules.start_s:  # a process with heartbeats prepares its data
             job.kill(w, f"did not join within {job.rules.start_s:g} s of its start and was killed")
     if job.workers:
         return
@@ -148,11 +148,11 @@ def _give_up(job: Job) -> None:
     elif job.done_at is not None:
         job.end(job.main_code or 0, "rank 0 ended with an error after others were done" if job.main_code else "done")
     elif job.preempted and not any(s.is_pending and n < job.hosts.get(host, 0) for (host, n), s in job.slots.items()):
-        job.end(PREEMPTED, "all workers were preempted; the same command goes on from the newest checkpoint")
+        job.end(PREEMPTED, "all workers were preempted; the same command resumes from the newest checkpoint")
 
 
 def _run_short(job: Job, gap: float) -> None:
-    """Count the time in which too few workers are there or on their way."""
+    """Count the time with too few workers present or starting."""
     job.short_s += gap
     if job.is_ending or job.short_s <= job.rules.timeout_s:
         return
@@ -161,15 +161,15 @@ def _run_short(job: Job, gap: float) -> None:
     hosts = ", ".join(f"{host}:{slots}" for host, slots in job.hosts.items()) or "none"
     option = "--min-np" if job.generation else "-np"
     text = f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s (--elastic-timeout), and {job.need} are needed ({option})"
-    job.end(1, f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job anew when there are enough")
+    job.end(1, f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job again when enough are available")
 
 
 def _press(job: Job) -> None:
-    """Send signals to those whose time is up."""
+    """Send signals to workers whose time is up."""
     for w in job.workers.values():
         if w.term_at is not None and job.now >= w.term_at:
             job.out.append(Send(w.name, signal.SIGTERM))
             w.term_at, w.kill_at = None, job.now + job.rules.term_s
         elif w.kill_at is not None and job.now >= w.kill_at:
             job.out.append(Send(w.name, signal.SIGKILL))
-            w.kill_at = job.now + job.rules.term_s  # again, should a new child have slipped through
+            w.kill_at = job.now + job.rules.term_s  # again, in case a new child was missed

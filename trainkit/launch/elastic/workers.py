@@ -1,4 +1,4 @@
-"""A job's workers and the slots that they run in, as the roster remembers them."""
+"""Worker and Slot: the state machine's record of a job's workers and the slots that they run in."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ PREEMPTED = 75  # trainkit.errors.Preempted; sysexits' EX_TEMPFAIL
 
 @dataclass
 class Worker:
-    """A process that lives.
+    """A live process.
 
     Attributes:
         name: "host/slot#count".
         phase: starting: has not joined; waiting: for a seat; running: has one; ending: told to end, or killed.
-        born: when its process was started.
-        commit: the newest step that it keeps in memory, -1 for none.
-        came: its place among all that have ever joined.
+        born: start of its process.
+        commit: the newest step in its memory, -1 for none.
+        came: its number among all workers that ever joined.
         seat: its last seat.
-        joined: when it last began to wait.
-        unwanted: why it is to leave; "" while it is not.
-        fate: why it was killed; "" while it was not.
-        heard: when it last said that it is alive.
-        moved: when its main thread was last seen to get on.
-        entered: the step that its generation goes on from: who is beyond it has got on.
-        dump: whether it is yet to be asked for its stacks.
-        term_at: when it is sent SIGTERM.
-        kill_at: when it is sent SIGKILL.
+        joined: start of its current wait.
+        unwanted: why it must leave; "" if it need not.
+        fate: why it was killed; "" if it was not.
+        heard: time of its last sign of life.
+        moved: time of its main thread's last progress.
+        entered: the step from which its generation resumed; beyond it, the worker has made progress.
+        dump: whether its stacks are still to be requested.
+        term_at: time at which it gets SIGTERM.
+        kill_at: time at which it gets SIGKILL.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Worker:
         return f"rank {self.seat.rank} ({self.host}, slot {self.slot})"
 
     def shift(self, gap: float) -> None:
-        """Forget a time in which the driver itself did not run."""
+        """Skip a period in which the driver itself did not run."""
         self.born += gap
         self.joined += gap
         self.heard += gap
@@ -79,10 +79,10 @@ class Slot:
 
     Attributes:
         count: processes started here.
-        crashes: in a row, of workers that took no step of their own.
-        ready_at: when it may be filled again.
+        crashes: consecutive crashes of workers that took no step of their own.
+        ready_at: time from which it may be filled again.
         given_up: whether it crashed too often.
-        left: whether its last worker left by its own will.
+        left: whether its last worker left voluntarily.
     """
 
     count: int = 0
@@ -100,18 +100,18 @@ class Slot:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it will be filled again by itself, and soon."""
+        """Whether it will be filled again soon, without an event."""
         return not self.left and not self.given_up
 
     def forget(self) -> None:
-        """Begin anew: the host was gone, and came back."""
+        """Reset: the host was removed, and came back."""
         self.crashes = 0
         self.ready_at = 0.0
         self.given_up = self.left = False
 
 
 def describe(code: int | None) -> str:
-    """Say how a process ended: exit code, minus a signal's number, or None for a link that was lost."""
+    """Describe how a process ended: exit code, minus a signal's number, or None for a lost connection."""
     if code is None:
         return "was lost: the ssh connection to its host broke, or could not be made"
     if code >= 0:
@@ -123,7 +123,7 @@ def describe(code: int | None) -> str:
 
 
 def shell_code(code: int | None) -> int:
-    """Return the exit code that a shell would show: 128 + a signal's number, 255 for a link that was lost."""
+    """Return the exit code that a shell would show: 128 + a signal's number, 255 for a lost connection."""
     if code is None:
         return 255
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""EMA: what is averaged when, which weights are validated and saved, and going on."""
+"""EMA: when the weights are averaged, which weights are validated and saved, and resuming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 
 
 class Watch(Callback):
-    """Keeps the weights after each step, and those that each validation saw."""
+    """Records the weights after each step, and those seen by each validation."""
 
     def __init__(self) -> None:
         self.trained: list[Tensor] = []
@@ -33,7 +33,7 @@ class Watch(Callback):
 
 
 def averages(trained: list[Tensor], decay: float, warmup: bool) -> list[Tensor]:
-    """Return the average after each update, as a loop by hand would."""
+    """Return the average after each update, computed by a plain loop."""
     found = [trained[0].clone()]
     for n, value in enumerate(trained[1:], 1):
         kept = min(decay, (1 + n) / (10 + n)) if warmup else decay
@@ -48,7 +48,7 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_is_validated_saved_and_left(tmp_path: Path, warmup: bool) -> None:
-    """Validation, weights.safetensors and the task at the end are the average by hand; training itself is as without."""
+    """Validation, weights.safetensors and the task at the end use the plain loop's average; training itself is unchanged."""
     plain, watch_plain = Line(), Watch()
     quiet(tmp_path / "plain", max_epochs=3, precision="64-true", callbacks=watch_plain).fit(plain, loader(23), loader(4))
     task, watch = Line(), Watch()
@@ -128,7 +128,7 @@ class Scheduled(Net):
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 9])
 def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int, precision: Any, use_buffers: bool) -> None:
-    """Stopped at any step, the trained weights, the average and the values are those of the run that never stopped."""
+    """Stopped at any step and resumed, trained weights, average and values equal those of an uninterrupted run."""
     ends = []
     for name, steps in (("whole", [14]), ("parts", [stop_at, 14])):
         for steps_now in steps:
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_any_time_changes_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["validation_step", "training_step"])
 def test_an_error_leaves_the_weights_that_were_trained(tmp_path: Path, where: str) -> None:
-    """After an error in validation, or in training after a checkpoint, the task holds what was trained."""
+    """After an error in validation, or in training after a checkpoint, the task holds the trained weights."""
 
     class Fails(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -189,7 +189,7 @@ def test_an_error_leaves_the_weights_that_were_trained(tmp_path: Path, where: st
 
 
 def test_an_update_is_counted_once_over_a_restart(tmp_path: Path) -> None:
-    """A checkpoint before the first step of a run that goes on takes nothing in."""
+    """A checkpoint before the first step of a resumed run does not update the average."""
 
     class Saves(Callback):
         def on_train_start(self, trainer: Any, task: Any) -> None:
@@ -204,7 +204,7 @@ def test_an_update_is_counted_once_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
-    """Nobody needs to save for the task to end with the average."""
+    """The task ends with the average even if nothing is saved."""
     task, watch = Line(), Watch()
     settings: dict[str, Any] = {"max_steps": 5, "precision": "64-true", "callbacks": [EMA(0.5), watch]}
     quiet(tmp_path, **settings).fit(task, loader(23))
@@ -212,7 +212,7 @@ def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
 
 
 def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
-    """The average of a fit is not in that of the next."""
+    """A fit does not inherit the average of the previous fit."""
     trainer = quiet(tmp_path, max_epochs=1, callbacks=EMA(0.5))
     trainer.fit(Line(), loader(23))
     second = Line()
@@ -233,7 +233,7 @@ def test_the_task_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The user is told that values and checkpoints are the average's."""
+    """A line says that values and checkpoints belong to the average."""
     quiet(tmp_path, max_epochs=2, callbacks=EMA(0.99)).fit(Line(), loader(8), loader(4))
     assert capsys.readouterr().out.count("EMA: validation, checkpoints and the end of the run use averaged weights") == 1
 
@@ -249,7 +249,7 @@ def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_bad_settings_are_refused(settings: Any, words: str) -> None:
-    """A wrong setting is refused with what is legal."""
+    """An illegal setting is refused with the legal range."""
     with pytest.raises(ConfigError, match=words):
         EMA(**settings)
 
@@ -262,7 +262,7 @@ def test_two_averages_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_leaves_the_trained_weights(tmp_path: Path) -> None:
-    """The average is in the model while it is written, and not a moment longer; resuming without EMA says what is missing."""
+    """The average is in the model only while it is written; resuming without EMA reports the missing callback."""
     same: list[bool] = []
 
     class Save(Callback):
@@ -276,7 +276,7 @@ def test_a_checkpoint_leaves_the_trained_weights(tmp_path: Path) -> None:
 
 
 def test_going_on_without_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint with an average, resumed without EMA, goes on from the average, and says so."""
+    """A checkpoint with an average, resumed without EMA, resumes from the average and reports it."""
     quiet(tmp_path, callbacks=[EMA(), ModelCheckpoint()]).fit(Line(), loader(16))
     quiet(tmp_path, max_epochs=2).fit(Line(), loader(16), ckpt_path="last")
     assert "the state of EMA (the saved weights are its averages: add it" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statisti
 
 
 class Normed(Line):
-    """A norm of the inputs, one that is never used, and one that keeps no statistics; draws a random number a batch."""
+    """A norm of the inputs, an unused one, and one without statistics; draws a random number per batch."""
 
     def make_model(self) -> Any:
         """Return the model."""
@@ -28,17 +28,17 @@ class Normed(Line):
 
 
 class Recompute(Callback):
-    """Recomputes them at the end."""
+    """Recomputes the statistics at the end."""
 
     def on_train_end(self, trainer: Any, task: Any) -> None:
-        """Look around before and after."""
+        """Record the state before and after."""
         before = torch.get_rng_state()
         recompute_norm_statistics(trainer, task)
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_each_sample_counts_the_same(tmp_path: Path) -> None:
-    """With a short last batch the mean is that of all samples, and the variance the mean over samples of their batches'."""
+    """With a short last batch the mean is that of all samples, and the variance the batch variances weighted by samples."""
     task = Normed()
     quiet(tmp_path, max_epochs=2, precision="64-true", callbacks=Recompute()).fit(task, loader(22))
     x_NI = rows(22).tensors[0].double()

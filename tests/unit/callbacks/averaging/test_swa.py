@@ -1,4 +1,4 @@
-"""StochasticWeightAveraging: the rate, the average, batch norm's statistics, the checkpoint at the end, and going on."""
+"""StochasticWeightAveraging: the rate, the average, batch norm's statistics, the checkpoint at the end, and resuming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainkit.errors import ConfigError
 
 
 class Ends(Callback):
-    """Keeps the weights at each epoch's end."""
+    """Records the weights at each epoch's end."""
 
     def __init__(self) -> None:
         self.found: list[Tensor] = []
@@ -83,7 +83,7 @@ def test_the_end_is_the_average_with_its_own_statistics(tmp_path: Path) -> None:
 
 
 def test_training_is_as_without_until_it_begins(tmp_path: Path) -> None:
-    """Before the start nothing is changed; validation is about the weights that are trained, until the end."""
+    """Before the start nothing changes; until the end, validation uses the trained weights."""
     ends = [Ends(), Ends()]
     quiet(tmp_path, max_epochs=3, callbacks=ends[0]).fit(Falling(), loader(23))
     quiet(tmp_path, max_epochs=4, callbacks=[ends[1], StochasticWeightAveraging(0.5, 3)]).fit(Falling(), loader(23))
@@ -92,7 +92,7 @@ def test_training_is_as_without_until_it_begins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("monitor", [None, "val/loss"])
 def test_the_last_checkpoint_holds_the_average(tmp_path: Path, monitor: str | None) -> None:
-    """weights.safetensors of `last` is the average, and the value at the end is its own."""
+    """weights.safetensors of `last` is the average, and the value at the end belongs to it."""
     task = Falling()
     callbacks = [StochasticWeightAveraging(0.05, 0.5), ModelCheckpoint(monitor=monitor)]
     trainer = quiet(tmp_path, max_epochs=4, callbacks=callbacks)
@@ -124,7 +124,7 @@ def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int) -> None:
 
 
 def test_more_epochs_go_on_averaging(tmp_path: Path) -> None:
-    """A run that had ended with its average goes on from the weights that were trained, and has begun already."""
+    """A run that ended with its average resumes from the trained weights, and averaging continues."""
     task, ends = Falling(), Ends()
     for epochs, ckpt_path in ((2, None), (8, "last")):  # by the new share it would begin after 4
         task = Falling()
@@ -135,7 +135,7 @@ def test_more_epochs_go_on_averaging(tmp_path: Path) -> None:
 
 
 def test_frozen_statistics_stay(tmp_path: Path) -> None:
-    """A batch norm in eval mode keeps its statistics, and the random numbers of training are not used up."""
+    """A batch norm in eval mode keeps its statistics, and the random states of training do not change."""
 
     class Frozen(Falling):
         def on_train_epoch_start(self) -> None:
@@ -149,7 +149,7 @@ def test_frozen_statistics_stay(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_gets_its_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norms of torch.compile'd modules are seen in the pass, and nothing is compiled anew for it."""
+    """The pass reaches the norms of torch.compile'd modules, without a recompilation."""
     found, graphs = [], [0, 0]
     for i, averaged in enumerate((False, True, True)):
         torch.compiler.reset()
@@ -169,7 +169,7 @@ def test_a_compiled_model_gets_its_statistics(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a whole epoch there is no average, and the user is told; the rate and its factor are told at the start."""
+    """Without a whole epoch there is no average, which is reported; the rate and its factor are printed at the start."""
     quiet(tmp_path, max_epochs=9, max_steps=7, callbacks=StochasticWeightAveraging(0.05, 1)).fit(Line(), loader(23))
     out = capsys.readouterr().out
     assert "SWA from epoch 2: learning rate 0.1 -> 0.05 x 1 = 0.05 over 10 epochs (cos); the schedulers stop." in out
@@ -190,7 +190,7 @@ def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, settings: Any, trainer: Any, words: str) -> None:
-    """A wrong setting is refused with what is legal, before the first step."""
+    """An illegal setting is refused with the legal range, before the first step."""
     task = Line()
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, **{"max_epochs": 4} | trainer, callbacks=StochasticWeightAveraging(**settings)).fit(task, loader(8))
@@ -198,7 +198,7 @@ def test_bad_settings_are_refused(tmp_path: Path, settings: Any, trainer: Any, w
 
 
 def test_a_quick_try_averages_its_one_epoch(tmp_path: Path) -> None:
-    """fast_dev_run makes one epoch of a run in which averaging begins later."""
+    """fast_dev_run trains one epoch of a run in which averaging begins later, and averages it."""
     swa = StochasticWeightAveraging(0.02, 5)
     quiet(tmp_path, callbacks=[swa], max_epochs=10, fast_dev_run=True).fit(Net(), loader(12))
     assert swa._average is not None and swa._average.num_updates == 1

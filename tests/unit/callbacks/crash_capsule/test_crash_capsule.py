@@ -1,4 +1,4 @@
-"""CrashCapsule: what is kept of a step that went wrong, and that keeping it never disturbs the run."""
+"""CrashCapsule: contents of a failed step's capsule, and a run that is never disturbed by writing it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def poisoned(*indices: int, size: int = 24) -> TensorDataset:
 
 
 def capsules(tmp_path: Path) -> list[str]:
-    """Return the names of the capsules there are."""
+    """Return the names of the capsules."""
     return sorted(path.name for path in (tmp_path / "capsules").glob("*"))
 
 
 class Spared(Line):
-    """Learns nothing, so that its weights stay finite."""
+    """Does not learn, so that its weights stay finite."""
 
     def __init__(self) -> None:
         super().__init__(lr=0.0)
@@ -48,7 +48,7 @@ class Spared(Line):
 
 
 def test_the_manifest_can_be_read_by_people(tmp_path: Path) -> None:
-    """It says why, where in the run, which samples, what is in it, and how the run was set up."""
+    """The manifest has the reason, place in the run, samples, contents, and settings of the run."""
     with pytest.raises(DivergenceError):
         trainer = quiet(tmp_path, callbacks=[CrashCapsule()], stop_on_nonfinite=True, accumulate_grad_batches=2)
         trainer.fit(Line(), loader(poisoned(13)))
@@ -64,7 +64,7 @@ def test_the_manifest_can_be_read_by_people(tmp_path: Path) -> None:
 
 
 def test_the_batches_are_those_of_the_step(tmp_path: Path) -> None:
-    """The tensors of each microbatch are kept bit for bit, with its loss."""
+    """The tensors of each microbatch are stored bit for bit, with its loss."""
     data = poisoned(13)
     quiet(tmp_path, callbacks=[CrashCapsule()]).fit(Spared(), loader(data))
     (taken,) = read(tmp_path / "capsules" / "step=3-rank=0").step["microbatches"]
@@ -91,14 +91,14 @@ def test_the_weights_are_those_before_the_update(tmp_path: Path) -> None:
 
 
 def test_a_spell_is_kept_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of steps in a row whose loss is not finite the first one tells; after sound ones the next does."""
+    """In a series of steps with a non-finite loss only the first is stored; after finite losses, the next one is too."""
     quiet(tmp_path, callbacks=[CrashCapsule()]).fit(Spared(), loader(poisoned(0, 5, 13, 18)))
     assert capsules(tmp_path) == ["step=0-rank=0", "step=3-rank=0"]
     assert capsys.readouterr().out.count("Capsule: step") == 2
 
 
 def test_no_more_than_asked_for_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """max_capsules is the most of one start, and the last one says so."""
+    """max_capsules limits the capsules per start, and the last one reports the limit."""
     quiet(tmp_path / "a", callbacks=[CrashCapsule(max_capsules=2)]).fit(Spared(), loader(poisoned(0, 8, 16)))
     assert capsules(tmp_path / "a") == ["step=0-rank=0", "step=2-rank=0"]
     assert capsys.readouterr().out.count("No more will be written (max_capsules=2)") == 1
@@ -107,7 +107,7 @@ def test_no_more_than_asked_for_are_written(tmp_path: Path, capsys: pytest.Captu
 
 
 class Spoils(Callback):
-    """Makes weights infinite before step 2, as an update with a bad gradient would have."""
+    """Makes weights infinite before step 2, like an update with a bad gradient."""
 
     def __init__(self, act: Any = lambda trainer: None) -> None:
         self.act = act
@@ -120,7 +120,7 @@ class Spoils(Callback):
 
 
 def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
-    """Its own loss was sound: the one after it tells. Its weights are gone by then."""
+    """The step's own loss was finite; the next loss exposes its update. Its weights are gone by then."""
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils()]).fit(Line(), loader(24))
     assert capsules(tmp_path) == ["step=1-rank=0"]
     capsule = read(tmp_path / "capsules" / "step=1-rank=0")
@@ -129,7 +129,7 @@ def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other has kept that step for its own loss; of this rank's batch there is nothing to learn."""
+    """The other rank has stored that step for its own loss; this rank's batch would add no information."""
 
     def other(trainer: Any) -> None:
         (trainer.run_dir / "capsules" / "step=1-rank=7").mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsy
 def test_a_full_disk_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training continues, and it is told once."""
+    """Training continues, and the failure is reported once."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -164,7 +164,7 @@ def test_a_full_disk_does_not_end_the_run(
     ],
 )
 def test_errors_of_this_ranks_step_are_kept(tmp_path: Path, error: BaseException, settings: Any, kept: bool) -> None:
-    """An error in a step leaves a capsule where it was asked for; what another rank or the user has done does not."""
+    """An error in a step leaves a capsule if enabled; an error of another rank or the user does not."""
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -178,7 +178,7 @@ def test_errors_of_this_ranks_step_are_kept(tmp_path: Path, error: BaseException
 
 
 def test_an_error_outside_of_steps_is_not_kept(tmp_path: Path) -> None:
-    """A validation that fails is no step."""
+    """An error in validation belongs to no step."""
 
     class Fails(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -191,7 +191,7 @@ def test_an_error_outside_of_steps_is_not_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}, {"assert_no_sync": True}])
 def test_a_watched_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Without anything wrong the weights at the end are the same bit for bit, and nothing is written."""
+    """Without errors the weights at the end are bit-identical, and nothing is written."""
     watched, plain = Net(), Net()
     quiet(tmp_path, callbacks=[CrashCapsule()], **settings).fit(watched, loader(24))
     quiet(tmp_path, **{name: value for name, value in settings.items() if name != "assert_no_sync"}).fit(plain, loader(24))
@@ -200,7 +200,7 @@ def test_a_watched_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any])
 
 
 def test_writing_a_capsule_changes_nothing(tmp_path: Path) -> None:
-    """A run in which a step was kept ends with the same bits, dropout included."""
+    """A run that stored a step ends with the same bits, dropout included."""
 
     class Keeps(Callback):
         def on_train_step_end(self, trainer: Any, task: Any) -> None:
@@ -214,7 +214,7 @@ def test_writing_a_capsule_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_only_the_last_steps_stay_in_memory(tmp_path: Path) -> None:
-    """The ring holds `keep` steps while the run goes on, and none after it."""
+    """The ring holds `keep` steps during the run, and none after it."""
     capsule = CrashCapsule(keep=2)
     held: list[list[int]] = []
 
@@ -228,7 +228,7 @@ def test_only_the_last_steps_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_split_is_kept_as_it_was_taken(tmp_path: Path) -> None:
-    """Where memory made a step begin anew, only the pieces of the last attempt count."""
+    """If a step was repeated for lack of memory, only the pieces of the last attempt count."""
 
     class Tight(Spared):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -244,7 +244,7 @@ def test_a_step_that_was_split_is_kept_as_it_was_taken(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_is_replaced_is_followed(tmp_path: Path) -> None:
-    """A module may put another tensor in a buffer's place, of another shape too."""
+    """A module may replace a buffer by another tensor, of another shape too."""
 
     class Grows(Spared):
         def make_model(self) -> nn.Module:
@@ -263,6 +263,6 @@ def test_a_buffer_that_is_replaced_is_followed(tmp_path: Path) -> None:
 
 
 def test_illegal_arguments_are_refused() -> None:
-    """A ring of no step would keep nothing."""
+    """A ring of size 0 is refused."""
     with pytest.raises(ConfigError, match=r"callbacks\.capsule\.keep is 0; it must be a whole number, 1 or more"):
         CrashCapsule(keep=0)

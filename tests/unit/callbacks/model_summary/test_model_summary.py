@@ -27,7 +27,7 @@ def rows(out: str) -> dict[str, list[str]]:
 
 
 def test_layers_are_shown_with_their_shapes_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first batch's shapes, parameters, and FLOPs of one sample, down to the depth asked for."""
+    """The first batch's shapes, parameters, and FLOPs of one sample, down to the requested depth."""
     run(tmp_path, Net(), ModelSummary(max_depth=2))
     out = capsys.readouterr().out
     table = rows(out)
@@ -48,7 +48,7 @@ def test_by_default_only_the_first_level_is_shown(tmp_path: Path, capsys: pytest
 
 
 class Several(Line):
-    """A forward of two arguments, an example of them, a frozen layer, and a weight of its own."""
+    """A forward with two arguments, an example for them, a frozen layer, and a direct parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Several(Line):
 
 
 def test_an_example_of_the_task_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """example_input_array is a tuple of arguments; frozen weights and the Task's own are told apart."""
+    """example_input_array is a tuple of arguments; frozen parameters and the Task's direct ones are counted separately."""
     run(tmp_path, Several(), ModelSummary())
     out = capsys.readouterr().out
     table = rows(out)
@@ -73,7 +73,7 @@ def test_an_example_of_the_task_comes_first(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_forward_that_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has no shapes then, and the reason is below it; training goes on."""
+    """Then the table has no shapes, the reason is printed below it, and training continues."""
 
     class NoForward(Line):
         def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_a_forward_that_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.Cap
 
 
 class Ends(Callback):
-    """Keeps weights, buffers and random states after each step."""
+    """Records weights, buffers and random states after each step."""
 
     def __init__(self) -> None:
         self.kept: list[list[Tensor]] = []
@@ -121,7 +121,7 @@ class Counts(Net):
 @pytest.mark.parametrize("example", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed"}, {"assert_no_sync": True}])
 def test_a_summary_changes_nothing(tmp_path: Path, example: bool, settings: dict[str, Any]) -> None:
-    """Weights, buffers, modes and random numbers of each step are those of a run without it, bit for bit."""
+    """Weights, buffers, modes and random states of each step equal those of a run without a summary, bit for bit."""
     summed, plain, task = Ends(), Ends(), Counts(example)
     quiet(tmp_path, callbacks=[ModelSummary(-1), summed], **settings).fit(task, loader(16))
     quiet(tmp_path, callbacks=[plain], precision=settings.get("precision", "32-true")).fit(Counts(example), loader(16))
@@ -134,11 +134,11 @@ def test_a_summary_changes_nothing(tmp_path: Path, example: bool, settings: dict
 
 @pytest.mark.parametrize("depth", [0, -2])
 def test_an_illegal_depth_is_refused(depth: int) -> None:
-    """A depth of nothing shows nothing."""
+    """A depth of 0 is refused."""
     with pytest.raises(ConfigError, match=rf"callbacks\.model_summary\.max_depth is {depth}; it must be 1 or more, or -1"):
         ModelSummary(depth)
 
 
 def test_numbers_are_written_short() -> None:
-    """Three digits and a prefix."""
+    """Numbers have three digits and a prefix."""
     assert [short_number(n) for n in (0, 999, 1500, 2.5e6, 4e9, 1.23e12)] == ["0 ", "999 ", "1.5 k", "2.5 M", "4 G", "1.23 T"]

@@ -1,4 +1,4 @@
-"""Progress: lines where there is no terminal, a bar where there is one."""
+"""Progress: lines without a terminal, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainkit.trainer import Trainer
 
 
 class Logs(Line):
-    """Logs for the bar."""
+    """Logs a value for the bar."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Log a value for the bar."""
@@ -27,7 +27,7 @@ class Logs(Line):
 
 
 class Clock:
-    """Stands for the module time: each look is so many seconds later."""
+    """Replaces the module time: each call advances by a fixed number of seconds."""
 
     def __init__(self, step_s: float) -> None:
         self.now, self.step_s = 0.0, step_s
@@ -59,7 +59,7 @@ def test_a_long_epoch_is_seen_to_live(
 
 
 def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that was asked to stop ends with the reason."""
+    """A stopped run prints the reason at its end."""
 
     class Stops(Line):
         def on_train_batch_end(self, *_: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """A terminal of 150 columns, and all that is written to it."""
+    """A terminal of 150 columns, and everything written to it."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=150, _environ={"TERM": "xterm"})
     monkeypatch.setattr("trainkit.callbacks.progress.progress.console_of", lambda: console)
@@ -80,13 +80,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def plain(screen: io.StringIO) -> str:
-    """Return what was written, without colours and the cursor's moves."""
+    """Return the written text without colours and cursor moves."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_bar_is_taken_away(tmp_path: Path, terminal: io.StringIO, fails: bool) -> None:
-    """On a terminal a bar counts the steps, and is gone when the run has ended, well or not."""
+    """On a terminal a bar counts the steps, and disappears when the run ends, well or not."""
 
     class Fails(Logs):
         def on_train_epoch_end(self) -> None:
@@ -105,7 +105,7 @@ def test_the_bar_is_taken_away(tmp_path: Path, terminal: io.StringIO, fails: boo
 
 
 def test_epochs_are_a_table_on_a_terminal(tmp_path: Path, terminal: io.StringIO) -> None:
-    """Its head is shown once; each epoch is a row, under the names."""
+    """Its header is printed once; each epoch is a row under the names."""
     quiet(tmp_path, max_epochs=3, enable_progress_bar=True).fit(Line(), loader(23), loader(4))
     lines = [line.rstrip() for line in plain(terminal).splitlines()]
     heads = [line for line in lines if line.endswith("time") and "val/loss" in line]
@@ -115,7 +115,7 @@ def test_epochs_are_a_table_on_a_terminal(tmp_path: Path, terminal: io.StringIO)
 
 
 def test_a_table_that_is_too_wide_is_turned(terminal: io.StringIO) -> None:
-    """Forty values of an epoch stand one below the other."""
+    """Forty values of an epoch are printed one per line."""
     bars = Bars(Console(file=terminal, force_terminal=True, width=60), 4.0)
     bars.epoch("epoch 1", {f"val/{i}": float(i) for i in range(40)}, "5 samples/s", 1.0)
     bars.close()
@@ -123,7 +123,7 @@ def test_a_table_that_is_too_wide_is_turned(terminal: io.StringIO) -> None:
 
 
 def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epoch, validation and test tell how many there are, and each end; the sanity check's two batches are none of it."""
+    """Epoch, validation and test show their totals, and each ends; the sanity check's two batches are not shown."""
     told: list[str] = []
 
     class Told:
@@ -151,7 +151,7 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`metrics` says which values are shown, also for an epoch."""
+    """`metrics` selects the values, also for an epoch."""
     bar = ProgressBar(metrics=["train/score"])
     trainer = quiet(tmp_path, callbacks=[bar], enable_progress_bar=True, log_every_n_steps=1)
     trainer.fit(Logs(), loader(23), loader(4))
@@ -161,20 +161,20 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_validation_within_an_epoch_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also that of a run which ends within an epoch; each once."""
+    """A validation within an epoch is printed once, also if the run ends within that epoch."""
     quiet(tmp_path, enable_progress_bar=True, val_check_interval=2, max_steps=5).fit(Line(), loader(23), loader(4))
     lines = [line for line in capsys.readouterr().out.splitlines() if "val/loss" in line]
     assert [re.split("  +", line)[1] for line in lines] == ["step 2", "step 4", "step 5"]
 
 
 def test_the_bar_ends_where_the_run_does(tmp_path: Path, terminal: io.StringIO) -> None:
-    """max_steps within an epoch is its end."""
+    """max_steps within an epoch limits the bar."""
     quiet(tmp_path, enable_progress_bar=True, max_steps=2, log_every_n_steps=1).fit(Line(), loader(23))
     assert "2/2" in plain(terminal) and "/6" not in plain(terminal)
 
 
 def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two ranks one prints."""
+    """Of two ranks only one prints."""
     settings: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
     World(2).run(lambda engine: Trainer(engine=engine, max_epochs=1, **settings).fit(Line(), loader(8, 2)))
     assert capsys.readouterr().out.count("epoch 1/1") == 1
@@ -195,13 +195,13 @@ def test_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_bar_means_none(tmp_path: Path) -> None:
-    """enable_progress_bar=False drops one that a config brings."""
+    """enable_progress_bar=False removes a bar from the config."""
     trainer = quiet(tmp_path, callbacks=[ProgressBar()], enable_progress_bar=False)
     assert not any(isinstance(c, ProgressBar) for c in trainer.callbacks)
 
 
 def test_a_finished_epoch_may_be_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that goes on at the last step of an epoch has nothing to show for it, and does not fail."""
+    """A run that resumes at the last step of an epoch shows nothing for it, and does not fail."""
     quiet(tmp_path, max_steps=5, enable_checkpointing=True).fit(Line(), loader(23))
     quiet(tmp_path, max_steps=6, enable_progress_bar=True).fit(Line(), loader(23), ckpt_path="last")
     assert capsys.readouterr().out.startswith("epoch 1")

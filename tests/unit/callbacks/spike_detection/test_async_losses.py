@@ -1,4 +1,4 @@
-"""LateLosses: the mean loss of a step, handed over when it has come."""
+"""LateLosses: the mean loss of a step, returned when it has arrived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.callbacks.spike_detection.async_losses import LateLosses
 
 
 def test_on_the_cpu_a_loss_is_there_at_once() -> None:
-    """A step's loss is the mean over its samples; each is handed over once, and a step without samples has none."""
+    """A step's loss is the mean over its samples; each is returned once, and a step without samples has none."""
     losses = LateLosses(torch.device("cpu"))
     losses.add(torch.tensor(1.0, requires_grad=True), 3)
     losses.add(torch.tensor(5.0), 1)
@@ -24,7 +24,7 @@ def test_on_the_cpu_a_loss_is_there_at_once() -> None:
 
 
 def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
-    """What a failed attempt has added is forgotten."""
+    """The losses of a failed attempt are discarded."""
     losses = LateLosses(torch.device("cpu"))
     losses.add(torch.tensor(9.0), 4)
     losses.add(torch.tensor(1.0), 2, attempt=2)
@@ -37,7 +37,7 @@ def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
 
 
 class Event:
-    """A GPU's event that has come when the test says so."""
+    """A GPU event that completes when the test says so."""
 
     come = 0
     made = 0
@@ -50,7 +50,7 @@ class Event:
         """Do nothing."""
 
     def query(self) -> bool:
-        """Return whether it has come."""
+        """Return whether it has completed."""
         return self.number < Event.come
 
     def synchronize(self) -> None:
@@ -60,7 +60,7 @@ class Event:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> LateLosses:
-    """LateLosses of a GPU whose events the test moves; four steps fit in its memory."""
+    """LateLosses on a GPU with events controlled by the test; four steps fit in its memory."""
     Event.come = Event.made = 0
     empty = torch.empty
     monkeypatch.setattr(late_losses, "_SLOTS", 4)
@@ -74,7 +74,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> LateLosses:
 
 
 def test_on_a_gpu_nobody_waits(on_gpu: LateLosses) -> None:
-    """Losses are handed over in order when their event has come, and not before."""
+    """Losses are returned in order, as soon as their event has completed."""
     for step in range(3):
         on_gpu.add(torch.tensor(float(step)), 1)
         on_gpu.end_step(step)
@@ -85,7 +85,7 @@ def test_on_a_gpu_nobody_waits(on_gpu: LateLosses) -> None:
 
 
 def test_a_host_that_is_far_ahead_loses_nothing(on_gpu: LateLosses) -> None:
-    """Where no memory is left the oldest is waited for."""
+    """With all slots used, the host waits for the oldest."""
     for step in range(9):
         on_gpu.add(torch.tensor(float(step)), 1)
         on_gpu.end_step(step)

@@ -1,4 +1,4 @@
-"""Timeline: records the steps it was told to, or asked for, and changes nothing else."""
+"""Timeline: records the configured or requested steps, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parts(folder: Path, rank: int = 0) -> dict[int, list[str]]:
 
 
 def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
-    """Each with its parts in order; the file that all become opens as strict JSON and has torch's operators too."""
+    """Each step has its parts in order; the merged file is strict JSON and contains torch's operators too."""
     timeline = Timeline(start_step=2, num_steps=3)
     quiet(tmp_path, callbacks=[timeline], max_epochs=2).fit(Line(), loader(23), loader(4))
     (folder,) = recordings(tmp_path)
@@ -50,7 +50,7 @@ def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
 
 
 def test_a_step_is_its_parts(tmp_path: Path) -> None:
-    """They follow each other without a gap, and microbatches are told apart."""
+    """Parts follow each other without a gap, and microbatches are separate."""
     quiet(tmp_path, callbacks=[Timeline(0, 2, torch_profiler=False)], accumulate_grad_batches=2).fit(Line(), loader(16))
     (folder,) = recordings(tmp_path)
     assert [name for name in parts(folder)[0] if name == "backward"] == ["backward", "backward"]
@@ -63,7 +63,7 @@ def test_a_step_is_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_no_part_of_a_step(tmp_path: Path) -> None:
-    """One within a step and one between two are parts of their own, which the analysis leaves out."""
+    """A validation within a step and one between two are separate parts, which the analysis leaves out."""
 
     class Slow(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -76,7 +76,7 @@ def test_a_validation_is_no_part_of_a_step(tmp_path: Path) -> None:
 
 
 def test_recording_changes_nothing(tmp_path: Path) -> None:
-    """The same weights to the bit."""
+    """The weights are equal to the bit."""
     plain, recorded = Line(), Line()
     quiet(tmp_path / "a", max_epochs=2).fit(plain, loader(23))
     quiet(tmp_path / "b", max_epochs=2, callbacks=[Timeline(1, 3)]).fit(recorded, loader(23))
@@ -85,25 +85,25 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
 
 
 class At(Callback):
-    """Does something after a step."""
+    """Runs a function after a step."""
 
     def __init__(self, step: int, act: Any) -> None:
         self.step, self.act = step, act
 
     def on_train_step_end(self, trainer: RunView, task: Any) -> None:
-        """Do it."""
+        """Run it."""
         if trainer.global_step == self.step:
             self.act(trainer)
 
 
 def ask(trainer: RunView) -> None:
-    """What `trainkit timeline RUN_DIR record=2` does."""
+    """Do the same as `trainkit timeline RUN_DIR record=2`."""
     (trainer.run_dir / FOLDER).mkdir(exist_ok=True)
     (trainer.run_dir / FOLDER / REQUEST).write_text("2")
 
 
 def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> None:
-    """A run that was broken off, or an elastic one whose ranks changed, has recordings that nobody has merged."""
+    """An aborted run, or an elastic one with changed ranks, leaves recordings that are not merged."""
 
     def fail(trainer: RunView) -> None:
         raise KeyError("broken")
@@ -119,7 +119,7 @@ def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("act", [ask, lambda trainer: os.kill(os.getpid(), signal.SIGUSR2)], ids=["asked", "signalled"])
 def test_a_running_job_records_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
-    """By a file in its folder, or by a signal: from the next step on."""
+    """By a file in its folder, or by a signal: recording starts at the next step."""
     monkeypatch.setattr("trainkit.callbacks.timeline.timeline._LOOK_EVERY_S", 0.0)
     before = signal.getsignal(signal.SIGUSR2)
     timeline = Timeline(start_step=None, num_steps=2, torch_profiler=False)
@@ -131,7 +131,7 @@ def test_a_running_job_records_when_asked(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_ends_early_ends_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was recorded is whole; a run that never came so far says so."""
+    """The recording is complete; a run that ends before it reports that."""
     quiet(tmp_path / "a", callbacks=[Timeline(4, 50)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path / "a")
     assert sorted(parts(folder)) == [4, 5] and (folder / WHOLE).exists()
@@ -140,7 +140,7 @@ def test_a_run_that_ends_early_ends_the_recording(tmp_path: Path, capsys: pytest
 
 
 def test_an_error_leaves_what_was_recorded(tmp_path: Path) -> None:
-    """The files are closed, the profiler is stopped, and a next fit can record."""
+    """The files are closed, the profiler is stopped, and the next fit can record."""
 
     def fail(trainer: RunView) -> None:
         raise KeyError("broken")
@@ -155,7 +155,7 @@ def test_an_error_leaves_what_was_recorded(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_recording_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told once, and training goes on."""
+    """It is reported once, and training continues."""
 
     def full(self: Any, events: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -168,7 +168,7 @@ def test_a_full_disk_costs_the_recording_alone(
 
 
 def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each into its own file; asked of one of them."""
+    """Each rank writes its own file; the request goes to one of them."""
     monkeypatch.setattr("trainkit.callbacks.timeline.timeline._LOOK_EVERY_S", 0.0)
     monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)
 
@@ -186,21 +186,21 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_outside_of_a_recording_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step pays a comparison."""
+    """Outside a recording a step pays one comparison."""
     monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("nobody records"))
     quiet(tmp_path, callbacks=[Timeline(start_step=None)]).fit(Line(), loader(23))
     assert recordings(tmp_path) == [] and not (tmp_path / FOLDER / HOROVOD.format(0)).exists()
 
 
 class Device:
-    """Stands for a GPU: what the host hands over is done ten times later, one thing after the other."""
+    """Replaces a GPU: work queued by the host is done ten times later, in order."""
 
     def __init__(self) -> None:
         self.zero = self.handed = time.perf_counter()
         self.done = 0.0
 
     def event(self) -> Event:
-        """Record an event behind all that was handed over."""
+        """Record an event after all queued work."""
         now = time.perf_counter()
         self.done += 10 * (now - self.handed)
         self.handed = now
@@ -209,12 +209,12 @@ class Device:
 
 @dataclass
 class Event:
-    """Stands for torch.cuda.Event."""
+    """Replaces torch.cuda.Event."""
 
     at: float
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Return True: it has completed."""
 
     def elapsed_time(self, later: Event) -> float:
         """Return milliseconds."""
@@ -222,7 +222,7 @@ class Event:
 
 
 def test_on_a_gpu_the_devices_own_times_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the host's, which runs ahead; the analysis takes the device's."""
+    """They are recorded in addition to the host's, which runs ahead; the analysis uses the device's."""
     device = Device()
     monkeypatch.setattr("trainkit.callbacks.timeline.recording._computes_on_gpu", lambda trainer: True)
     monkeypatch.setattr("trainkit.callbacks.timeline.recording._event", device.event)

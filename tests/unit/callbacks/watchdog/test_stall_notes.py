@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, told from the ranks' notes."""
+"""Stall notes: finding the rank that blocks the others, from the ranks' notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note(rank: int, waiting: str = "", still_s: float = 0.0, tensors: tuple[str,
 
 
 def stall(*notes: Note, silent: dict[int, float] | None = None, timeout_s: float = 10.0) -> str | None:
-    """Return what is found in these notes."""
+    """Return the stall found in these notes."""
     quiet = dict.fromkeys(range(len(notes)), 0.0) | (silent or {})
     return find_stall({n.rank: n for n in notes}, quiet, len(notes), timeout_s)
 
@@ -29,7 +29,7 @@ SUMS = "the sums of gradients"
 
 
 def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
-    """With its host, process and step, and what the others wait for."""
+    """It is named with its host, process and step, and the collective in which the others wait."""
     text = stall(note(0, SUMS, 12, ("conv1.weight", "fc.bias")), note(1, "", 12))
     assert text is not None
     assert text.startswith("rank 1 (node1, process 101) has made no progress for 12 s at step 7, and waits for no rank.")
@@ -37,13 +37,13 @@ def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
 
 
 def test_a_rank_whose_note_does_not_change_is_frozen() -> None:
-    """A stopped process, or a host that is cut off, cannot say that it stands still."""
+    """A stopped process, or a host that is cut off, cannot report that it is stuck."""
     text = stall(note(0, SUMS, 12), note(1), silent={1: 11.0})
     assert text is not None and text.startswith("rank 1 (node1, process 101) has been frozen or cut off for 11 s")
 
 
 def test_ranks_that_wait_for_each_other_are_told_so() -> None:
-    """Calls that do not match are nobody's fault alone."""
+    """Mismatched calls are no single rank's fault."""
     text = stall(note(0, SUMS, 12), note(1, "the barrier", 12))
     assert text is not None and text.startswith("All ranks wait, but for different collectives")
     assert "for the barrier" in text
@@ -59,18 +59,18 @@ def test_ranks_that_wait_for_each_other_are_told_so() -> None:
     ],
 )
 def test_ranks_that_are_slow_are_left_alone(notes: list[Note]) -> None:
-    """Only who stands still while others wait for so long is stalled."""
+    """A rank is hung only if it is stuck while others wait for as long."""
     assert stall(*notes) is None
 
 
 def test_many_tensors_are_counted() -> None:
-    """A message stays one that can be read."""
+    """The message stays readable."""
     text = stall(note(0, SUMS, 12, tuple(f"layer{i}" for i in range(30))), note(1, "", 12))
     assert text is not None and "layer0, layer1, layer2, layer3 and 26 more" in text
 
 
 def test_notes_travel_by_files(tmp_path: Path) -> None:
-    """What a rank writes the other reads; a rank that has never written counts as silent."""
+    """A rank reads the other's notes; a rank that has never written counts as silent."""
     own, other = Notes(tmp_path, 0, 2), Notes(tmp_path, 1, 2)
     own.write(5, SUMS, ["w"], 1.5)
     notes, silent = other.read()
@@ -85,7 +85,7 @@ def test_notes_travel_by_files(tmp_path: Path) -> None:
 
 
 def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
-    """A forked loader worker, and whoever asks whether it lives, find nothing strange in it."""
+    """A forked loader worker, and its liveness check, are not disturbed by it."""
     watch = _Watch(SingleEngine("cpu"), tmp_path, 1.0)
     watch.start()
     assert watch.is_alive()
@@ -95,7 +95,7 @@ def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_is_no_stall() -> None:
-    """Who waits for a checkpoint to be written gets on."""
+    """A rank that waits for a checkpoint to be written makes progress."""
     seen = []
     writer = Writer()
     writer.on_wait = lambda: seen.append(1)

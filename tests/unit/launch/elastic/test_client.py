@@ -1,4 +1,4 @@
-"""A worker's side of an elastic job: seats, beats, and a driver that is gone."""
+"""A worker's side of an elastic job: seats, heartbeats, and a driver that is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEAT = Seat(generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank
 
 
 class Driver:
-    """A driver that answers as a test says, and notes what it was asked."""
+    """A driver with scripted answers that records requests."""
 
     def __init__(self) -> None:
         self.joins: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """A driver whose workers beat often."""
+    """A driver with workers that send heartbeats often."""
     monkeypatch.setattr(membership, "BEAT_S", 0.01)
     monkeypatch.setattr(membership, "UNREACHABLE_S", 0.3)
     monkeypatch.setattr(membership, "_PAUSE_S", 0.01)
@@ -53,7 +53,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def wait(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
+    """Wait for another thread."""
     pause = threading.Event()
     for _ in range(1000):
         if condition():
@@ -76,7 +76,7 @@ def test_a_seat_sets_horovods_variables() -> None:
 
 
 def test_outside_an_elastic_job_there_is_no_membership(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, and one for the whole process inside one."""
+    """There is none outside, and one for the whole process inside."""
     monkeypatch.setattr(Membership, "_current", None)
     monkeypatch.delenv("TRAINKIT_WORKER", raising=False)
     assert Membership.current() is None
@@ -92,13 +92,13 @@ def test_outside_an_elastic_job_there_is_no_membership(monkeypatch: pytest.Monke
 
 
 def test_an_incomplete_environment_is_named() -> None:
-    """The variable that is missing, and what to do."""
+    """The message has the missing variable, and the remedy."""
     with pytest.raises(JobEnded, match="HOROVOD_GLOO_RENDEZVOUS_ADDR.*horovodrun --min-np"):
         Membership.of({"TRAINKIT_WORKER": "node1/0#1"})
 
 
 def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
-    """ "wait" means ask again; the request tells the newest commit and the last generation."""
+    """ "wait" means to ask again; the request has the newest commit and the last generation."""
     driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     assert m.join(7) == SEAT and m.generation == 3
@@ -109,11 +109,11 @@ def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
 
 
 def test_a_worker_that_is_not_needed_ends_with_0(driver: Driver) -> None:
-    """Dismissed is a SystemExit, and says why."""
-    driver.answers = [{"answer": "leave", "why": "slot 0 of node1 was taken away"}]
+    """Dismissed is a SystemExit with the reason."""
+    driver.answers = [{"answer": "leave", "why": "slot 0 of node1 was removed"}]
     with pytest.raises(Dismissed) as caught:
         driver.member().join(0)
-    assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was taken away"
+    assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was removed"
 
 
 def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:
@@ -124,7 +124,7 @@ def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:
 
 
 def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
-    """Step, progress, what it waits for, and after how long that is a stall."""
+    """Step, progress, what it waits for, and its stall limit."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     m.join(0)
@@ -134,7 +134,7 @@ def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
 
 
 def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
-    """The driver's wish is heard with the next beat, and is fulfilled by joining; an old wish counts for nothing."""
+    """The driver's request arrives with the next heartbeat, and is fulfilled by joining; an old request is ignored."""
     driver.answers = [{"answer": "seat"} | vars(SEAT), {"answer": "seat"} | vars(SEAT) | {"generation": 4}]
     m = driver.member()
     m.join(0)
@@ -158,7 +158,7 @@ def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
 
 
 def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
-    """It is wanted to come to join, as the driver is silent, and join says what happened."""
+    """With a silent driver, join is requested and raises the reason."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     m.join(0)
@@ -170,7 +170,7 @@ def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
 
 
 def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time without beats is no time of failed beats: SIGSTOP, or a main thread that keeps all others from running."""
+    """Time without heartbeats is not time of failed heartbeats: SIGSTOP, or a main thread that blocks all others."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     monkeypatch.setattr(membership, "BEAT_S", 60.0)
     m = driver.member()
@@ -180,7 +180,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(driver: Dri
 
 
 def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> None:
-    """Connections that fail are tried anew."""
+    """Failed connections are retried."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     address, m._address = m._address, ("127.0.0.1", 1)
@@ -189,7 +189,7 @@ def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> No
 
 
 def test_beats_go_on_after_the_driver_hung_up(driver: Driver) -> None:
-    """A connection that broke is made anew, and one failure long ago is no silence."""
+    """A broken connection is reopened, and a failure long ago is no silence."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     m.join(0)

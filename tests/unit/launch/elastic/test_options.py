@@ -1,4 +1,4 @@
-"""What horovodrun's command line means for an elastic job, and which hosts and addresses it has."""
+"""Settings of an elastic job from horovodrun's command line, and its hosts and addresses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_defaults_are_horovodruns() -> None:
 
 
 def test_all_options_are_heard() -> None:
-    """Each lands where it belongs."""
+    """Each option sets its field."""
     one = settings(
         num_proc=3,
         min_num_proc=2,
@@ -74,7 +74,7 @@ def test_all_options_are_heard() -> None:
 
 
 def test_the_timeout_can_come_from_the_environment() -> None:
-    """HOROVOD_ELASTIC_TIMEOUT, where the option is not given."""
+    """HOROVOD_ELASTIC_TIMEOUT applies if the option is not given."""
     environ = {"HOROVOD_ELASTIC_TIMEOUT": "77"}
     assert settings(environ).rules.timeout_s == 77
     assert settings(environ, elastic_timeout=5).rules.timeout_s == 5
@@ -116,7 +116,7 @@ def test_workers_do_not_inherit_another_jobs_seat() -> None:
 
 
 def test_hosts_keep_their_order() -> None:
-    """Lines or commas, numbers or the default; a host of no slots is none."""
+    """Lines or commas, numbers or the default; a host with no slots is left out."""
     assert list(parse("b:2\n a \n\nc:0\na-1.x:1\n", 3, "script").items()) == [("b", 2), ("a", 3), ("a-1.x", 1)]
     assert parse("a", None, "script") == {"a": 1}
 
@@ -129,8 +129,8 @@ def test_a_line_that_is_no_host_is_refused(line: str) -> None:
 
 
 def test_a_discovery_script_that_fails_says_why() -> None:
-    """Exit code and what it wrote to stderr."""
-    with pytest.raises(ConfigError, match="ended with exit code 3.*It said: no such cluster"):
+    """The message has the exit code and its stderr."""
+    with pytest.raises(ConfigError, match="ended with exit code 3.*Its error output: no such cluster"):
         Discovery("echo no such cluster >&2; exit 3", None).ask()
     assert Discovery("echo a:2", None).ask() == {"a": 2}
 
@@ -150,17 +150,17 @@ def test_this_hosts_names_are_local(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
 def test_other_hosts_are_not(host: str) -> None:
-    """TEST-NET-1, and a name that means nothing."""
+    """TEST-NET-1, and an unknown name, are not local."""
     assert not is_local(host)
 
 
 def test_jobs_on_this_host_meet_at_the_loopback() -> None:
-    """Nobody else can come in."""
+    """No other host can connect."""
     assert choose(["localhost", "127.0.0.2"], None) == Network("127.0.0.1", ("lo",), is_closed=True)
 
 
 def test_an_interface_that_was_chosen_is_taken() -> None:
-    """By its address; one that is not there is named with those that are."""
+    """By its address; for an unknown one, the known ones are named."""
     assert choose(["localhost"], ["lo"]) == Network("127.0.0.1", ("lo",))
     with pytest.raises(ConfigError, match="'nic9'.*interfaces: .*lo"):
         address_of("nic9")
@@ -170,5 +170,5 @@ def test_other_hosts_are_met_at_the_interface_that_leads_there(monkeypatch: pyte
     """The system's own choice of way; here it leads through the loopback, as there may be no other."""
     monkeypatch.setattr(network, "is_local", lambda host: False)
     assert choose(["127.0.0.9"], None) == Network("127.0.0.1", ("lo",))
-    with pytest.raises(ConfigError, match="no way to host 'nowhere.invalid'"):
+    with pytest.raises(ConfigError, match="no route to host 'nowhere.invalid'"):
         choose(["nowhere.invalid"], None)

@@ -1,4 +1,4 @@
-"""Workers as processes: exit codes, groups, lines with ranks, and what is told to another host."""
+"""Workers as processes: exit codes, groups, lines with ranks, and the data sent to another host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainkit.launch.elastic.remote import SCRIPT, first_lines, ssh_command
 
 
 class Ended:
-    """Notes an exit code, from whatever thread."""
+    """Records an exit code, from any thread."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -30,7 +30,7 @@ class Ended:
         self._event.set()
 
     def wait(self) -> int | None:
-        """Return the code once there is one."""
+        """Wait for the code and return it."""
         assert self._event.wait(10)
         return self.code
 
@@ -64,7 +64,7 @@ def test_codes_above_128_that_are_no_signals_are_the_users() -> None:
 
 
 def test_a_signal_ends_the_whole_group(tmp_path: Path) -> None:
-    """What a worker started goes with it, also when it ends by itself."""
+    """A worker's children end with it, also if it ends by itself."""
     assert run(f"sleep 60 & echo $! > {tmp_path}/pid; sleep 60", number=signal.SIGKILL) == -9
     assert run(f"sleep 60 >/dev/null 2>&1 & echo $! > {tmp_path}/pid") == 0
     pid = (tmp_path / "pid").read_text().strip()
@@ -88,7 +88,7 @@ def test_lines_carry_the_rank_of_their_worker(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_screen_that_is_gone_stops_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """horovodrun | head: lines are lost, the worker goes on."""
+    """horovodrun | head: lines are lost, the worker continues."""
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
@@ -135,7 +135,7 @@ def remote(shell: str, text: str, wait_s: float = 10) -> tuple[int, str]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_remote_script_runs_the_command_with_its_environment(shell: str, tmp_path: Path) -> None:
-    """Values with quotes and newlines arrive whole; its stdin is empty. SIGTERM at the end of ours comes too late for it."""
+    """Values with quotes and newlines arrive intact; its stdin is empty. Its SIGTERM at the end of our stdin comes too late."""
     command = ["sh", "-c", 'cat; printf "%s|%s|%s" "$A" "$PWD" "$1"; trap "" TERM; exit 7', "x", "two words"]
     code, out = remote(shell, first_lines({"A": "it's\na\\b $HOME"}, str(tmp_path), command, "go-1") + "0\n")
     assert out in (f"it's\na\\b $HOME|{tmp_path}|two words", "") and code in (7, 143)

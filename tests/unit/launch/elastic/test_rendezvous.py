@@ -1,4 +1,4 @@
-"""The rendezvous server: a store of values and the workers' requests, for those who sign."""
+"""The rendezvous server: a key-value store and the workers' requests, for signed requests only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting":
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that answers beats with what they said, and lets joins wait."""
+    """A server that answers heartbeats with their content, and lets joins wait."""
     one = Server("127.0.0.1", SECRET, lambda request: None, lambda request: request.answer(request.content))
     yield one
     one.close()
@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 def ask(
     server: Server, method: str, target: str, body: bytes = b"", signature: str | None = "", **headers: str
 ) -> tuple[int, bytes]:
-    """Send a request, rightly signed unless a signature is given; None: without one."""
+    """Send a request, correctly signed unless a signature is given; None: unsigned."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
     signed = {} if signature is None else {HEADER: signature or sign(SECRET, method, target, body)}
     connection.request(method, target, body, signed | headers)
@@ -38,7 +38,7 @@ def ask(
 
 
 def test_values_are_bytes_and_stay_bytes(server: Server) -> None:
-    """What was put is got; what was not is 404."""
+    """A stored value is returned unchanged; a missing one is 404."""
     value = bytes(range(256))
     assert ask(server, "PUT", "/g1.global/0", value) == (200, b"")
     assert ask(server, "GET", "/g1.global/0") == (200, value)
@@ -46,7 +46,7 @@ def test_values_are_bytes_and_stay_bytes(server: Server) -> None:
 
 
 def test_a_generations_values_outlive_the_ranks_that_delete_theirs(server: Server) -> None:
-    """A rank that has found all others deletes its own key while others still look for it."""
+    """A rank that has found all others deletes its own key while others still search for it."""
     for scope in ("g1.global", "plain"):
         ask(server, "PUT", f"/{scope}/0", b"x")
         assert ask(server, "DELETE", f"/{scope}/0") == (200, b"")
@@ -65,7 +65,7 @@ def test_older_generations_are_forgotten(server: Server) -> None:
 
 
 def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) -> None:
-    """410 for what nobody will put there any more, in place of looking for 30 s; what is there can still be read."""
+    """410 for a value that will never come, instead of a search of 30 s; existing values can still be read."""
     server.put("g2.global", "0", b"x")
     server.give_up(2)
     assert ask(server, "GET", "/g2.global/1")[0] == ask(server, "GET", "/g1.local_a/0")[0] == 410
@@ -76,7 +76,7 @@ def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
 @pytest.mark.parametrize("signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", b"x")])
 def test_an_unsigned_request_is_refused(server: Server, method: str, signature: str | None) -> None:
-    """403, and nothing was done."""
+    """403, and nothing is done."""
     server.put("a", "b", b"before")
     body = b"x" if method in ("PUT", "POST") else b""
     assert ask(server, method, "/a/b", body, signature)[0] == 403
@@ -85,7 +85,7 @@ def test_an_unsigned_request_is_refused(server: Server, method: str, signature: 
 
 @pytest.mark.parametrize("target", ["/a", "/a/b/c", "/a/", "a/b"])
 def test_a_path_is_a_scope_and_a_key(server: Server, target: str) -> None:
-    """400 for anything else."""
+    """400 for any other path."""
     assert ask(server, "PUT", target, b"x")[0] == 400
 
 
@@ -99,7 +99,7 @@ def test_a_beat_is_answered_at_once(server: Server) -> None:
     "body", [b"", b"[]", b"{}", b'{"worker": "a/0#1"}', json.dumps(BEAT | {"step": "x"}).encode(), b"\xff"]
 )
 def test_a_malformed_request_is_refused(server: Server, body: bytes) -> None:
-    """400, whether it is no JSON or lacks a value."""
+    """400, for invalid JSON and for a missing value."""
     assert ask(server, "POST", "/elastic/beat", body)[0] == 400
 
 
@@ -121,7 +121,7 @@ def test_a_body_that_is_too_large_is_not_read(server: Server) -> None:
 
 
 def test_a_request_has_its_answer_from_another_thread() -> None:
-    """And none when there is none in time."""
+    """And none if there is none in time."""
     request = Request({})
     assert request.wait(0.01) is None
     request.answer({"answer": "wait"})

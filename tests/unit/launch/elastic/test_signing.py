@@ -1,4 +1,4 @@
-"""Signatures under requests: what Horovod's C++ side computes, and nothing else, is accepted."""
+"""Signatures of requests: only those computed like Horovod's C++ side are accepted."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_a_signature_is_what_the_other_side_computes() -> None:
 
 
 def test_a_signature_is_known_by_its_digits() -> None:
-    """A fixed example for whoever writes the other side; openssl dgst -hmac gives it too."""
+    """A fixed example for the other side's implementation; openssl dgst -hmac gives the same."""
     assert sign(SECRET, "GET", "/scope/key") == "de42bf930261efbe327e722fd555a8eb38391efe66662b20dee5ed53ab587c1f"
 
 
 def test_a_signed_request_is_accepted() -> None:
-    """The right one."""
+    """The correct one."""
     assert is_signed(SECRET, "POST", "/a/b", b"body", sign(SECRET, "POST", "/a/b", b"body"))
 
 
@@ -44,7 +44,7 @@ def test_a_signature_under_something_else_is_refused(method: str, target: str, b
 
 @pytest.mark.parametrize("signature", [None, "", "x", "\udcff", "é"])
 def test_no_signature_is_none(signature: str | None) -> None:
-    """Neither a header that is missing nor one that is no digest."""
+    """Neither a missing header nor one that is no digest."""
     assert not is_signed(SECRET, "GET", "/a/b", b"", signature)
 
 

@@ -1,4 +1,4 @@
-"""The elastic job's state machine: who gets a seat, who is replaced, and how a job ends."""
+"""The elastic job's state machine: which workers get a seat, which are replaced, and how a job ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def started(**more: Any) -> Simulated:
 
 
 def test_the_first_generation_waits_for_np_ranks() -> None:
-    """With -np 2 --min-np 1 one rank alone does not begin."""
+    """With -np 2 --min-np 1 a single rank does not start."""
     job = Simulated()
     job.join(A)
     job.wait(30)
@@ -42,7 +42,7 @@ def test_the_first_generation_waits_for_np_ranks() -> None:
 
 
 def test_the_first_workers_are_counted_for_their_placeholders() -> None:
-    """The first -np processes are told which of -np they are, later ones that they are none of these."""
+    """The first -np processes get their number in the first generation, later ones get none."""
     job = Simulated({"node1": 3}, max_np=3)
     assert [start.first for start in job.starts] == [0, 1, None]
 
@@ -59,13 +59,13 @@ def test_a_killed_rank_does_not_hold_up_the_other() -> None:
     assert job.wanted(A)
     job.join(A, commit=9)
     assert job.seats() == [A, "node1/1#2"]
-    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank goes on"
+    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank continues"
     assert job.said[2] == "1 rank on node1, generation 2: rank 1 (node1, slot 1) was killed by SIGKILL; formed 0.00 s later"
     assert job.said[-1] == "2 ranks on node1, generation 3: worker node1/1#2 came; formed 0.00 s later"
 
 
 def test_rank_0_is_the_one_with_the_newest_commit() -> None:
-    """When rank 0 is killed, the survivor that kept the newest step leads, and a newcomer without state never does."""
+    """When rank 0 is killed, the survivor with the newest step becomes rank 0, and a new worker without state never does."""
     job = Simulated({"node1": 2, "node2": 1}, np=3)
     job.join(A, B, "node2/0#1")
     job.exit(A)
@@ -76,7 +76,7 @@ def test_rank_0_is_the_one_with_the_newest_commit() -> None:
 
 
 def test_ranks_of_a_host_are_consecutive() -> None:
-    """Workers that come in any order are grouped by host, and cross ranks count hosts."""
+    """Workers that join in any order are grouped by host, and cross ranks count hosts."""
     job = Simulated({"node1": 2, "node2": 2}, np=4)
     job.join(A, "node2/0#1", B, "node2/1#1")
     assert job.seats() == [A, B, "node2/0#1", "node2/1#1"]
@@ -85,7 +85,7 @@ def test_ranks_of_a_host_are_consecutive() -> None:
 
 
 def test_max_np_limits_processes() -> None:
-    """No more processes are started than may have a seat; a free slot elsewhere takes over from one that crashed."""
+    """No more processes are started than there are seats; a free slot elsewhere replaces one that crashed."""
     job = Simulated({"node1": 2, "node2": 2}, max_np=2)
     assert job.alive == [A, B]
     job.join(A, B)
@@ -94,7 +94,7 @@ def test_max_np_limits_processes() -> None:
 
 
 def test_who_is_one_too_many_goes_on_waiting() -> None:
-    """A host that went and came back has been replaced meanwhile: the third of two ranks is a spare."""
+    """A host that left and returned was replaced meanwhile: the third of two ranks is a spare."""
     job = Simulated({"node1": 2, "node2": 1}, max_np=2)
     job.join(A, B)
     job.hosts({"node1": 1, "node2": 1})
@@ -110,7 +110,7 @@ def test_who_is_one_too_many_goes_on_waiting() -> None:
 
 
 def test_a_worker_that_dies_between_join_and_seat_is_not_seated() -> None:
-    """Who has joined and died is none of those that wait."""
+    """A worker that joined and died does not wait for a seat any more."""
     job = Simulated()
     job.join(A)
     job.exit(A)
@@ -130,7 +130,7 @@ def test_a_seat_that_was_lost_on_its_way_is_given_again() -> None:
 
 
 def test_all_killed_after_a_seat_are_all_replaced() -> None:
-    """The job goes on from its checkpoint with new processes."""
+    """The job resumes from its checkpoint with new processes."""
     job = started()
     job.exit(A, B)
     assert job.alive == ["node1/0#2", "node1/1#2"]
@@ -139,7 +139,7 @@ def test_all_killed_after_a_seat_are_all_replaced() -> None:
 
 
 def test_newcomers_without_a_survivor_wait_for_one_another_but_not_for_long() -> None:
-    """Nobody keeps any state that could go on: the second may be there in a moment, or hang."""
+    """No worker has state to resume from: the second may join in a moment, or hang."""
     job = started()
     job.exit(A, B)
     job.join("node1/0#2")
@@ -150,7 +150,7 @@ def test_newcomers_without_a_survivor_wait_for_one_another_but_not_for_long() ->
 
 
 def test_all_killed_before_a_seat_end_the_job() -> None:
-    """What crashes before it has joined would crash again."""
+    """A process that crashes before it has joined would crash again."""
     job = Simulated()
     job.exit(A)
     assert job.code is None
@@ -173,7 +173,7 @@ def test_a_slot_that_crashes_again_waits_longer_each_time() -> None:
     job.wait(100)
     assert pauses == [1, 2, 4]
     assert job.alive == [A]
-    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes, and no step in between"
+    assert job.said[-1] == "slot 1 of node1 is given up: 5 crashes without a step in between"
 
 
 def test_the_cooldown_range_sets_the_pauses() -> None:
@@ -191,7 +191,7 @@ def test_the_cooldown_range_sets_the_pauses() -> None:
 
 
 def test_a_slot_is_not_given_up_while_its_workers_get_on() -> None:
-    """Between crashes that lie a step of its own apart a slot is never given up, and filled at once."""
+    """A slot with steps between its crashes is never given up, and refilled at once."""
     job = started()
     for step in range(1, 20):
         late = job.alive[-1]
@@ -204,7 +204,7 @@ def test_a_slot_is_not_given_up_while_its_workers_get_on() -> None:
 
 
 def test_a_worker_that_stepped_is_replaced_at_once_again() -> None:
-    """A crash after steps of its own is a first crash."""
+    """A crash after a worker's own steps counts as a first crash."""
     job = started()
     for step in range(2, 9, 2):
         job.beat(*job.seats(), step=step)
@@ -217,7 +217,7 @@ def test_a_worker_that_stepped_is_replaced_at_once_again() -> None:
 
 @pytest.mark.parametrize("code", [1, 2, 3, 127])
 def test_an_error_of_the_users_ends_the_job_with_its_code(code: int) -> None:
-    """Nobody is blamed and nothing restarted: the others are told that it is over."""
+    """No other worker is reported, nothing is restarted: the others learn that the job is over."""
     job = started()
     job.exit(B, code=code)
     assert job.code == code and job.alive == [A] and job.wanted(A)
@@ -254,7 +254,7 @@ def test_a_preempted_worker_is_not_replaced() -> None:
 
 
 def test_a_preempted_slot_is_filled_when_its_host_comes_back() -> None:
-    """The host goes and returns: it is as good as new."""
+    """The host goes and returns: its slots start afresh."""
     job = Simulated({"node1": 1, "node2": 1})
     job.join(A, "node2/0#1")
     job.exit("node2/0#1", code=75)
@@ -272,7 +272,7 @@ def test_a_job_whose_workers_all_left_ends_with_75() -> None:
 
 
 def test_a_crash_beside_a_preemption_is_still_replaced() -> None:
-    """One left, the other was killed: the job goes on with the killed one's successor."""
+    """One left, the other was killed: the job continues with the killed one's successor."""
     job = started()
     job.exit(B, code=75)
     job.exit(A)
@@ -291,7 +291,7 @@ def test_a_preemption_while_another_slot_pauses_is_not_the_end() -> None:
 
 
 def test_a_job_is_done_when_rank_0_is() -> None:
-    """Exit code 0 of all, one after the other."""
+    """All end with exit code 0, one after the other."""
     job = started()
     job.exit(B, code=0)
     assert not job.wanted(A), "nobody is asked to join a job that ends"
@@ -300,7 +300,7 @@ def test_a_job_is_done_when_rank_0_is() -> None:
 
 
 def test_who_waits_for_nobody_after_the_first_is_done_is_left_alone() -> None:
-    """It may write the last checkpoint for minutes; thirty seconds in a collective end it: the other will not come."""
+    """It may write the last checkpoint for minutes; thirty seconds in a collective end it: the other rank will not join."""
     job = started()
     job.exit(B, code=0)
     for _ in range(100):
@@ -313,7 +313,7 @@ def test_who_waits_for_nobody_after_the_first_is_done_is_left_alone() -> None:
 
 
 def test_a_straggler_that_is_ended_is_not_too_few_workers() -> None:
-    """While the last one is being killed, --elastic-timeout does not count."""
+    """While the last worker is being killed, --elastic-timeout does not count."""
     job = started(timeout_s=2.0)
     job.exit(A, code=0)
     job.beat(B, waiting="the sums of gradients")
@@ -324,7 +324,7 @@ def test_a_straggler_that_is_ended_is_not_too_few_workers() -> None:
 
 
 def test_a_killed_rank_0_of_a_job_that_is_nearly_done_fails_it() -> None:
-    """Who saves was killed while the other was done: not a success."""
+    """The rank that saves was killed while the other was done: not a success."""
     job = started()
     job.exit(B, code=0)
     job.exit(A)
@@ -332,7 +332,7 @@ def test_a_killed_rank_0_of_a_job_that_is_nearly_done_fails_it() -> None:
 
 
 def test_a_newcomer_to_a_job_that_is_nearly_done_is_sent_home() -> None:
-    """Nothing is left for it to do."""
+    """No work is left for it."""
     job = started()
     job.exit(B)
     job.exit(A, code=0)
@@ -342,14 +342,14 @@ def test_a_newcomer_to_a_job_that_is_nearly_done_is_sent_home() -> None:
 
 
 def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
-    """They are told to leave when they come to join; the others go on without them."""
+    """They are told to leave when they join; the others continue without them."""
     job = Simulated({"node1": 1, "node2": 1})
     job.join(A, "node2/0#1")
     job.hosts({"node1": 1})
     assert job.wanted(A) and job.wanted("node2/0#1")
     job.join("node2/0#1", commit=5)
     answer = job.roster.answer("node2/0#1")
-    assert answer == {"answer": "leave", "why": "slot 0 of node2 was taken away"}
+    assert answer == {"answer": "leave", "why": "slot 0 of node2 was removed"}
     job.join(A, commit=5)
     assert job.seats() == [A]
     job.exit("node2/0#1", code=0)
@@ -371,7 +371,7 @@ def test_a_worker_that_does_not_leave_is_ended() -> None:
 
 @pytest.mark.parametrize("code", [1, 75, -9, None])
 def test_how_a_worker_ends_whose_host_is_gone_does_not_matter(code: int | None) -> None:
-    """A host that is shut down takes its processes down in many ways; none of them is the user's error."""
+    """A host that shuts down ends its processes in many ways; none of them is the user's error."""
     job = Simulated({"node1": 1, "node2": 1})
     job.join(A, "node2/0#1")
     job.hosts({"node1": 1})
@@ -381,7 +381,7 @@ def test_how_a_worker_ends_whose_host_is_gone_does_not_matter(code: int | None) 
 
 
 def test_a_host_that_comes_back_in_time_keeps_its_worker() -> None:
-    """Removed and added again before anybody came to join: nothing happens."""
+    """Removed and added again before any worker joined: nothing happens."""
     job = Simulated({"node1": 1, "node2": 1})
     job.join(A, "node2/0#1")
     job.hosts({"node1": 1})
@@ -392,7 +392,7 @@ def test_a_host_that_comes_back_in_time_keeps_its_worker() -> None:
 
 
 def test_the_highest_slots_go_first() -> None:
-    """A host of which one slot is taken away keeps its first one."""
+    """A host that loses one of its slots keeps its first one."""
     job = started()
     job.hosts({"node1": 1})
     assert job.wanted(B)
@@ -401,7 +401,7 @@ def test_the_highest_slots_go_first() -> None:
 
 
 def test_a_new_host_is_taken_in() -> None:
-    """Its process starts at once, and the others are asked to come when it has joined."""
+    """Its process starts at once, and the others are requested to join when it has joined."""
     job = started()
     job.hosts({"node1": 2, "node2": 1})
     assert job.alive == [A, B, "node2/0#1"] and not job.wanted(A)
@@ -412,7 +412,7 @@ def test_a_new_host_is_taken_in() -> None:
 
 
 def test_too_few_workers_for_too_long_end_the_job() -> None:
-    """min-np of np: a rank that cannot be replaced is waited for, for as long as --elastic-timeout says."""
+    """min-np of np: a replacement is awaited for as long as --elastic-timeout allows."""
     job = Simulated({"node1": 1, "node2": 1}, min_np=2, timeout_s=5.0)
     job.join(A, "node2/0#1")
     job.hosts({"node1": 1})
@@ -427,7 +427,7 @@ def test_too_few_workers_for_too_long_end_the_job() -> None:
 
 
 def test_the_timeout_begins_anew_with_each_generation() -> None:
-    """Two losses of four seconds each are none of five."""
+    """Two losses of four seconds each do not exceed five seconds."""
     job = Simulated({"node1": 1, "node2": 1}, min_np=2, timeout_s=5.0)
     job.join(A, "node2/0#1")
     for count in (1, 2):
@@ -441,12 +441,12 @@ def test_the_timeout_begins_anew_with_each_generation() -> None:
 
 
 def test_a_rank_that_cannot_go_on_alone_is_said_to_wait() -> None:
-    """With --min-np 2 of 2 the other waits for a replacement; too few slots at the start are told, too."""
+    """With --min-np 2 of 2 the other waits for a replacement; too few slots at the start are reported, too."""
     job = started(min_np=2)
     job.exit(B)
     assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank waits for 1 more (--min-np)"
     few = Simulated({"node1": 1})
-    assert few.said == ["1 slot there, 2 are needed to begin: waiting for more hosts"]
+    assert few.said == ["1 slot available, 2 are needed to start: waiting for more hosts"]
 
 
 def test_a_replacement_in_time_stops_the_clock() -> None:
@@ -471,7 +471,7 @@ def test_a_process_that_never_joins_is_ended() -> None:
 
 
 def test_the_reset_limit_ends_the_job() -> None:
-    """--reset-limit 1: one change is borne, the second ends the job; newcomers alone change nothing then."""
+    """--reset-limit 1: one change is allowed, the second ends the job; new workers alone cause none then."""
     job = started(reset_limit=1)
     job.exit(B)
     job.join(A, commit=1)
@@ -493,7 +493,7 @@ def test_a_signal_reaches_all_and_nobody_is_replaced() -> None:
 
 @pytest.mark.parametrize(("codes", "code"), [((75, 0), 75), ((0, 0), 0), ((75, 3), 3), ((-9, 75), 137), ((-15, -15), 143)])
 def test_after_a_signal_the_exit_code_is_the_workers(codes: tuple[int, int], code: int) -> None:
-    """75 if all left so, else what went wrong first."""
+    """75 if all left so, else the first error."""
     job = started()
     job.signal()
     job.exit(A, code=codes[0])
@@ -512,7 +512,7 @@ def test_who_does_not_heed_a_signal_is_killed() -> None:
 
 
 def test_a_signal_before_any_seat_ends_with_the_signals_code() -> None:
-    """Nobody had anything to save."""
+    """No worker had state to save."""
     job = Simulated()
     job.signal(signal.SIGINT)
     job.exit(A, B, code=-2)
@@ -528,7 +528,7 @@ def test_nobody_is_called_away_after_a_signal() -> None:
 
 
 def test_survivors_of_a_signal_still_get_a_seat() -> None:
-    """A rank that is gone before the other has saved: the other needs a generation to end in."""
+    """A rank exited before the other has saved: the other needs a generation in which to end."""
     job = started()
     job.signal()
     job.exit(B, code=75)
@@ -545,19 +545,19 @@ def test_a_frozen_worker_is_killed_and_replaced() -> None:
         job.beat(A, step=step, stall_s=5)
     assert job.sent == {B: [signal.SIGKILL]}
     job.exit(B)
-    assert "did not say that it lives for 5 s" in job.said[0]
+    assert "sent no heartbeat for 5 s" in job.said[0]
     assert job.alive == [A, "node1/1#2"]
 
 
 def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
-    """It has its seat and has not said yet how long is too long: what the other said holds for it."""
+    """It has its seat and has not sent its limit yet: the others' limit applies."""
     job = started()
     for step in range(7):
         job.beat(A, step=step, stall_s=5)
         job.wait(1)
     assert job.sent == {B: [signal.SIGKILL]}
     job.exit(B)
-    assert "did not say that it lives for 5 s" in job.said[0]
+    assert "sent no heartbeat for 5 s" in job.said[0]
     assert job.alive == [A, "node1/1#2"]
 
 
@@ -572,7 +572,7 @@ def test_a_driver_that_was_stopped_itself_blames_nobody() -> None:
 
 
 def hang(job: Simulated, seconds: int, **waiting: str) -> list[str]:
-    """Let all beat for so long without progress; return who was asked for stacks."""
+    """Let all send heartbeats without progress; return the workers with a request for stacks."""
     asked = []
     for _ in range(seconds):
         job.wait(1)
@@ -583,23 +583,23 @@ def hang(job: Simulated, seconds: int, **waiting: str) -> list[str]:
 
 
 def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
-    """B waits for nothing and stands still while A waits for it."""
+    """B waits for nothing and is stuck while A waits for it."""
     job = started()
     assert hang(job, 7, A="grads", B="") == [A, B]
     assert job.sent == {}
     hang(job, 2, A="grads", B="")
     assert job.sent == {B: [signal.SIGKILL]}
-    assert "rank 1 (node1, slot 1) has not got on for 6 s and waits for nothing, while rank 0" in job.said[0]
+    assert "rank 1 (node1, slot 1) has made no progress for 6 s and waits for nothing, while rank 0" in job.said[0]
 
 
 def test_a_slow_rank_nobody_waits_for_is_left_alone() -> None:
-    """Without anybody in a collective nobody is held up."""
+    """If no worker is in a collective, no worker is blocked."""
     job = started()
     assert hang(job, 60, A="", B="") == [] and job.sent == {}
 
 
 def test_a_rank_alone_waits_for_nobody() -> None:
-    """A slow step of a job of one is nobody's fault."""
+    """In a job with one rank, a slow step blocks no other."""
     job = Simulated({"node1": 1}, np=1)
     job.join(A)
     for _ in range(60):
@@ -609,7 +609,7 @@ def test_a_rank_alone_waits_for_nobody() -> None:
 
 
 def test_ranks_that_wait_for_one_another_end_the_job() -> None:
-    """Both in collectives that never meet: stacks, then an error that says who waits for what."""
+    """Both in collectives that never match: stacks, then an error with what each waits for."""
     job = started()
     assert hang(job, 9, A="grads", B="val/loss") == [A, B]
     assert job.code == 1
@@ -669,11 +669,11 @@ def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
     job = Simulated()
     job.exit(A, code=0)
     assert job.code == 1 and job.roster.job.over is not None
-    assert "never asked for a seat" in job.roster.job.over.why
+    assert "never requested a rank" in job.roster.job.over.why
 
 
 def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
-    """It has not said yet how long is too long: what the others said holds for it."""
+    """It has not sent its limit yet: the others' limit applies."""
     job = started()
     job.beat(A, B, step=5, stall_s=8.0)
     job.exit(B)
@@ -690,7 +690,7 @@ def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
 
 @pytest.mark.parametrize("code", [-9, 1])
 def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
-    """What the others train in the meantime is not theirs: the pause grows, and the fifth is the last."""
+    """The others' steps in the meantime do not count for it: the pause grows, and the fifth crash is the last."""
     job = started()
     job.beat(A, B, step=5)
     job.exit(B)
@@ -712,7 +712,7 @@ def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
 
 
 def test_a_newcomer_that_prepares_for_long_is_left_alone_while_it_beats() -> None:
-    """A download of an hour is no hang; a process that says nothing for ten minutes is."""
+    """A download of an hour is no hang; a process silent for ten minutes is."""
     job = started()
     job.exit(B)
     late = job.alive[-1]

@@ -1,4 +1,4 @@
-"""ResumeWitness changes nothing of what it looks at, and notes what a rank was given."""
+"""ResumeWitness changes nothing in the run, and records each rank's samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.report.resume.recorder import ResumeWitness, digests
 
 
 def test_a_run_with_a_witness_is_the_same_run(tmp_path: Path) -> None:
-    """Dropout, batch norm and the order of samples are to the bit what they are without it, where it saves too."""
+    """Dropout, batch norm and the order of samples equal those of a run without it, to the bit, also when it saves."""
     alone, watched = Net(), Net()
     quiet(tmp_path / "alone", max_steps=5).fit(alone, loader(shuffle=True))
     witness = ResumeWitness(str(tmp_path / "notes"), end_at=5, save_at=3)
@@ -23,7 +23,7 @@ def test_a_run_with_a_witness_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_the_notes_hold_every_sample_once(tmp_path: Path) -> None:
-    """An epoch's notes have a line for each step, and each of the data's indices once."""
+    """An epoch's record has a line per step, and each of the data's indices once."""
     witness = ResumeWitness(str(tmp_path / "notes"), end_at=6)
     quiet(tmp_path, max_epochs=1, callbacks=witness, accumulate_grad_batches=2).fit(Net(), loader(shuffle=True))
     lines = [json.loads(line) for line in (tmp_path / "notes" / "rank0.jsonl").read_text().splitlines()]
@@ -33,7 +33,7 @@ def test_the_notes_hold_every_sample_once(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_a_hash_of_its_own() -> None:
-    """A sample is known again in another batch; a batch whose parts are of no sample has one hash for all of it."""
+    """A sample has the same hash in another batch; a batch not divided by samples has one hash."""
     x_NI = torch.arange(12.0).reshape(4, 3)
     assert digests({"x": x_NI})[2] == digests({"x": x_NI[2:]})[0]
     assert digests([x_NI, x_NI[:, :1]])[0] != digests([x_NI, x_NI[:, 1:2]])[0]

@@ -1,4 +1,4 @@
-"""What check-resume compares beside checkpoints: logged values, and the samples of each step."""
+"""check-resume compares, besides checkpoints, logged values and the samples of each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table(*losses: str, **more: list[str]) -> list[dict[str, str]]:
 
 
 def test_logged_values_are_compared_as_text() -> None:
-    """Values that are equal as numbers and not as text are told as different, with row, step and column."""
+    """Values equal as numbers but not as text are reported as different, with row, step and column."""
     found = logged_values(table("0.5", "0.25"), table("0.5", "0.250"), 1, False)
     assert found.first == "row 2 (step 2), loss: '0.25' and '0.250'"
     assert logged_values(table("0.5", "0.25"), table("0.5", "0.25"), 1, False).first is None
@@ -31,7 +31,7 @@ def test_rows_too_few_or_too_many_are_told(losses: tuple[str, ...]) -> None:
 
 
 def test_a_column_of_times_is_passed_over_and_named() -> None:
-    """A column that differs before the kill is of times and not compared, which is said; one that differs later is."""
+    """A column that differs before the kill holds times and is skipped with a note; one that differs later is not."""
     found = logged_values(table("1", "2", time=["7", "8"]), table("1", "2", time=["9", "9"]), 1, False)
     assert (found.first, found.left_out) == (None, "without time, which differ before the kill too")
     later = logged_values(table("1", "2", time=["7", "8"]), table("1", "2", time=["7", "9"]), 1, False)
@@ -39,7 +39,7 @@ def test_a_column_of_times_is_passed_over_and_named() -> None:
 
 
 def notes(*steps: tuple[int, list[int] | None, list[str]]) -> list[dict[str, Any]]:
-    """Return what a rank has noted."""
+    """Return a rank's record."""
     return [{"step": step, "indices": indices, "samples": data} for step, indices, data in steps]
 
 
@@ -56,17 +56,17 @@ WHOLE = [notes((1, [4], ["e"]), (2, [0, 1], ["a", "b"])), notes((1, [5], ["f"]),
     ],
 )
 def test_each_rank_must_train_on_the_same_samples(second: list[dict[str, Any]], told: str | None) -> None:
-    """The steps after the kill are compared rank by rank: other indices, other data and a rank without notes are told."""
+    """Steps after the kill are compared rank by rank: other indices, other data and a missing record are reported."""
     assert samples(WHOLE, [notes((2, [0, 1], ["a", "b"])), second], False).first == told
 
 
 @pytest.mark.parametrize(("indices", "is_equal"), [([3, 1, 0, 2], True), ([3, 1, 0, 0], False)])
 def test_at_other_ranks_a_step_has_the_same_samples_as_a_set(indices: list[int], is_equal: bool) -> None:
-    """One rank may take what two took, in any order, and nothing twice."""
+    """One rank may train on the samples of two, in any order, each once."""
     found = samples(WHOLE, [notes((2, indices, ["d", "b", "a", "c"]))], True)
     assert (found.first is None) is is_equal
 
 
 def test_a_run_that_trained_nothing_more_is_no_success() -> None:
-    """Where there are no notes there is nothing equal."""
+    """Without records nothing counts as equal."""
     assert samples(WHOLE, [[], []], False).first == "the resumed run trained no step"

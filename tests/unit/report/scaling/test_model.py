@@ -1,4 +1,4 @@
-"""The model of larger numbers of ranks: fitted to what it may see, and checked where it may not."""
+"""The model of larger numbers of ranks: fitted to some measurements, and checked against another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMS = [(size, LINK.seconds(size)) for size in (1e3, 1e5, 1e6, 1e7)]
 
 
 def measured(folder: Path, ranks: int, noise_ms: float = 0.0, **parts: float) -> Measured:
-    """Return what so many ranks measured, in steps of these parts."""
+    """Return the measurement of this number of ranks, in steps of these parts."""
     draw = random.Random(ranks)
 
     def parts_of(rank: int, step: int) -> Mapping[str, float]:
@@ -42,7 +42,7 @@ def fit(measured: list[Measured]) -> Model | None:
 
 
 def test_the_model_foretells_ranks_that_it_has_not_seen(tmp_path: Path) -> None:
-    """From the steps of one rank and the cost of sums among two: the steps of two, to the last digit."""
+    """From the steps of one rank and the cost of reductions among two, it predicts the steps of two to the last digit."""
     one = measured(tmp_path, 1, communication=0.0)
     two = measured(tmp_path, 2, communication=1000 * LINK.seconds(8e6))
     model = fit([one, two])
@@ -67,7 +67,7 @@ def test_a_ring_carries_it_to_more_ranks(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_off_says_not_to_trust_it(tmp_path: Path) -> None:
-    """Two ranks that are slower than sums explain: nothing is hidden."""
+    """Two ranks slower than reductions explain are reported."""
     one, two = measured(tmp_path, 1, communication=0.0), measured(tmp_path, 2, communication=9.0, backward=60.0)
     model = fit([one, two])
     assert model is not None
@@ -75,7 +75,7 @@ def test_a_model_that_is_off_says_not_to_trust_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_a_host_are_foretold_by_a_line(tmp_path: Path) -> None:
-    """One takes 36 ms, each of two 46: of four 66 are to be expected; and no more on further hosts like this one."""
+    """One rank takes 36 ms, two take 46 each: four should take 66; and no more on further hosts like this one."""
     sizes = {1: (0.0, 20.0), 2: (9.0, 30.0), 4: (15.0, 50.0)}
     every = [measured(tmp_path, n, communication=c, backward=b) for n, (c, b) in sizes.items()]
     both = fit_both(every)
@@ -87,7 +87,7 @@ def test_ranks_that_share_a_host_are_foretold_by_a_line(tmp_path: Path) -> None:
 
 
 def test_waiting_grows_with_what_varies(tmp_path: Path) -> None:
-    """The slowest of n normal values, by Blom's approximation; what varies alike on all ranks waits for nobody."""
+    """The slowest of n normal values, by Blom's approximation; a common variation of all ranks causes no waiting."""
     model = fit([measured(tmp_path, 1), measured(tmp_path, 2, noise_ms=2.0), measured(tmp_path, 4)])
     assert model is not None and model.spread_s == pytest.approx(0.002, rel=0.3)
     assert [round(model.waiting_s(n) / model.spread_s, 2) for n in (1, 2, 8, 64)] == [0.0, 0.59, 1.43, 2.34]
@@ -99,14 +99,14 @@ def test_waiting_grows_with_what_varies(tmp_path: Path) -> None:
 
 
 def test_nothing_is_foretold_from_one_size(tmp_path: Path) -> None:
-    """Nor from sums that tell no cost."""
+    """Nor from reductions that do not determine the cost."""
     one, two = measured(tmp_path, 1), measured(tmp_path, 2)
     assert fit_both([one]) is None and fit_both([two]) is None
     assert fit([one, replace(two, costs=[])]) is None
 
 
 def test_efficiency_is_of_the_smallest_size(tmp_path: Path) -> None:
-    """Samples a second against those of the first, times the ranks."""
+    """Samples per second relative to the smallest number of ranks, times the ranks."""
     one, two = measured(tmp_path, 1, communication=0.0), measured(tmp_path, 2, communication=9.0)
     rows = measured_grid([one, two]).rows
     assert rows[0][3] == "100.0 %" and rows[1][3] == f"{100 * (32 / 0.045) / (2 * 32 / 0.036):.1f} %"

@@ -1,4 +1,4 @@
-"""Advice follows from the numbers of a recording, each with the gain that it predicts."""
+"""Advice follows from the numbers of a recording, each with its predicted gain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seen(folder: Path, **options: Any) -> Analysis:
 
 
 def of(analysis: Analysis, start: str) -> Advice:
-    """Return the advice whose setting begins so."""
+    """Return the advice with this start of its setting."""
     return next(advice for advice in advise(analysis) if advice.setting.startswith(start))
 
 
@@ -54,7 +54,7 @@ def test_twice_the_workers_halve_a_step_at_most(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
-    """What all wait for it is what can be gained."""
+    """The others' wait for it is the possible gain."""
     slow = PARTS | {"backward": 60.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank else PARTS)
     first = advise(analysis)[0]
@@ -68,7 +68,7 @@ def with_sums(analysis: Analysis, ready: tuple[tuple[float, float], ...], link: 
 
 
 def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
-    """Gradients wait for Horovod's next look, which the model can take away."""
+    """Gradients wait for Horovod's next cycle, and the model predicts the gain of a shorter one."""
     waits = PARTS | {"communication": 10.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
     slow = with_sums(analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27))
@@ -78,7 +78,7 @@ def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
 
 
 def test_many_small_sums_are_fused(tmp_path: Path) -> None:
-    """Each has a latency: a threshold of nothing makes forty of one."""
+    """Each has a latency: with threshold 0, forty tensors are forty reductions instead of one."""
     waits = PARTS | {"communication": 10.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
     ready = tuple((0.019, 1e4) for _ in range(40))
@@ -87,7 +87,7 @@ def test_many_small_sums_are_fused(tmp_path: Path) -> None:
 
 
 def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> None:
-    """Compression and accumulation, as the model has them; not where gradients are narrow already."""
+    """Compression and accumulation, as modelled; no compression if gradients are narrow already."""
     waits = PARTS | {"communication": 100.0}
     about = replace(ABOUT, cycle_ms=0.0)
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits, about=about)
@@ -99,14 +99,14 @@ def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> N
 
 
 def test_no_gain_is_promised_beyond_what_was_measured(tmp_path: Path) -> None:
-    """Whatever the model says: exposed communication is all that a sum can give back."""
+    """Whatever the model predicts, exposed communication limits the gain for reductions."""
     analysis = seen(tmp_path, ranks=2)
     mad = with_sums(analysis, ((0.020, 1e9),), Link(1.0, 1e6), Summing(cycle_s=100.0))
     assert all(advice.gain <= 40 / 36 - 1 + 1e-9 for advice in advise(mad) if advice.setting.startswith("engine."))
 
 
 def test_the_words_name_what_matters(tmp_path: Path) -> None:
-    """Steps, speed, the largest part, the slowest rank; a rank whose file is missing."""
+    """Steps, speed, the largest part, the slowest rank; a rank with a missing file."""
     slow = PARTS | {"backward": 60.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank else PARTS)
     text = " ".join(in_words(analysis))
@@ -125,7 +125,7 @@ def test_the_words_name_what_matters(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_said_is_said_why(tmp_path: Path, engine: str, gradients: dict[str, int], says: str) -> None:
-    """And nothing is foretold of sums whose cost nobody knows."""
+    """The cause is printed, and there is no prediction for reductions of unknown cost."""
     analysis = seen(tmp_path, ranks=2, about=replace(ABOUT, engine=engine), gradients=gradients)
     assert says in " ".join(in_words(analysis))
     assert not any("compression" in advice.setting for advice in advise(analysis))

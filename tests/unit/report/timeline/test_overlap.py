@@ -1,4 +1,4 @@
-"""The model of sums that hide behind backward."""
+"""The model of reductions that backward hides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_sums_that_end_within_backward_cost_nothing() -> None:
 
 
 def test_the_last_gradient_is_exposed() -> None:
-    """It is ready when backward ends: its sum can hide behind nothing."""
+    """It is ready when backward ends, so nothing hides its reduction."""
     profile = Profile(((1.0, 4e6),), backward_s=1.0, other_s=0.0)
     assert exposed_s(profile, LINK, Summing()) == pytest.approx(0.005)
     assert step_s(profile, LINK, Summing(), accumulate=4) == pytest.approx(1.0 + 0.005 / 4)
@@ -34,7 +34,7 @@ def test_sums_go_one_after_the_other() -> None:
 
 
 def test_horovod_looks_each_cycle() -> None:
-    """What is ready waits for the next look, in the mean over when looks may come: 25, 50, 75 or 100 ms after 0.1 s."""
+    """A ready gradient waits for the next cycle, in the mean over its phases: 25, 50, 75 or 100 ms after 0.1 s."""
     profile = Profile(((0.101, 1e6),), backward_s=0.101, other_s=0.0)
     exposed = exposed_s(profile, LINK, Summing(cycle_s=0.1, fusion_bytes=1e9))
     assert exposed == pytest.approx(0.1 + 0.0625 - 0.101 + 0.002)
@@ -63,7 +63,7 @@ READY = st.lists(st.tuples(st.floats(0, 1), st.floats(1, 1e8)), min_size=1, max_
 def test_the_model_keeps_to_what_must_hold(
     ready: list[tuple[float, float]], latency: float, bandwidth: float, cycle: float, fusion: float
 ) -> None:
-    """No sum ends before it could, and all of them take no longer than one by one after backward, cycles included."""
+    """No reduction ends too early, and all of them take no longer than one by one after backward, cycles included."""
     profile = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0)
     link = Link(latency, bandwidth)
     exposed = exposed_s(profile, link, Summing(cycle, fusion))
@@ -75,14 +75,14 @@ def test_the_model_keeps_to_what_must_hold(
 
 @given(READY, st.floats(1e6, 1e11))
 def test_fewer_bytes_never_cost_more(ready: list[tuple[float, float]], bandwidth: float) -> None:
-    """Without cycles and fusion, where a change cannot move a tensor into another buffer."""
+    """Without cycles and fusion, in which a change may move a tensor into another buffer."""
     profile, link = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0), Link(1e-4, bandwidth)
     assert exposed_s(profile.compressed(0.5), link, Summing()) <= exposed_s(profile, link, Summing()) + 1e-12
 
 
 @given(st.floats(1e-6, 0.01), st.floats(1e6, 1e12), st.integers(2, 512))
 def test_a_ring_gives_back_the_link_it_was_fitted_to(latency: float, bandwidth: float, ranks: int) -> None:
-    """And costs what the formula says at other numbers of ranks."""
+    """And at other numbers of ranks it costs what the formula gives."""
     ring = ring_of(Link(latency, bandwidth), ranks)
     again = ring.link(ranks)
     assert math.isclose(again.latency_s, latency) and math.isclose(again.bytes_per_s, bandwidth)
@@ -93,7 +93,7 @@ def test_a_ring_gives_back_the_link_it_was_fitted_to(latency: float, bandwidth: 
 
 @given(st.floats(1e-5, 0.01), st.floats(1e7, 1e11))
 def test_a_link_is_found_again(latency: float, bandwidth: float) -> None:
-    """From sums of several sizes, of which one in ten waited for something else."""
+    """From reductions of several sizes, one in ten of them delayed."""
     sizes = [1e3 * 2**i for i in range(16)] * 3
     sums = [(size, latency + size / bandwidth + (5.0 if i % 10 == 0 else 0.0)) for i, size in enumerate(sizes)]
     found = fit_link(sums)
@@ -113,5 +113,5 @@ def test_a_link_is_found_again(latency: float, bandwidth: float) -> None:
     ],
 )
 def test_sums_that_tell_no_bandwidth_give_none(sums: list[tuple[float, float]]) -> None:
-    """Better none than one that is nonsense."""
+    """No bandwidth is better than a meaningless one."""
     assert fit_link(sums) is None

@@ -1,4 +1,4 @@
-"""What a recording says: parts, waiting, gradients, the slowest rank; from recordings whose times are known."""
+"""Analysis of a recording: parts, waiting, gradients, the slowest rank; from recordings with known times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ms(analysis: Analysis, part: str) -> float:
 
 
 def test_parts_are_those_that_were_recorded(tmp_path: Path) -> None:
-    """All of a step, and nothing twice."""
+    """The parts cover the whole step, each once."""
     analysis = seen(record(tmp_path, ranks=2))
     assert {part: ms(analysis, part) for part in PARTS} == PARTS
     assert ms(analysis, "waiting") == 0.0
@@ -41,7 +41,7 @@ def test_parts_are_those_that_were_recorded(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_slow_rank_is_not_communication(tmp_path: Path) -> None:
-    """The fast rank waits; the sums take both the same time."""
+    """The fast rank waits; the reductions take both ranks the same time."""
     slow = PARTS | {"backward": 35.0}
     analysis = seen(record(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank == 1 else PARTS))
     own = {rank: [s.seconds for s in analysis.steps if s.rank == rank][0] for rank in (0, 1)}
@@ -51,7 +51,7 @@ def test_waiting_for_a_slow_rank_is_not_communication(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("part", "more"), [("data", 12.0), ("forward", 9.0), ("backward", 9.0)])
 def test_the_slowest_rank_is_named_with_step_and_reason(tmp_path: Path, part: str, more: float) -> None:
-    """From step 4 on rank 2 is the last, for that reason; one lapse does not hide it."""
+    """From step 4 on rank 2 is the last, with the right reason; a single exception does not hide it."""
 
     def parts_of(rank: int, step: int) -> dict[str, float]:
         return PARTS | ({part: PARTS[part] + more} if rank == 2 and step >= 4 and step != 9 else {})
@@ -88,7 +88,7 @@ def test_chance_names_nobody() -> None:
 
 
 def test_what_comes_once_an_epoch_is_no_part_of_a_step(tmp_path: Path) -> None:
-    """A checkpoint at an epoch's end is not what each step pays."""
+    """A checkpoint at an epoch's end is not a part of each step."""
     folder = record(tmp_path)
     path = folder / OWN.format(0)
     path.write_text(path.read_text().replace('"name":"hooks"', '"name":"epoch end"', 1))
@@ -126,7 +126,7 @@ def test_clocks_that_cannot_be_compared_accuse_nobody(tmp_path: Path) -> None:
 
 
 def test_lateness_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None:
-    """Who is late by less than the clocks may be wrong is not named."""
+    """A rank that is late by less than the clocks' error is not named."""
     late = PARTS | {"backward": 24.0}
     parts_of = lambda rank, step: late if rank == 1 else PARTS  # noqa: E731
     ranks = read_recording(record(tmp_path, ranks=2, steps=8, parts_of=parts_of, skews_ms={1: 5.0}))
@@ -158,7 +158,7 @@ def test_a_step_as_the_model_sees_it(tmp_path: Path) -> None:
 
 
 def test_on_a_gpu_the_device_says_how_long(tmp_path: Path) -> None:
-    """Spans by the device's clock win over those of the host, which runs ahead."""
+    """Spans by the device's clock replace those of the host, which runs ahead."""
     folder = record(tmp_path, steps=2)
     path = folder / OWN.format(0)
     lines = path.read_text().splitlines()
@@ -172,7 +172,7 @@ def test_on_a_gpu_the_device_says_how_long(tmp_path: Path) -> None:
 
 
 def test_steps_that_a_rank_did_not_end_are_left_out(tmp_path: Path) -> None:
-    """A rank that was killed has fewer; only what all have is compared."""
+    """A killed rank has fewer steps; only steps of all ranks are compared."""
     folder = record(tmp_path, ranks=2, steps=6)
     path = folder / OWN.format(1)
     text = path.read_text()
@@ -184,7 +184,7 @@ def test_steps_that_a_rank_did_not_end_are_left_out(tmp_path: Path) -> None:
 
 
 def test_one_rank_waits_for_nobody(tmp_path: Path) -> None:
-    """And sums nothing."""
+    """And reduces nothing."""
     alone = seen(record(tmp_path, about=replace(ABOUT, engine="single", cycle_ms=0.0)))
     assert alone.slow is None and alone.link is None and alone.gradients == [] and ms(alone, "waiting") == 0
     assert set(LABELS) == set(alone.steps[0].seconds)
