@@ -36,6 +36,7 @@ from benchmarks.processes import in_turns
 from recipes.image_classifier import ImageClassifier
 from recipes.imagefolder import MEAN, STD, ImageFolder
 from trainkit import Callback, Task, Trainer
+from trainkit.api.view import step_clock_of
 from trainkit.callbacks.step_clock import Times
 
 sys.path.append(str(Path(sys.prefix, "dali")))  # where `make peers` puts it
@@ -63,11 +64,11 @@ class Arrivals(Callback):
         """Note it."""
         self.times.append(time.perf_counter())
         if batch_idx == 4:
-            self.clocks.append(trainer.step_clock.read())
+            self.clocks.append(step_clock_of(trainer).read())
 
     def on_train_end(self, trainer: Any, task: Any) -> None:
         """Read the clock."""
-        self.clocks.append(trainer.step_clock.read())
+        self.clocks.append(step_clock_of(trainer).read())
 
 
 class OneWeight(Task):

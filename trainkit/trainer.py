@@ -19,7 +19,7 @@ from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import read_options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
-from trainkit.api.view import elastic_settings
+from trainkit.api.view import asks_for_elastic
 from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -179,10 +179,10 @@ class Trainer:
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
-        if elastic_settings(self.callbacks) is None:
-            self._fit_once(task, data, start)
-        else:
+        if asks_for_elastic(self.callbacks):
             ElasticRun().go(partial(self._fit_once, task, data, start))
+        else:
+            self._fit_once(task, data, start)
 
     def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
         with self._open("fit", task, data, attempts) as stage:
@@ -313,16 +313,6 @@ class Trainer:
         return {} if self._run is None else self._run.callback_metrics
 
     @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.state.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch in progress, from 0."""
-        return self.state.current_epoch
-
-    @property
     def max_epochs(self) -> int | None:
         """The limit of epochs."""
         return self.options.limits.max_epochs
@@ -332,27 +322,8 @@ class Trainer:
         """The limit of steps."""
         return self.options.limits.max_steps
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether training ends, or ended, after the current step."""
-        return self.state.should_stop
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.engine.ranks.is_main
-
-    @property
-    def global_rank(self) -> int:
-        """This rank."""
-        return self.engine.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.engine.ranks.world_size
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        """Optimizer steps of the whole run; see RunView."""
-        return self.run.estimated_stepping_batches
+    def __getattr__(self, name: str) -> Any:
+        """Ask the run for what a Trainer of Lightning's has too: global_step, current_epoch, world_size, is_global_zero, ..."""
+        if name.startswith("_") or name not in dir(Run):
+            raise AttributeError(f"'Trainer' object has no attribute '{name}'")
+        return getattr(self.run, name)

@@ -24,6 +24,8 @@ ALLOWED = (
     "trainkit.engine",
     "trainkit.loggers",
     "trainkit.optim",
+    "trainkit.report.resume.recorder",
+    "trainkit.report.scaling.allreduce_costs",
     "recipes",
     "torch.optim",
     "torchvision.models",

@@ -66,14 +66,10 @@ class Precision:
                 self.scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Update the weights; return False where an overflow of fp16 held an update back.
+        """Update the weights under fp16's loss scale; return False if an overflow held the update back.
 
-        Only fp16 waits for the device here. All ranks decide alike: an overflow on one is in the sum of all.
+        Waits for the device. All ranks decide alike: an overflow on one is in the sum of all.
         """
-        if not self.scaler.is_enabled():
-            for optimizer in optimizers:
-                optimizer.step()
-            return True
         with allowed_read():
             before = self.scaler.get_scale()
             found = [inf for opt in optimizers for inf in self.scaler._found_inf_per_device(opt).values()]

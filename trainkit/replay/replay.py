@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -110,7 +111,7 @@ def replay(
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
             error = _take(run, watch, stored, batches, pdb)
             grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}
-            updated = loop.update(run, _step(stored)) if update and error is None else None
+            updated = _update(run, _step(stored)) if update and error is None else None
             samples = [entry.get("samples") for entry in stored.about["microbatches"]]
             return Replayed(
                 about=stored.about,
@@ -147,6 +148,11 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
             except Exception as error:  # the capsule may have been written for this error
                 return error
     return None
+
+
+def _update(run: Run, step: Step) -> bool:
+    loop.finish_gradients(run, step)
+    return run.engine.step(before_clear=functools.partial(run.hooks, "on_before_zero_grad"))
 
 
 def _step(stored: Capsule) -> Step:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.view import checkpoint_policies
-from trainkit.checkpoint.manager import Contents
+from trainkit.checkpoint.contents import Contents
 from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights

@@ -27,6 +27,21 @@ class _Begun:
     undo_metrics: Callable[[], None]
 
 
+def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
+    """Return to where a run was before the gradients of this step were computed.
+
+    Args:
+        run: the run.
+        log: the epoch's values as of then.
+        batch_idx: this rank's microbatches as of then.
+    """
+    run.task.zero_grad(set_to_none=True)
+    run.step.log, run.state.batch_idx = log.copy(), batch_idx
+    run.step.weights.forget()
+    if run.step.finite is not None:
+        run.step.finite.forget()
+
+
 class Rescue:
     """The undo of one step of a run."""
 
@@ -51,7 +66,7 @@ class Rescue:
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()
-        run.forget_gradients(begun.log, begun.batch_idx)
+        forget_gradients(run, begun.log, begun.batch_idx)
         begun.undo_metrics()
         with torch.no_grad():
             for name, buffer in run.task.named_buffers():

@@ -7,7 +7,7 @@ plan, optimizers, rates. Hooks see it as api/view.py's RunView.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,11 +160,6 @@ class Run:
             )
         return steps
 
-    @property
-    def step_clock(self) -> Any:
-        """The StepClock among the callbacks."""
-        return next(callback for callback in self.callbacks if callback.is_step_clock)
-
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""
         self.state.request_stop(reason)
@@ -178,29 +173,12 @@ class Run:
         """Hand values of this step to the loggers."""
         self.hooks("on_metrics", values, self.global_step)
 
-    def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call of a hook; see Hooks.wrap."""
-        self.hooks.wrap(around)
-
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
         text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
         place, _, name = text.rpartition("/")
         self.checkpoints.save(make_store(place), name, weights_only)
         self.checkpoints.finish()
-
-    def forget_gradients(self, log: MetricLog, batch_idx: int) -> None:
-        """Return to where the run was before the gradients of this step were computed.
-
-        Args:
-            log: the epoch's values as of then.
-            batch_idx: this rank's microbatches as of then.
-        """
-        self.task.zero_grad(set_to_none=True)
-        self.step.log, self.state.batch_idx = log.copy(), batch_idx
-        self.step.weights.forget()
-        if self.step.finite is not None:
-            self.step.finite.forget()
 
     def drop_parts(self) -> None:
         """Free the parts of a fit: an elastic run builds them again."""
