@@ -121,12 +121,10 @@ class RemoteProcess(Process):
 
     def _write(self) -> None:
         assert self.popen.stdin is not None
-        while line := self._lines.get():
-            try:
-                self.popen.stdin.write(line.encode())
-                self.popen.stdin.flush()
-            except OSError:
-                return  # ssh has ended
+        with contextlib.suppress(OSError), self.popen.stdin as stdin:  # an error: ssh has ended
+            while line := self._lines.get():
+                stdin.write(line.encode())
+                stdin.flush()
 
     def _ended_with(self, code: int) -> int | None:
         self._lines.put("")  # ends _write

@@ -37,8 +37,12 @@ class Ended:
 
 def run(command: str, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
     """Run a shell command as a worker; return its code."""
+    return finished(Process(["sh", "-c", command], {"PATH": os.environ["PATH"]}), output, number)
+
+
+def finished(process: Process, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
+    """Follow a worker to its end, with a signal on the way; return its code."""
     reaper, ended, output = Reaper(), Ended(), output or Output(None, False)
-    process = Process(["sh", "-c", command], {"PATH": os.environ["PATH"]})
     process.follow("a/0#1", output, reaper, ended)
     if number is not None:
         process.send(number)
@@ -114,7 +118,7 @@ def test_host_keys_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if chosen is not None:
         monkeypatch.setenv("TRAINKIT_SSH_HOST_KEYS", chosen)
-    RemoteProcess("node2", None, None, ["true"], {}).popen.wait()
+    assert finished(RemoteProcess("node2", None, None, ["true"], {})) == 0
     assert f"-o StrictHostKeyChecking={expected} " in (tmp_path / "arguments").read_text()
 
 
