@@ -104,7 +104,7 @@ def train_step(run: Run, step: Step) -> None:
     with run.step.sync_guard:
         finish_gradients(run, step)
         state.half_updated = True
-        updated = run.engine.step(before_clear=partial(run.hooks, "on_before_zero_grad"))
+        updated = run.engine.step(run.step.before_clear)
     state.global_step += 1
     state.step_in_epoch += 1
     state.half_updated = False

@@ -199,7 +199,7 @@ class Trainer:
     def _open(self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None) -> Stage:
         """Return the stage of an entry point, not entered; an evaluation continues in the folder of the run before it."""
         options, earlier = self.options, self._run
-        if kind != "fit" and options.run_dir is None and earlier is not None and "run_dir" in vars(earlier):
+        if kind != "fit" and options.run_dir is None and earlier is not None and isinstance(earlier.run_dir, Path):
             options = replace(options, run_dir=str(earlier.run_dir))
         stage = Stage(kind, task, data, self.callbacks, options, attempts)
         self._run = stage.run

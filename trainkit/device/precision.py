@@ -38,7 +38,8 @@ class Precision:
         self.device = device
         self.input_dtype = _TRUE_DTYPES.get(name)
         self._autocast_dtype = _MIXED_DTYPES.get(name)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "16-mixed")
+        self.scales_loss = name == "16-mixed"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales_loss)
 
     def convert(self, model: nn.Module) -> None:
         """Cast the weights, in place, where the precision is a true one."""
@@ -57,11 +58,11 @@ class Precision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale (1 but for fp16)."""
-        return self.scaler.scale(loss)
+        return self.scaler.scale(loss) if self.scales_loss else loss
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Take the loss scale out of the gradients, in place. Call after they were reduced."""
-        if self.scaler.is_enabled():
+        if self.scales_loss:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -152,7 +151,7 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
 
 def _update(run: Run, step: Step) -> bool:
     loop.finish_gradients(run, step)
-    return run.engine.step(before_clear=functools.partial(run.hooks, "on_before_zero_grad"))
+    return run.engine.step(run.step.before_clear)
 
 
 def _step(stored: Capsule) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +152,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
     engine = run.engine
     return StepParts(
         SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
+        partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,

@@ -60,7 +60,9 @@ class Coordinator:
         self._questions: dict[str, Question] = {}
         self.now = 0.0
         self.num_signalled, self.includes_this_rank = 0, False
-        self._change = self.register("ranks", lambda: engine.ranks.change_requested)
+        self._change = Question(lambda: engine.ranks.change_requested)
+        if engine.ranks.is_elastic:
+            self._questions["ranks"] = self._change
 
     def register(self, name: str, ask: Callable[[], bool]) -> Question:
         """Ask rank 0 at each exchange from now on. Call it on all ranks, in the same order.
@@ -111,7 +113,7 @@ class Coordinator:
             for question in self._questions.values():
                 question.latest = question.ask()
                 question.agreed = question.agreed or question.latest
-            return self._must_act
+            return self._reported or self._change.latest
         self._wait = self._engine.comm.start_sum(self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:

@@ -7,7 +7,7 @@ plan, optimizers, rates. Hooks see it as api/view.py's RunView.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +48,29 @@ class StepParts:
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
+        before_clear: the hook on_before_zero_grad.
     """
 
     weights: SampleWeights
+    before_clear: Callable[[torch.optim.Optimizer], None]
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     finite: FiniteLosses | None = None
     halving: Halving | None = None
+
+
+class _NotThereYet:
+    """Stands for a part that is not built yet. (A `__getattr__` of Run would slow each access in the loop down.)"""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["name"] = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ConfigError(
+            f"trainer.{self.__dict__['name']} is not there yet: the run is being set up. Use it in on_fit_start or later."
+        )
+
+    __getattr__ = __iter__ = __len__ = __getitem__ = __call__ = __enter__ = __fspath__ = _refuse
 
 
 class Run:
@@ -81,11 +97,8 @@ class Run:
         self.state = TrainState(stage=stage)
         self.callback_metrics = LatestMetrics()
         self.elastic: ElasticState | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in Run.__annotations__:
-            raise ConfigError(f"trainer.{name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
-        raise AttributeError(f"'trainer' (the run) has no attribute '{name}'")
+        for name in Run.__annotations__:
+            setattr(self, name, _NotThereYet(name))
 
     @property
     def global_step(self) -> int:
@@ -183,4 +196,4 @@ class Run:
     def drop_parts(self) -> None:
         """Free the parts of a fit: an elastic run builds them again."""
         for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
-            self.__dict__.pop(name, None)
+            setattr(self, name, _NotThereYet(name))

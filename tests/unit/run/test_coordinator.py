@@ -34,7 +34,7 @@ class Counted:
     """An engine of several ranks that are all like this one; counts what is sent, and what of it was waited for."""
 
     def __init__(self) -> None:
-        self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, change_requested=False), self
+        self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, is_elastic=False), self
         self.sent = self.read = 0
 
     def start_sum(self, number: int) -> Callable[[], int]:
