@@ -5,13 +5,13 @@
         train_step      one optimizer update:
           train_batch     forward and backward of one microbatch, weighted by its share of the step's samples
           update          reduce over ranks -> unscale -> clip -> step
-        end_step        validation where it is due, hooks; then a signal may end the run
-      validate          evaluation.py
+        end_step        validation if it is due, hooks; then a signal may end the run
+      validate          run/evaluator.py
 
 The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
-multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device but
-what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows, and Horovod's sums on GPUs, see
-engine/horovod.py); `Run.sync_guard` asserts it.
+multiplied by (its samples / the step's samples), and gradients are summed. A step waits for the device only to read values
+each `log_every_n_steps`, with fp16 (the loss scale depends on overflows), and for Horovod's sums on GPUs (see
+engine/horovod/); `Run.sync_guard` asserts it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,16 @@ def fit(run: Run) -> None:
 
 
 def train_epoch(run: Run) -> None:
-    """Train on the rest of the current epoch, from the step it stands at."""
+    """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.hooks("on_train_epoch_start")
-    if not state.end_open:  # else a signal came within the validation at this epoch's or the run's end
+    if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
         stopped = _train_steps(run, validates)
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(state.current_epoch)
         if state.epoch_done and state.step_in_epoch == 0:
-            raise DataError(
-                "The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch."
-            )
+            raise DataError("The training data yielded no batch in this epoch. An iterable must be able to restart each epoch.")
         _report_epoch(run)
         due = stopped or (validates and not evaluation.val_check_interval)
         state.end_open = due and state.validated_at != state.global_step
@@ -62,10 +60,10 @@ def train_epoch(run: Run) -> None:
 
 
 def _train_steps(run: Run, validates: bool) -> bool:
-    """Take the steps that are left of the epoch; return whether a limit or a stop ended them."""
+    """Take the epoch's remaining steps; return whether a limit or a stop ended them."""
     state = run.state
     state.epoch_done = False
-    if state.step_open:  # a signal came within its validation
+    if state.step_open:  # a signal came during its validation
         end_step(run, validates)
         if _finished(run):
             return True
@@ -79,7 +77,7 @@ def _train_steps(run: Run, validates: bool) -> bool:
 
 
 def end_step(run: Run, validates: bool) -> None:
-    """Do what follows an update: the validation that is due inside an epoch, and hooks."""
+    """Run the validation that is due inside an epoch, then the hooks."""
     state, interval = run.state, run.options.evaluation.val_check_interval
     state.step_open = True
     if validates and interval and state.step_in_epoch % interval == 0:
@@ -175,7 +173,7 @@ def _finished(run: Run) -> bool:
 
 
 def _report_epoch(run: Run) -> None:
-    # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
+    # Keep the values of an unfinished epoch: a run with a higher limit may resume here.
     values = run.step.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)

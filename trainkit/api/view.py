@@ -1,6 +1,6 @@
-"""RunView: what hooks see of a run, under the argument name `trainer`; `Task.trainer` is the same.
+"""RunView: a hook's view of a run, under the argument name `trainer`; `Task.trainer` is the same.
 
-Lightning's names where the meaning is Lightning's, then the services that callbacks use. run/run.py's Run implements it.
+Lightning's names if the meaning is Lightning's, then the services that callbacks use. run/run.py's Run implements it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Agreement(Protocol):
     """A question to rank 0, as run/coordinator.py answers it.
 
     Attributes:
-        agreed: set on all ranks at the same step, once rank 0 answered yes; clear it to ask again.
+        agreed: set on all ranks at the same step, after rank 0 answered yes; clear it to ask again.
     """
 
     agreed: bool
 
 
 class Coordination(Protocol):
-    """What all ranks agree on at the same step.
+    """Decisions that all ranks take at the same step.
 
     Attributes:
         now: seconds since the start by rank 0's clock, the same on all ranks; at most about half a second old.
@@ -44,10 +44,10 @@ class Coordination(Protocol):
     now: float
 
     def sync_clock(self) -> float:
-        """Bring `now` up to date and return it, by a message. Call it on all ranks."""
+        """Update `now` by a message and return it. Call it on all ranks."""
 
     def expect_new_pace(self) -> None:
-        """Exchange at the next round: rounds are of another kind from here on. Call it on all ranks."""
+        """Exchange at the next round: the length of rounds changes here. Call it on all ranks."""
 
     def register(self, name: str, ask: Callable[[], bool]) -> Agreement:
         """Ask rank 0 about twice a second from now on. Call it on all ranks, in the same order."""
@@ -57,10 +57,10 @@ class Evaluation(Protocol):
     """The validations of a fit.
 
     Attributes:
-        num_validations: that have run.
-        names: of the values that validation logged.
-        prog_bar_names: of the values that are meant for the progress bar, training's included.
-        num_batches: of this rank in the evaluation in progress, if known.
+        num_validations: validations that have run.
+        names: names of the values that validation logged.
+        prog_bar_names: names of the values for the progress bar, training's included.
+        num_batches: batches of this rank in the evaluation in progress, if known.
     """
 
     num_validations: int
@@ -80,17 +80,17 @@ class Evaluation(Protocol):
 
 
 class Commits(Protocol):
-    """What an elastic run keeps in memory; see run/elastic.py."""
+    """An elastic run's commits in memory; see run/elastic.py."""
 
     def begin(self) -> None:
         """Handle signals from here on, and commit. Call it on all ranks when training starts."""
 
     def commit(self) -> None:
-        """Keep in memory what a checkpoint would hold. Call it on all ranks."""
+        """Copy a checkpoint's contents to host memory. Call it on all ranks."""
 
 
 class RunView(Protocol):
-    """See the module. The parts of a fit (from `train_feed` on) are there from on_fit_start on."""
+    """See the module. The parts of a fit (from `train_feed` on) exist from on_fit_start on."""
 
     callbacks: list[Any]
     callback_metrics: LatestMetrics
@@ -147,21 +147,21 @@ class RunView(Protocol):
         """Print on rank 0."""
 
     def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers."""
+        """Pass values of this step to the loggers."""
 
     def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call of a hook; see Hooks.wrap."""
+        """Wrap each call of a hook; see Hooks.wrap."""
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
 
 
 class CheckpointPolicy(Protocol):
-    """A callback that decides which checkpoints are written, and which stay; ModelCheckpoint is one.
+    """A callback that decides which checkpoints are written and which are retained; ModelCheckpoint is one.
 
     Attributes:
-        store: where its checkpoints are.
-        dirpath: the folder that the user chose, if any.
+        store: the location of its checkpoints.
+        dirpath: the user's folder, if any.
         save_weights_only: whether a run cannot resume from them.
         last_model_path: the newest one; "" before the first.
     """
@@ -170,7 +170,7 @@ class CheckpointPolicy(Protocol):
     save_weights_only: bool
 
     def store_of(self, run_dir: Path) -> Store:
-        """Return where its checkpoints are in a run with this folder."""
+        """Return the location of its checkpoints in a run with this folder."""
 
     @property
     def last_model_path(self) -> str: ...  # noqa: D102
@@ -179,11 +179,11 @@ class CheckpointPolicy(Protocol):
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
 
     def renew(self) -> None:
-        """Save again when a save is due, though no step was taken: the weights were changed."""
+        """Save again when a save is due, although no step was taken: the weights have changed."""
 
 
 class ElasticSettings(Protocol):
-    """A callback that asks for an elastic run; Elastic is one.
+    """A callback that requests an elastic run; Elastic is one.
 
     Attributes:
         commit_every_n_steps: steps between two commits.
@@ -193,10 +193,10 @@ class ElasticSettings(Protocol):
 
 
 def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
-    """Return those callbacks that decide about checkpoints."""
+    """Return the callbacks that decide about checkpoints."""
     return [callback for callback in callbacks if hasattr(callback, "save_now")]
 
 
 def elastic_settings(callbacks: Sequence[Any]) -> ElasticSettings | None:
-    """Return the callback that asks for an elastic run, if any."""
+    """Return the callback that requests an elastic run, if any."""
     return next((callback for callback in callbacks if hasattr(callback, "commit_every_n_steps")), None)
