@@ -2,11 +2,11 @@
 
 save      rank-local parts gathered -> weights and parts copied to the host -> a thread writes, sets links, removes old ones
 find      rank 0 finds and verifies (find.py) and loads the weights -> the rest is sent to all ranks
-restore   each part takes its own back
+restore   each part restores its own state
 rescue    after an error rank 0 alone saves the state from before the step that failed
 
-It knows parts with `state_dict`, and neither a run nor a callback. Which checkpoints are written, and which stay, is the
-policy's (callbacks/checkpoint.py).
+It knows parts with `state_dict`, and neither a run nor a callback. The policy (callbacks/checkpoint.py) decides which
+checkpoints are written and retained.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ MEMORY = "memory"  # the source of a run that resumes from host memory after its
 
 
 class Part(Protocol):
-    """A part of a run whose state is the same on all ranks."""
+    """A part of a run with the same state on all ranks."""
 
     def state_dict(self) -> Any:
         """Return tensors and plain values."""
 
     def load_state_dict(self, state: Any) -> Sequence[str] | None:
-        """Take them back; return, in words, states that found no place."""
+        """Restore them; return, in words, states that found no place."""
 
 
 class RankPart(Protocol):
-    """A part of a run whose state differs between ranks."""
+    """A part of a run with a state of its own on each rank."""
 
     def state_dict(self) -> Any:
         """Return this rank's tensors and plain values."""
 
     def load_state_dicts(self, states: list[Any]) -> Sequence[str] | None:
-        """Take back this rank's share of the states of all ranks that saved, in their order; return as above."""
+        """Restore this rank's share of the states of all ranks that saved, in their order; return as above."""
 
 
 class StepUndo(Protocol):
-    """Brings a run back to where a step that failed began."""
+    """Returns a run to the beginning of a failed step."""
 
     def remember(self) -> None:
-        """Note where this rank is, before a step."""
+        """Record this rank's state before a step."""
 
     def undo(self) -> dict[str, Any] | None:
         """Return this rank's parts as of the last update; None if the weights are half updated."""
@@ -63,13 +63,13 @@ class StepUndo(Protocol):
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint is made of.
+    """The sources of a checkpoint's contents.
 
     Attributes:
         task: its weights and buffers.
         parts: by name, in the order in which they are restored.
         rank_parts: the same, of each rank.
-        about: returns what the manifest says of the run.
+        about: returns the manifest's description of the run.
         saving: a context within which the weights are those to save; yields what hooks add (plain values and tensors).
     """
 
@@ -83,7 +83,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Changes:
-    """What follows a checkpoint that was written, in the same thread.
+    """Links and removals after a checkpoint was written, in the same thread.
 
     Attributes:
         links: a link's name -> the checkpoint that it points to.
@@ -98,7 +98,7 @@ class CheckpointManager:
     """See the module.
 
     Attributes:
-        stores: where this run's checkpoints are, those of policies first.
+        stores: locations of this run's checkpoints, those of policies first.
         resumed_from: the checkpoint that this run resumed from, MEMORY, or None.
         saves_alone: whether rank 0 saves without the other ranks, after an error.
     """
@@ -115,7 +115,7 @@ class CheckpointManager:
         self._held_parts: dict[str, Any] | None = None
 
     def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
-        """Take the parts of a run that was built."""
+        """Set the parts of a built run."""
         self._contents, self._undo = contents, undo
 
     @property
@@ -146,8 +146,8 @@ class CheckpointManager:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
 
         Args:
-            store: where.
-            name: its name there.
+            store: its store.
+            name: its name in the store.
             weights_only: leave out everything that a run needs to resume.
             changes: links and removals that follow, if it was written.
 
@@ -173,7 +173,7 @@ class CheckpointManager:
         return outcome
 
     def rank_parts(self) -> dict[str, Any]:
-        """Return what is saved of this rank alone. Waits for the device if values are still being computed."""
+        """Return this rank's own parts. Waits for the device if values are still being computed."""
         return self._held_parts or {name: part.state_dict() for name, part in self.contents.rank_parts.items()}
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ class CheckpointManager:
         """Return everything but the weights.
 
         Args:
-            extra: what hooks added.
+            extra: the values added by hooks.
             ranks: `rank_parts` of each rank; none if they are added later.
 
         Raises:
@@ -200,7 +200,7 @@ class CheckpointManager:
         return found
 
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
-        """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises, the run is worth more."""
+        """Write, in the writing thread. An exception of a disk, a remote library or an odd tensor never ends the run."""
         try:
             store.write(name, snapshot)
         except Exception as error:
@@ -226,7 +226,7 @@ class CheckpointManager:
         self.writer.wait()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint, and repeat which ones the disk did not take."""
+        """Wait for the last checkpoint, and print again which ones were not written."""
         self.writer.wait()
         if self.writer.unwritten:
             print(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.", flush=True)
@@ -235,12 +235,12 @@ class CheckpointManager:
     # -- find and restore -------------------------------------------------------------------------------------------
 
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
-        """Load on rank 0 the weights that the run resumes from; return what was saved beside them, on all ranks.
+        """Load the weights to resume from on rank 0; return the state saved beside them, on all ranks.
 
-        The optimizers' state stays on rank 0, whose `engine.prepare` sends it on; the others get its settings alone.
+        The optimizers' state stays on rank 0 until `engine.prepare` broadcasts it; the other ranks get only its settings.
 
         Args:
-            read: on rank 0: loads weights into the task, and returns their source and what was saved beside them.
+            read: on rank 0: loads weights into the task; returns their source and the state saved beside them.
 
         Returns:
             None if there is nothing to resume from.
@@ -263,18 +263,18 @@ class CheckpointManager:
         return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
 
     def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
-        """Rank 0: load a checkpoint's weights into the task; return its path and what was saved beside them.
+        """Rank 0: load a checkpoint's weights into the task; return its path and the state saved beside them.
 
         Args:
             ckpt_path: see find.load.
-            task: gets the weights.
-            resume: whether a run resumes from it: checkpoints of weights alone do not count.
+            task: receives the weights.
+            resume: whether a run resumes from it: skips checkpoints that hold only weights.
         """
         found = load(ckpt_path, self.stores, task, resume, self._say)
         return None if found is None else (found.path, found.training or {})
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:
-        """Let each part take its state back; return, in words, states that found no place."""
+        """Restore each part's state; return, in words, states that found no place."""
         left: list[str] = []
         for name, part in self.contents.parts.items():
             left += part.load_state_dict(saved[name]) or []
@@ -285,7 +285,7 @@ class CheckpointManager:
     # -- after an error ---------------------------------------------------------------------------------------------
 
     def remember_step(self) -> None:
-        """Note where this rank is before a step, for `rescue`."""
+        """Record this rank's state before a step, for `rescue`."""
         if self._undo is not None:
             self._undo.remember()
 

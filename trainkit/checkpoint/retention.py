@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, and which of them is best: names and scores, no files."""
+"""Which checkpoints a run retains, and which of them is best: names and scores, no files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 
 class Kept:
-    """The checkpoints of one ModelCheckpoint.
+    """The retained checkpoints of one ModelCheckpoint.
 
     Args:
         mode: whether less ("min") or more ("max") is better.
-        top_k: how many of the best are kept; -1 for all.
-        keeps_last: whether the newest is kept, however it scores.
+        top_k: number of best checkpoints to retain; -1 for all.
+        keeps_last: whether to retain the newest regardless of its score.
 
     Attributes:
-        scores: name -> score, in the order of writing. NaN, for a value that is none, is the worst.
+        scores: name -> score, in the order of writing. NaN (no score) is the worst.
         last: the newest's name, or "".
     """
 
@@ -25,13 +25,13 @@ class Kept:
         self.last = ""
 
     def copy(self) -> Kept:
-        """Return one that goes its own way."""
+        """Return an independent copy."""
         other = Kept(self._mode, self._top_k, self._keeps_last)
         other.scores, other.last = dict(self.scores), self.last
         return other
 
     def add(self, name: str, score: float) -> list[str]:
-        """Take the newest in; return the names of those that are no longer kept, which may be its own."""
+        """Add the newest; return the names of those that are no longer retained, which may include it."""
         before = list(self.scores)
         self.scores.pop(name, None)
         self.scores[name] = score
@@ -44,7 +44,7 @@ class Kept:
 
     @property
     def best(self) -> str:
-        """The best one's name; the newest's where none has a score; "" where there is none."""
+        """The best one's name; the newest's if none has a score; "" if there is none."""
         best = min(self.scores, key=self._rank, default="")
         return self.last if best and self._rank(best) == math.inf and self.last in self.scores else best
 
@@ -53,7 +53,7 @@ class Kept:
         return {"kept": dict(self.scores), "best": self.best, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any], there: set[str]) -> None:
-        """Take over those that are still there."""
+        """Restore those that still exist."""
         self.scores = {name: score for name, score in state["kept"].items() if name in there}
         self.last = state["last"] if state["last"] in there else ""
 
