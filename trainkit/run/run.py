@@ -1,4 +1,4 @@
-"""Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as `trainer`.
+"""Run: one fit, validate, test or predict; the loop works on it, and hooks receive it as `trainer`.
 
 A Run begins with the stage (setup.py): counters, ranks, folder, hooks. Before training build.py adds the parts of a fit: feeds,
 plan, optimizers, rates. Hooks see it as api/view.py's RunView.
@@ -40,7 +40,7 @@ from trainkit.run.stopping import Stopping
 
 @dataclass
 class StepParts:
-    """What a training step works with beside the optimizers.
+    """The parts of a training step beside the optimizers.
 
     Attributes:
         weights: of the microbatches.
@@ -60,7 +60,7 @@ class StepParts:
 class Run:
     """See the module; the Trainer's docstring explains `options`, RunView the rest.
 
-    The parts of a fit are there once it is built; asked for earlier, they raise ConfigError.
+    The parts of a fit exist once it is built; reading them earlier raises ConfigError.
     """
 
     hooks: Hooks
@@ -84,7 +84,7 @@ class Run:
 
     def __getattr__(self, name: str) -> Any:
         if name in Run.__annotations__:
-            raise ConfigError(f"trainer.{name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
+            raise ConfigError(f"trainer.{name} does not exist yet: the run is being set up. Use it in on_fit_start or later.")
         raise AttributeError(f"'trainer' (the run) has no attribute '{name}'")
 
     @property
@@ -175,11 +175,11 @@ class Run:
             print(text, flush=True)
 
     def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers."""
+        """Pass values of this step to the loggers."""
         self.hooks("on_metrics", values, self.global_step)
 
     def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call of a hook; see Hooks.wrap."""
+        """Wrap each call of a hook; see Hooks.wrap."""
         self.hooks.wrap(around)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
@@ -190,7 +190,7 @@ class Run:
         self.checkpoints.finish()
 
     def forget_gradients(self, log: MetricLog, batch_idx: int) -> None:
-        """Return to where the run was before the gradients of this step were computed.
+        """Return to the state before the gradients of this step were computed.
 
         Args:
             log: the epoch's values as of then.

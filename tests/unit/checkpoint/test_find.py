@@ -95,7 +95,9 @@ def test_a_url_is_loaded(tmp_path: Path) -> None:
 def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:
     """Where there is no "best", the message lists the checkpoints of the run."""
     written(tmp_path)
-    with pytest.raises(CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\."):
+    with pytest.raises(
+        CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\."
+    ):
         load("best", [store_of(tmp_path)], line(), resume=False)
 
 

@@ -120,7 +120,7 @@ def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.
     assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
     assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
     told = capsys.readouterr().out
-    assert f"Weights from {source}, without those that do not fit:\n  missing in the file: model.5.bias [1]\n" in told
+    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in told
     assert told.count("\n  ") == 4
 
 
