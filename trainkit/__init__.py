@@ -1,7 +1,6 @@
 """trainkit: a trainer for PyTorch on Horovod.
 
-The public names are loaded when they are first used, so that `python -m trainkit --help` and an error in a config need
-no torch.
+Public names are imported on first use: `python -m trainkit --help` and a config error need no torch.
 """
 
 from __future__ import annotations

@@ -183,6 +183,6 @@ def test_a_stream_ends_when_it_is_used_up(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_is_used_up_is_told(tmp_path: Path) -> None:
-    """An iterable that cannot start anew yields nothing in its second epoch, which is an error."""
-    with pytest.raises(DataError, match=r"yielded no batch in this epoch\. .*start anew each epoch"):
+    """An iterable that cannot restart yields nothing in its second epoch, which is an error."""
+    with pytest.raises(DataError, match=r"yielded no batch in this epoch\. .*restart each epoch"):
         quiet(tmp_path, max_epochs=2).fit(Line(), iter([[torch.zeros(2, 3), torch.zeros(2, 1)]]))

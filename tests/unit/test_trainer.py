@@ -257,14 +257,14 @@ def test_a_checkpoint_can_be_saved_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_needs_a_fit(tmp_path: Path) -> None:
-    """Where nothing was trained there is nothing to save, which is told."""
+    """Without a fit, saving a checkpoint raises."""
     trainer = quiet(tmp_path)
     with pytest.raises(ConfigError, match="The Trainer has not run yet"):
         _ = trainer.global_step
     trainer.validate(Line(), loader(4))
-    with pytest.raises(ConfigError, match="There was no fit yet"):
+    with pytest.raises(ConfigError, match="No fit has run yet"):
         trainer.save_checkpoint(tmp_path / "mine")
-    with pytest.raises(ConfigError, match="There was no fit yet"):
+    with pytest.raises(ConfigError, match="No fit has run yet"):
         _ = trainer.batch_plan
 
 

@@ -210,7 +210,7 @@ def test_another_contract_is_told_on_resume(tmp_path: Path, capsys: pytest.Captu
     quiet(tmp_path).fit(Keep(), loader(32), ckpt_path="last")
     told = capsys.readouterr().out
     changes = "accumulate_grad_batches was 2, is 1; global_batch_size was 8, is 4; step 6 of the epoch comes next, 0 samples"
-    assert f"Other than in the checkpoint: {changes}" in told
+    assert f"Changed since the checkpoint: {changes}" in told
     assert seen == rows(32).tensors[0][24:, 0].tolist()
     quiet(tmp_path).fit(Line(), loader(32, batch_size=5), ckpt_path="last")
     assert "step 4 of the epoch comes next, 4 samples of it for the second time" in capsys.readouterr().out

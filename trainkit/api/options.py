@@ -92,7 +92,7 @@ class NumericOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All that a Trainer was given, but for its callbacks.
+    """All arguments of a Trainer except its callbacks.
 
     Attributes:
         config: the resolved config that the Trainer was built from, if any.

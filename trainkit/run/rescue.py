@@ -1,4 +1,4 @@
-"""Brings a run back to the beginning of a step that failed, for a checkpoint of the state before it."""
+"""Returns a run to the beginning of a failed step, for a checkpoint of the state before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.run.run import Run
 
 @dataclass(frozen=True)
 class _Begun:
-    """Where a step began."""
+    """The state at the beginning of a step."""
 
     step: int
     batch_idx: int
@@ -50,7 +50,7 @@ class Rescue:
         self._begun: _Begun | None = None
 
     def remember(self) -> None:
-        """Note where this rank is, before a step."""
+        """Record this rank's state before a step."""
         run, state = self._run, self._run.state
         buffers = {name: buffer.detach().clone() for name, buffer in run.task.named_buffers()}
         undo = metric_objects.remember(metric_objects.metrics_in(run.task))
@@ -62,7 +62,7 @@ class Rescue:
         if run.state.global_step == 0:
             return None
         if run.state.half_updated:
-            print("No checkpoint of this error: it came while the weights were being changed.", flush=True)
+            print("No checkpoint of this error: it occurred while the weights were being changed.", flush=True)
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()

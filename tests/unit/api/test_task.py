@@ -186,7 +186,7 @@ def test_validation_needs_a_step(tmp_path: Path) -> None:
     class Blind(Task):
         """Sees nothing."""
 
-    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log what you want to know"):
+    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log values"):
         quiet(tmp_path).validate(Blind(), loader(8))
 
 

@@ -66,7 +66,7 @@ def test_it_is_a_copy() -> None:
 def test_another_object_is_named_by_its_place() -> None:
     """An object that is not kept says so when it is asked for, not when it is written."""
     packed = pack({"x": [torch.ones(1), object()]})
-    with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule does not keep"):
+    with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule cannot save"):
         unpack(packed)
 
 

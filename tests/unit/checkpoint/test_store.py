@@ -169,5 +169,5 @@ def test_a_reader_of_a_url_sees_all_or_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_unknown_protocol_is_refused() -> None:
     """A URL that no file system is known for is refused, with the URL."""
-    with pytest.raises(ConfigError, match=r"'ftpp://host/x' is no place that can be written: .*ftpp"):
+    with pytest.raises(ConfigError, match=r"'ftpp://host/x' cannot be written to: .*ftpp"):
         make_store("ftpp://host/x")

@@ -131,10 +131,10 @@ def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> No
 
 def test_what_cannot_be_filled_is_refused() -> None:
     """Streams and drop_last know no short last step."""
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the training data is a stream"):
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the last step of a stream is unknown"):
         train_feed([torch.zeros(2)], None, [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
     data = DataLoader(TensorDataset(torch.arange(9)), 4, drop_last=True)
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves it out"):
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves out the last step"):
         train_feed(data, read_source(data, "data", True), [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
 
 

@@ -81,7 +81,7 @@ def test_accumulation_by_epoch() -> None:
     assert [whole.at(epoch).lr_factor for epoch in (0, 2, 5)] == [2.0, 8.0, 2.0]
     assert dict(whole.describe([0.1]))["batch"].endswith("= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32")
     with pytest.raises(
-        ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 asks for one"
+        ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 requests one"
     ):
         derive_accumulation(8, 4, {0: 2}, 64)
 

@@ -270,7 +270,7 @@ def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> No
 def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It cannot be dealt anew; a step takes as many batches as before, as far as whole numbers allow."""
     _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=True)
-    assert "a stream, of which each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
+    assert "a stream, and each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
         capsys.readouterr().out
     )
     (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}

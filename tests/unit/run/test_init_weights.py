@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused_and_told(tmp_path: Path) -> None:
     assert "does not fit Wider" in told
     assert "other shape: model.4.weight is [1, 8] in the file and [2, 8] in the model" in told
     assert "missing in the file: model.5.bias [1]" in told
-    assert "With strict=false what fits is loaded." in told
+    assert "strict=false loads the matching weights." in told
 
 
 def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.
     assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
     assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
     told = capsys.readouterr().out
-    assert f"Weights from {source}, without those that do not fit:\n  missing in the file: model.5.bias [1]\n" in told
+    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in told
     assert told.count("\n  ") == 4
 
 

@@ -123,14 +123,14 @@ def test_a_damaged_description_of_a_dead_run_does_no_harm(
     """Where nobody has the lock, what stands in the file keeps nobody out; that a run was there is said."""
     (tmp_path / LOCK).write_bytes(content)
     take(tmp_path)
-    assert "does not say who it is" in capsys.readouterr().out
+    assert "unidentified run" in capsys.readouterr().out
 
 
 def test_a_damaged_description_of_a_live_run_lets_nobody_in(start: Start, tmp_path: Path) -> None:
     """The lock decides, not the text: a live run is refused to the next, which is told how to find it."""
     start()
     (tmp_path / LOCK).write_bytes(b"\x00\x01 torn")
-    with pytest.raises(ConfigError, match=r"does not say who it is.*fuser .*\.lock"):
+    with pytest.raises(ConfigError, match=r"unidentified run.*fuser .*\.lock"):
         take(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
     """Another host's process cannot be looked up: it is refused, with the way to override."""
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     (tmp_path / LOCK).write_text(content)
-    with pytest.raises(ConfigError, match=rf"where you know that it does not, delete {tmp_path / LOCK}"):
+    with pytest.raises(ConfigError, match=rf"if you know that it does not, delete {tmp_path / LOCK}"):
         take(tmp_path)
     (tmp_path / LOCK).unlink()
     take(tmp_path)
