@@ -38,16 +38,16 @@ def fit(run: Run) -> None:
 
 
 def train_epoch(run: Run) -> None:
-    """Train on the rest of the current epoch, from the step that the counters are at."""
+    """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.hooks("on_train_epoch_start")
-    if not state.end_open:  # else a signal arrived within the validation at the end of this epoch or of the run
+    if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
         stopped = _train_steps(run, validates)
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(state.current_epoch)
         if state.epoch_done and state.step_in_epoch == 0:
-            raise DataError("The training data yielded no batch in this epoch. An iterable must start again each epoch.")
+            raise DataError("The training data yielded no batch in this epoch. An iterable must be able to restart each epoch.")
         _report_epoch(run)
         due = stopped or (validates and not evaluation.val_check_interval)
         state.end_open = due and state.validated_at != state.global_step
@@ -62,10 +62,10 @@ def train_epoch(run: Run) -> None:
 
 
 def _train_steps(run: Run, validates: bool) -> bool:
-    """Take the remaining steps of the epoch; return whether a limit or a stop ended them."""
+    """Take the epoch's remaining steps; return whether a limit or a stop ended them."""
     state = run.state
     state.epoch_done = False
-    if state.step_open:  # a signal arrived within its validation
+    if state.step_open:  # a signal came during its validation
         end_step(run, validates)
         if _finished(run):
             return True
@@ -79,7 +79,7 @@ def _train_steps(run: Run, validates: bool) -> bool:
 
 
 def end_step(run: Run, validates: bool) -> None:
-    """After an update: run the validation that is due inside an epoch, and hooks."""
+    """Run the validation that is due inside an epoch, then the hooks."""
     state, interval = run.state, run.options.evaluation.val_check_interval
     state.step_open = True
     if validates and interval and state.step_in_epoch % interval == 0:
