@@ -108,7 +108,7 @@ def train_step(run: Run, step: Step) -> None:
     if updated:
         run.rates.after_step(state.num_updates)
     else:
-        state.skipped_steps += 1  # the schedule waits for the update that was held back
+        state.skipped_steps += 1  # the schedule waits for the skipped update
     if is_logged and run.engine.ranks.is_main:
         run.log_metrics(run.step.log.step_values() | {"lr": run.rates.current()[0]})
 
@@ -141,7 +141,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
 
 
 def update(run: Run, step: Step) -> bool:
-    """Make one update from the gradients of all ranks; return False if mixed precision held it back."""
+    """Make one update from the gradients of all ranks; return False if mixed precision skipped it."""
     parts, numerics = run.step, run.options.numerics
     run.engine.finish_gradients(
         partial(parts.weights.correction, step.num_samples),

@@ -70,7 +70,7 @@ class Contents:
         parts: by name, in the order in which they are restored.
         rank_parts: the same, of each rank.
         about: returns the manifest's description of the run.
-        saving: a context within which the weights are those to save; yields what hooks add (plain values and tensors).
+        saving: a context within which the weights are those to save; yields the values of hooks (plain values and tensors).
     """
 
     task: nn.Module
@@ -78,7 +78,7 @@ class Contents:
     rank_parts: Mapping[str, RankPart]
     about: Callable[[], dict[str, Any]]
     saving: Callable[[], AbstractContextManager[dict[str, Any]]]
-    rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
+    rank_0_parts: Sequence[str] = ("callbacks",)  # parts that only rank 0 may have in full: the run's files
 
 
 @dataclass(frozen=True)
