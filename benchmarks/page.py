@@ -3,8 +3,8 @@
     python -m benchmarks.page [--check]
 
 A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
-`targets` by all targets, `summary` by the main figures. The text between blocks is written by hand. --check changes nothing, and
-fails if a page is out of date.
+`targets` by all targets, `summary` by the main figures. The text between blocks is written by hand. --check changes nothing,
+and fails if a page is out of date.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks arguments against annotations, for constructors and configs alike.
 
-An annotation is read as text, so that one table serves live objects (`__annotations__` under
+An annotation is read as text, so one table serves live objects (`__annotations__` under
 `from __future__ import annotations`) and sources that were never imported (`signature.py`). Beside builtin types,
 `Literal[...]`, `X | None`, `list[X]` and `dict[K, V]`, the names below carry a range. An annotation that is not known
 here (a class, a callable) accepts everything: Python itself reports errors.

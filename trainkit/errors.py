@@ -3,17 +3,17 @@
     TrainkitError            exit code 1: the run could not continue
         ConfigError          exit code 2: a setting is not legal; found before anything was written
         DataError            a data set or a sample is not usable
-        TaskError            the user's Task does not do what the loop needs
+        TaskError            the user's Task does not meet the loop's requirements
             SyncError        a step read a value off the device, which assert_no_sync forbids
         DivergenceError      a loss is not finite, or ranks no longer have the same weights
-        EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
+        EngineError          launcher, Horovod, torch.distributed or device do not suit the run
             JobEnded         this worker's elastic job is over
         CheckpointError      a checkpoint is missing, damaged or does not fit
 
     Preempted                exit code 75: a signal ended the run, and a checkpoint was written to resume from
     Dismissed                exit code 0: an elastic job continues without this worker
 
-Every message says which key or name, the value given, what is legal, and what to do next.
+Every message names the key, the value given, the legal values, and the next step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 class TrainkitError(Exception):
     """Base of all errors that trainkit raises on purpose.
 
-    A command ends with `exit_code` and prints the message alone, without a traceback.
+    A command ends with `exit_code` and prints only the message, without a traceback.
     """
 
     exit_code = 1
@@ -54,7 +54,7 @@ class DivergenceError(TrainkitError):
 
 
 class EngineError(TrainkitError):
-    """The launcher, Horovod, torch.distributed or the device is not what the run needs."""
+    """The launcher, Horovod, torch.distributed or the device does not suit the run."""
 
 
 class JobEnded(EngineError):  # noqa: N818 - an event

@@ -155,7 +155,7 @@ class Trainer:
         """Train.
 
         Args:
-            task: what to train.
+            task: the Task to train.
             train_dataloaders: a DataLoader, a Dataset, or an iterable of batches.
             val_dataloaders: the same, or a list of DataLoaders.
             datamodule: provides both, in place of the two.
@@ -236,7 +236,7 @@ class Trainer:
         ckpt_path: str | None = None,
         write_to: str | Path | bool = False,
     ) -> list[Any] | None:
-        """Return what `predict_step` returned for the batches of all ranks, on the CPU, in the data's order, on all ranks.
+        """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
 
         Args:
             task: the model.

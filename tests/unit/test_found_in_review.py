@@ -58,7 +58,7 @@ def test_a_part_in_eval_stays_in_eval(tmp_path: Path) -> None:
 
 
 def test_a_gradient_from_before_does_not_count(tmp_path: Path) -> None:
-    """What a broken-off run left in .grad is dropped when a fit starts."""
+    """Gradients of an interrupted run are dropped when a fit starts."""
     results = []
     for left in (None, torch.full((1, 2), 1e6)):
         torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_a_parameter_outside_the_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_lbfgs_is_refused(tmp_path: Path) -> None:
-    """An optimizer that needs a closure is told before training."""
+    """An optimizer that needs a closure is refused before training."""
 
     class Closure(Small):
         def configure_optimizers(self) -> Any:
@@ -129,7 +129,7 @@ def test_a_checkpoints_name_cannot_lead_elsewhere(filename: str, tmp_path: Path)
 
 
 def test_a_copied_link_gives_way(tmp_path: Path) -> None:
-    """Where `last` became a real folder (a copy that followed links), it becomes a link again."""
+    """If `last` became a real folder (a copy that followed links), it becomes a link again."""
     for name in ("a", "last"):
         LocalStore(tmp_path).write(name, snapshot())
     LocalStore(tmp_path).point("last", "a")
@@ -154,7 +154,7 @@ def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
 
 
 def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:
-    """An optimizer whose parameters took no part in a step is passed over by the loss scaling too."""
+    """Loss scaling skips an optimizer without gradients in a step."""
 
     class Two(Small):
         def configure_optimizers(self) -> Any:
@@ -166,7 +166,7 @@ def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:
     assert task.idle.weight.grad is None
 
 
-def test_a_step_that_asks_for_the_loader_is_told(tmp_path: Path) -> None:
+def test_a_step_that_asks_for_the_loader_raises(tmp_path: Path) -> None:
     """validation_step with dataloader_idx gets the number of the loader."""
 
     class Several(Small):

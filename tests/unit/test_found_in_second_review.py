@@ -24,7 +24,7 @@ from trainkit.run.compile import _ALONE, compiled
 
 
 def test_a_fit_after_a_prediction_trains(tmp_path: Path) -> None:
-    """predict and validate leave each module in the mode that it was in, also where they end with an error."""
+    """predict and validate restore each module's mode, also if they end with an error."""
 
     class Breaks(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -47,7 +47,7 @@ def test_batch_norm_is_plain_again_after_a_run(tmp_path: Path) -> None:
         quiet(tmp_path, engine=engine, sync_batchnorm=True).fit(task, loader(24))
         task.train()
         if engine.place == 0:
-            task(torch.randn(4, 3))  # nobody answers any more
+            task(torch.randn(4, 3))  # the other end has gone
         return [isinstance(m, SyncBatchNorm) and m.link.all_reduce is not None for m in task.modules()]
 
     assert not any(sum(World(2).run(work), []))
@@ -64,7 +64,7 @@ class Drift(Callback):
 
 
 def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
-    """What EMA averaged of a damaged rank is repaired with the weights: all ranks end with the same model."""
+    """EMA's averages of a damaged rank are repaired with the weights: all ranks end with the same model."""
 
     def work(engine: ThreadEngine) -> torch.Tensor:
         callbacks = [Drift(), EMA(decay=0.5), DivergenceGuard(every_n_steps=1, action="repair")]
@@ -77,7 +77,7 @@ def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
 
 
 class Table(Line):
-    """A sparse embedding under SGD with momentum, whose state is sparse too."""
+    """A sparse embedding under SGD with momentum: the optimizer's state is sparse too."""
 
     def make_model(self) -> nn.Module:
         """Return the table."""
@@ -115,8 +115,8 @@ def test_sparse_state_is_compared_and_sent(tmp_path: Path, action: Any) -> None:
         assert torch.equal(first, second)  # type: ignore[arg-type]
 
 
-def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the batches are of unknown size, microbatches are counted: none is left out."""
+def test_a_stream_with_another_accumulation_resumes_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the batches are of unknown size, microbatches are counted: none is left out."""
     x_NI, y_NO = rows(40).tensors
     seen: list[int] = []
 
@@ -151,8 +151,8 @@ class Counts(Line):
         return super().training_step(batch, batch_idx)
 
 
-def test_metric_objects_begin_anew_with_a_run(tmp_path: Path) -> None:
-    """What a run that broke off has counted, or SWA's pass over the data, is not the next run's."""
+def test_metric_objects_are_reset_with_a_run(tmp_path: Path) -> None:
+    """The counts of an interrupted run, or of SWA's pass over the data, are not part of the next run."""
     task = Counts(breaks=True)
     with pytest.raises(ValueError, match="broken"):
         quiet(tmp_path).fit(task, loader(24))
@@ -172,7 +172,7 @@ def test_metric_objects_begin_anew_with_a_run(tmp_path: Path) -> None:
 
 
 def test_each_stretch_of_epochs_can_be_validated_in(tmp_path: Path) -> None:
-    """Where accumulation makes later epochs shorter than val_check_interval, it is refused by the epoch's number."""
+    """If accumulation makes later epochs shorter than val_check_interval, the error names the epoch."""
     with pytest.raises(ConfigError, match=r"val_check_interval is 3, but epoch 1 has 2 steps"):
         quiet(tmp_path, max_epochs=2, accumulate_grad_batches={0: 1, 1: 4}, val_check_interval=3).fit(
             Line(), loader(24), loader(4)
@@ -288,7 +288,7 @@ def test_a_batchs_class_survives_a_split(tmp_path: Path, room: int) -> None:
 
 
 def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
-    """After a split, a loss that is not finite is told with the samples of its piece."""
+    """After a split, the error of a non-finite loss names the samples of its piece."""
 
     class Bad(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -64,7 +64,7 @@ def test_complex_weights_stay_complex(precision: Any) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
 def test_complex_gradients_travel_whole(compression: str) -> None:
-    """As pairs, where sums are of real numbers alone; without compression in place."""
+    """As pairs, if sums are of real numbers only; without compression in place."""
     wire = make_wire(compression, "average", 1.0, 2, frozenset({torch.float16, torch.float32}))
     grad = torch.tensor([1 + 2j, -3 - 4j], dtype=torch.complex64)
     sent = wire.pack(grad)
@@ -132,8 +132,8 @@ class Sequence(Line):
 
 
 @pytest.mark.parametrize("stop", [3, 9])
-def test_schedulers_within_schedulers_go_on(tmp_path: Path, stop: int) -> None:
-    """What cannot be stored of one of them takes nothing else with it."""
+def test_schedulers_within_schedulers_resume(tmp_path: Path, stop: int) -> None:
+    """An unsavable part of one of them costs no other state."""
     whole, rest = Sequence(), Sequence()
     quiet(tmp_path / "whole", max_steps=17).fit(whole, loader(23))
     quiet(tmp_path / "parts", max_steps=stop, enable_checkpointing=True).fit(Sequence(), loader(23))
@@ -142,7 +142,7 @@ def test_schedulers_within_schedulers_go_on(tmp_path: Path, stop: int) -> None:
 
 
 def test_a_samplers_own_generator_draws_again_what_it_drew(tmp_path: Path) -> None:
-    """A run that goes on behind its first epoch meets the order of the run that never stopped; epochs differ."""
+    """A run that resumes after its first epoch has the order of the run that never stopped; epochs differ."""
 
     def data() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)
@@ -181,7 +181,7 @@ def test_nan_does_not_vanish(reduction: Any) -> None:
 
 
 def test_a_second_fit_stops_early_by_itself(tmp_path: Path) -> None:
-    """What was the best of the first is nothing to it."""
+    """The first fit's best value does not affect the second."""
     stopping = EarlyStopping("val/loss", patience=2)
     trainer = quiet(tmp_path, max_epochs=6, callbacks=stopping)
     steps = []
@@ -268,13 +268,13 @@ class Drawn(IterableDataset[Any]):
 
 
 def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Path) -> None:
-    """A run that goes on behind an epoch draws what the run that never stopped did; no worker outlives the fit."""
+    """A run that resumes after an epoch draws the numbers of the run that never stopped; no worker outlives the fit."""
 
     def fit(folder: str, steps: int, **options: Any) -> Tensor:
         task, data = Line(), DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
         quiet(tmp_path / folder, max_steps=steps, enable_checkpointing=True).fit(task, data, **options)
         assert data._iterator is None
-        end = time.monotonic() + 20  # of 60 s that a worker lives on for which is only told to end by a signal
+        end = time.monotonic() + 20  # of 60 s that a worker survives if only a signal ends it
         while set(multiprocessing.active_children()) - others:
             assert time.monotonic() < end, "a worker is left"
             time.sleep(0.01)
@@ -291,7 +291,7 @@ def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Pat
     ("option", "words"),
     [("sync_dist", "leave it out: an epoch's value is always exact"), ("on_epochs", "Did you mean 'on_epoch'?")],
 )
-def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str) -> None:
+def test_unknown_arguments_of_log_raise(tmp_path: Path, option: str, words: str) -> None:
     """Lightning's arguments with what to do, others with what there is."""
 
     class Other(Line):
@@ -303,14 +303,14 @@ def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str)
     assert words in str(raised.value)
 
 
-def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
+def test_a_monitored_step_value_has_its_own_message(tmp_path: Path) -> None:
     """It was logged, but for steps alone."""
     with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
         quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))
 
 
 def test_a_metric_of_one_process_is_what_torchmetrics_makes_of_it(tmp_path: Path) -> None:
-    """A state without a reduction is stacked over ranks, and left alone where there is one."""
+    """A state without a reduction is stacked over ranks, and left unchanged on a single rank."""
 
     class Second(torchmetrics.Metric):
         def __init__(self) -> None:

@@ -76,7 +76,7 @@ class Callback:
         """Before `training_step`."""
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After backward; `outputs` is what `training_step` returned."""
+        """After backward; `outputs` is the result of `training_step`."""
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """`loss` is as returned, before it is weighted by the batch's share of the step."""

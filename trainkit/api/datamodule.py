@@ -23,17 +23,17 @@ class DataModule:
         """Release the resources of `setup`."""
 
     def train_dataloader(self) -> Any:
-        """Return what `fit` trains on, or None."""
+        """Return the training data of `fit`, or None."""
         return None
 
     def val_dataloader(self) -> Any:
-        """Return what `fit` and `validate` evaluate on, or None."""
+        """Return the validation data, or None."""
         return None
 
     def test_dataloader(self) -> Any:
-        """Return what `test` evaluates on, or None."""
+        """Return the test data, or None."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """Return what `predict` runs on, or None."""
+        """Return the data of `predict`, or None."""
         return None

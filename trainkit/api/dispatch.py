@@ -70,13 +70,13 @@ class Hooks:
             implementation(*args)
 
     def of_task(self, name: str, *args: Any) -> None:
-        """Call the hook `name` of the Task alone."""
+        """Call the hook `name` of the Task only."""
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if not isinstance(method, functools.partial):
                 implementation(*args)
 
     def of_callbacks(self, name: str, *args: Any) -> None:
-        """Call the hook `name` of the callbacks alone."""
+        """Call the hook `name` of the callbacks only."""
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if isinstance(method, functools.partial):
                 implementation(*args)

@@ -14,7 +14,7 @@ _BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_val
 
 @dataclass
 class TrainState:
-    """Where a run is.
+    """The position of a run.
 
     Attributes:
         global_step: optimizer steps taken since the beginning.
@@ -28,7 +28,7 @@ class TrainState:
         end_open: whether the validation at the epoch's or the run's end is pending.
         epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch, once the
             validation at the end is done.
-        skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
+        skipped_steps: steps without an update, skipped by mixed precision (gradients that are not finite).
         half_updated: between an update's first change of weights and its count.
         oom_pieces: pieces that each microbatch is split into for memory (trainer.halve_batch_on_oom); 1: not split.
         should_stop: set it (or call request_stop) to end after the current step.
@@ -71,7 +71,7 @@ class TrainState:
 
     @property
     def num_updates(self) -> int:
-        """Updates made: steps without those that mixed precision held back."""
+        """Updates made: steps without those that mixed precision skipped."""
         return self.global_step - self.skipped_steps
 
     @property

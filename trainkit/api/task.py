@@ -97,19 +97,19 @@ class Task(TaskHooks, nn.Module):
         """Download or unpack; called on the first rank of each host only. Set no attributes here."""
 
     def train_dataloader(self) -> Any:
-        """Return what `fit` trains on."""
+        """Return the training data of `fit`."""
         return None
 
     def val_dataloader(self) -> Any:
-        """Return what `fit` and `validate` evaluate on."""
+        """Return the validation data."""
         return None
 
     def test_dataloader(self) -> Any:
-        """Return what `test` evaluates on."""
+        """Return the test data."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """Return what `predict` runs on."""
+        """Return the data of `predict`."""
         return None
 
     # -- to call ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ OTHER = "Take another one: ckpt_path=PATH."
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint whose weights are in the model.
+    """A checkpoint with its weights loaded into the model.
 
     Attributes:
         path: its path or URL.

@@ -72,7 +72,7 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, name: str, manifest_alone: bool = False) -> contextlib.AbstractContextManager[Path]:
-        """Return a context whose value is the checkpoint's folder on this machine."""
+        """Return a context that yields the checkpoint's folder on this machine."""
 
     @abstractmethod
     def tidy(self) -> None:

@@ -125,7 +125,7 @@ def may_draw(dataset: Any) -> bool:
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style data set whose random augmentation is a function of (seed, epoch, index).
+    """A map-style data set with random augmentation as a function of (seed, epoch, index).
 
     Its keys are (epoch, index), so persistent workers need not be informed of the epoch.
     """

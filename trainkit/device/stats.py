@@ -53,7 +53,7 @@ class DeviceStats:
             return None
 
     def of_gpu(self) -> dict[str, float]:
-        """Return the part of `read` whose names begin with gpu_."""
+        """Return the values of `read` with names that begin with gpu_."""
         return self._of_nvml() | self._of_torch()
 
     def _of_nvml(self) -> dict[str, float]:

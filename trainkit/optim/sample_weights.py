@@ -23,7 +23,7 @@ class SampleWeights:
 
     Args:
         task_name: for errors.
-        device: where losses are.
+        device: the device of the losses.
         all_reduce: returns the sum of a tensor over ranks.
     """
 

@@ -19,7 +19,7 @@ ADAPT = ("matrices", "all", "none")
 
 
 class LayerwiseOptimizer(Optimizer):
-    """An optimizer whose step is made group by group."""
+    """An optimizer that steps group by group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -48,7 +48,7 @@ from trainkit.run.stopping import Stopping
 
 @dataclass(frozen=True)
 class StartFrom:
-    """Where a fit starts.
+    """The start of a fit.
 
     Attributes:
         ckpt_path: the checkpoint to resume from: "last", "best", "auto", a folder or a URL.

@@ -99,7 +99,7 @@ class Evaluator:
     # -- inside a fit -----------------------------------------------------------------------------------------------
 
     def sanity_check(self) -> None:
-        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
+        """Try a few validation batches before training: an error in validation then costs no epoch."""
         limit, state = self._run.options.evaluation.num_sanity_val_steps, self._run.state
         if not self.has_data or limit == 0 or state.global_step:
             return

@@ -64,7 +64,7 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
     if left := checkpoints.restore(saved):
         run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")
     before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
-    if before != engine.ranks.world_size:  # not the numbers of the beginning, whose dropout was used
+    if before != engine.ranks.world_size:  # not the numbers of the beginning: their dropout was used
         seed_everything(mix(run.options.seed, engine.ranks.rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
         if not checkpoints.resumed_from.startswith(f"{policy.store_of(run.run_dir).place}/"):

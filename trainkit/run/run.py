@@ -147,7 +147,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run; None if unknown: data without a length, or a limit of time alone."""
+        """Optimizer steps of the whole run; None if unknown: data without a length, or only a limit of time."""
         limits, plan = self.options.limits, self.batch_plan
         known = [] if limits.max_steps is None else [limits.max_steps]
         if limits.max_epochs is not None and self.train_feed.num_steps_in(0) is not None:

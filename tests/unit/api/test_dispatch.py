@@ -1,4 +1,4 @@
-"""The table of hooks: who overrides what."""
+"""The table of hooks: which hooks are overridden."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watch(Callback):
         self.seen: list[Any] = []
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
-        """Note who calls."""
+        """Record the caller."""
         self.seen.append((trainer, task))
 
 
@@ -31,7 +31,7 @@ class Later(Watch):
 
 
 def test_only_overridden_hooks_are_called() -> None:
-    """A hook that nobody overrides is not in the table, and calling it does nothing."""
+    """A hook that is not overridden is not in the table, and calling it does nothing."""
     hooks = Hooks("trainer", Line(), [Watch(), Callback()])  # type: ignore[arg-type]
     assert "on_train_start" in hooks._table
     assert "on_train_end" not in hooks._table

@@ -26,7 +26,7 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "training.pt", "weights.safetensors"])
 def test_a_damaged_newest_is_named_and_the_one_before_taken(tmp_path: Path, name: str) -> None:
-    """Where the newest is damaged, it is named, and the run goes on from the one before."""
+    """If the newest is damaged, it is named, and the run resumes from the one before."""
     store, said = store_of(tmp_path), []
     fill(store, "a", "b", "c")
     for damaged in ("c", "b"):
@@ -51,7 +51,7 @@ def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
 
 
 def test_all_damaged_is_an_error(tmp_path: Path) -> None:
-    """Where there are checkpoints and none is whole, "auto" does not begin anew in silence."""
+    """If there are checkpoints and none is complete, "auto" does not silently start a new run."""
     store, said = store_of(tmp_path), []
     fill(store, "a")
     (store.folder / "a" / "manifest.json").write_text("{}")
@@ -67,8 +67,8 @@ def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
         load("last", [store_of(tmp_path)], line(), resume=True)
 
 
-def test_weights_alone_cannot_be_gone_on_from(tmp_path: Path) -> None:
-    """A run goes on from the newest that has all; where all are weights alone, it is told what can be done with them."""
+def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
+    """A run resumes from the newest complete one; if all hold only weights, the error names their use."""
     store = store_of(tmp_path)
     store.write("bare", snapshot())
     with pytest.raises(CheckpointError, match=r"bare holds only weights: a run cannot resume .* init_weights=.*bare$"):
@@ -93,7 +93,7 @@ def test_a_url_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:
-    """Where there is no "best", the message lists the checkpoints of the run."""
+    """Without a "best", the message lists the checkpoints of the run."""
     written(tmp_path)
     with pytest.raises(
         CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\."
@@ -102,7 +102,7 @@ def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path) -> None:
-    """Where this run has none, the message names the newest run beside it that does."""
+    """If this run has none, the message names the newest run beside it that does."""
     written(tmp_path)
     store_of(tmp_path).point("last", "one")
     with pytest.raises(CheckpointError, match=rf"no checkpoints there\. The newest run .* run_dir={tmp_path / 'run'}$"):
@@ -111,13 +111,13 @@ def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path)
         load("last", [make_store(tmp_path / "elsewhere" / "new" / "checkpoints")], line(), resume=True)
 
 
-def test_a_path_that_is_no_checkpoint_is_told_what_one_is(tmp_path: Path) -> None:
+def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path) -> None:
     """Any other folder is refused, with what a checkpoint's folder holds."""
     with pytest.raises(CheckpointError, match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json"):
         load(str(tmp_path), [], line(), resume=True)
 
 
-def test_auto_begins_anew_where_there_are_weights_alone(tmp_path: Path) -> None:
+def test_auto_starts_a_new_run_if_there_are_only_weights(tmp_path: Path) -> None:
     """A job that restarts with "auto" and finds only weights starts a new run, and says so."""
     store, said = store_of(tmp_path), []
     store.write("bare", snapshot())
@@ -126,6 +126,6 @@ def test_auto_begins_anew_where_there_are_weights_alone(tmp_path: Path) -> None:
 
 
 def test_a_url_without_a_checkpoint_is_an_error_in_words() -> None:
-    """A URL where nothing lies is told as such, without a traceback of its library."""
+    """An empty URL is reported as such, without a traceback of its library."""
     with pytest.raises(CheckpointError, match=r"ckpt_path is 'memory://nowhere/x', which cannot be read"):
         load("memory://nowhere/x", [], line(), resume=True)

@@ -105,7 +105,7 @@ def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys
 def test_what_a_config_does_not_choose_is_not_set(
     override: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A config whose task makes its own optimizer has none to set or to replace."""
+    """If a config's task makes its own optimizer, there is none to set or to replace."""
     (tmp_path / "conf").mkdir()
     text = "defaults: [_base, _self_]\ntask: {_target_: recipes.image_classifier.ImageClassifier}\ntrainer: {max_epochs: 1}\n"
     (tmp_path / "conf/own.yaml").write_text(text)
