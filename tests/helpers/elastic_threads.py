@@ -1,8 +1,7 @@
 """An elastic job in one process: workers are threads that die, leave and join, and ranks are assigned again without them.
 
-    job = Job()
-    job.start("a"); job.start("b")          # each runs `work(engine)`
-    job.wait()
+    job = Job(work, first=2)
+    job.run("ab")                           # each of workers "a" and "b" runs `work(engine)`
 
 The real Trainer runs on each. A worker dies when its code raises Killed; the others' next collective fails, as it does when a
 process is gone.
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.threads import ThreadEngine, World, without_collections
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import Ranks
 from trainkit.launch.environment import read_launcher
@@ -59,22 +58,25 @@ class Job:
         self.results: dict[str, Any] = {}
         self.errors: dict[str, BaseException] = {}
 
+    def run(self, workers: str) -> None:
+        """Start these workers and wait until all have ended; raise the first error that is not Killed."""
+        with without_collections():
+            for worker in workers:
+                self.start(worker)
+            for thread in self._threads:  # grows while workers start others
+                thread.join(_PATIENCE_S)
+                assert not thread.is_alive(), f"{thread.name} does not end"
+        for error in self.errors.values():
+            if not isinstance(error, Killed):
+                raise error
+
     def start(self, worker: str) -> None:
-        """Start a worker."""
+        """Start a worker, while the job runs."""
         with self._changed:
             self._alive.append(worker)
         thread = threading.Thread(target=self._run, args=(worker,), name=worker)
         self._threads.append(thread)
         thread.start()
-
-    def wait(self) -> None:
-        """Wait for all workers; raise the first error that none of them expected."""
-        for thread in self._threads:
-            thread.join(_PATIENCE_S)
-            assert not thread.is_alive(), f"{thread.name} does not end"
-        for error in self.errors.values():
-            if not isinstance(error, Killed):
-                raise error
 
     def _run(self, worker: str) -> None:
         try:

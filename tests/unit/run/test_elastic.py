@@ -90,9 +90,7 @@ def run(
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
-    for worker in workers:
-        job.start(worker)
-    job.wait()
+    job.run(workers)
     return job, book, weights, next(t for w, t in trainers.items() if w in weights)
 
 
@@ -285,9 +283,8 @@ def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
         Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
 
     job = Job(work, 1)
-    job.start("a")
     with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
-        job.wait()
+        job.run("a")
 
 
 class Ends(Numbers):
@@ -371,9 +368,7 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
         trainer.fit(Numbers(), datamodule=Prepared(engine, seen))
 
     job = Job(work, 2)
-    job.start("a")
-    job.start("b")
-    job.wait()
+    job.run("ab")
     assert job.sizes == [2, 3]
     assert [entry for entry in seen if entry[0] == "c"] == [("c", "prepare", False), ("c", "setup", False)]
     others = sorted(entry[:2] for entry in seen if entry[0] != "c")
