@@ -377,11 +377,11 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
 
 def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
-    formed = threading.Event()
+    formed, in_time = threading.Event(), list[bool]()
     write = LocalStore.write
 
     def slow_write(store: LocalStore, name: str, snapshot: Snapshot) -> None:
-        assert formed.wait(30), "the recovery waited for the disk"
+        in_time.append(formed.wait(30))
         write(store, name, snapshot)
 
     class Formed(Callback):
@@ -391,7 +391,9 @@ def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Pat
 
     monkeypatch.setattr(LocalStore, "write", slow_write)
     save = {"enable_checkpointing": True, "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2)]}
-    job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
+    # At step 2, after which no checkpoint is due: the next save waits for the one before it.
+    job, book, weights, _ = run(tmp_path, "ab", {("b", 2): lambda job: kill()}, **save)
+    assert in_time and all(in_time), "the recovery waited for the disk"
     assert job.sizes == [2, 1] and set(weights) == {"a"}
     check_exactly_once(book)
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "epoch=2-step=21", "last"]
