@@ -46,7 +46,7 @@ class Job:
         first: how many workers the first generation has.
     """
 
-    def __init__(self, work: Callable[[CrewEngine], Any], first: int) -> None:
+    def __init__(self, work: Callable[[ElasticThreadEngine], Any], first: int) -> None:
         self._work, self.first = work, first
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -80,7 +80,7 @@ class Job:
 
     def _run(self, worker: str) -> None:
         try:
-            self.results[worker] = self._work(CrewEngine(self, worker))
+            self.results[worker] = self._work(ElasticThreadEngine(self, worker))
         except BaseException as error:
             self.errors[worker] = error
         finally:
@@ -122,7 +122,7 @@ class Job:
         self._changed.notify_all()
 
 
-class CrewRanks(Ranks):
+class ElasticThreadRanks(Ranks):
     """Ranks of a Job."""
 
     is_elastic = True
@@ -142,11 +142,11 @@ class CrewRanks(Ranks):
         return self._job.wanted()
 
 
-class CrewEngine(ThreadEngine):
+class ElasticThreadEngine(ThreadEngine):
     """One worker of a Job."""
 
     def __init__(self, job: Job, worker: str) -> None:
-        super().__init__(World(1), 0, CrewRanks(job, worker))
+        super().__init__(World(1), 0, ElasticThreadRanks(job, worker))
         self.job, self.worker = job, worker
 
     def _start(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tests.helpers.elastic_threads import CrewEngine, CrewRanks, Job, Killed
+from tests.helpers.elastic_threads import ElasticThreadEngine, ElasticThreadRanks, Job, Killed
 from tests.helpers.threads import ThreadCollectives
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
@@ -34,7 +34,9 @@ class Journal(Callback):
 
     lock = threading.Lock()
 
-    def __init__(self, engine: CrewEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]) -> None:
+    def __init__(
+        self, engine: ElasticThreadEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]
+    ) -> None:
         self._engine, self._events, self.book = engine, events, book
 
     def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
@@ -70,7 +72,7 @@ def run(
     trainers: dict[str, Trainer] = {}
     weights: dict[str, Tensor] = {}
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         task, own = (make_task or Numbers)(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
         trainer = Trainer(
             engine=engine,
@@ -229,10 +231,10 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the third rank comes: --max-np is known."""
-    monkeypatch.setattr(CrewRanks, "max_world_size", 3)
+    monkeypatch.setattr(ElasticThreadRanks, "max_world_size", 3)
     with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
         run(tmp_path, "ab", sync_batchnorm=True)
-    monkeypatch.setattr(CrewRanks, "max_world_size", 0)
+    monkeypatch.setattr(ElasticThreadRanks, "max_world_size", 0)
     with pytest.raises(ConfigError, match="without --max-np"):
         run(tmp_path, "ab", sync_batchnorm=True)
 
@@ -279,7 +281,7 @@ def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.Capt
 def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
     """Its fit would end with the first rank that goes."""
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
 
     job = Job(work, 1)
@@ -333,7 +335,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
 class Prepared(DataModule):
     """Notes when data are prepared, and whether others waited for it."""
 
-    def __init__(self, engine: CrewEngine, book: list[tuple[str, str, bool]]) -> None:
+    def __init__(self, engine: ElasticThreadEngine, book: list[tuple[str, str, bool]]) -> None:
         self.engine, self.book = engine, book
 
     def prepare_data(self) -> None:
@@ -356,11 +358,11 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
     class Grow(Callback):
         def on_train_step_end(self, trainer: RunView, task: Line) -> None:
             engine = trainer.engine
-            assert isinstance(engine, CrewEngine)
+            assert isinstance(engine, ElasticThreadEngine)
             if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
                 call_for("c")(engine.job)
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         engine.ranks.joins_late = engine.worker == "c"
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
@@ -461,7 +463,7 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
-        assert isinstance(comm.ranks, CrewRanks)
+        assert isinstance(comm.ranks, ElasticThreadRanks)
         worker = comm.ranks.worker
         under_way[worker] = under_way.get(worker, 0) + 1
 
