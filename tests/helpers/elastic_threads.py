@@ -96,6 +96,7 @@ class Job:
         with self._changed:
             self._seats.pop(worker, None)
             self._waiting[worker] = commit
+            self._changed.notify_all()
             self._form()
             assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), "the others do not come"
             return self._seats[worker]
@@ -108,6 +109,12 @@ class Job:
     def wanted(self) -> bool:
         """Whether a worker waits for the others."""
         return bool(self._waiting)
+
+    def add(self, worker: str) -> None:
+        """Start a worker, and return when it waits for the others."""
+        self.start(worker)
+        with self._changed:
+            assert self._changed.wait_for(self.wanted, _PATIENCE_S), f"{worker} does not come"
 
     def _form(self) -> None:
         running = [worker for worker in self._alive if worker in self._seats]

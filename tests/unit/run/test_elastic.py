@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,13 +137,7 @@ def test_ranks_that_die_change_nothing_of_what_is_trained(
 
 def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
     """A worker that comes while the others train gets all of their state, and no step is lost or trained twice."""
-
-    def call_for_d(job: Job) -> None:
-        job.start("d")
-        while not job.wanted():
-            time.sleep(0.01)
-
-    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): call_for_d})
+    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): lambda job: job.add("d")})
     assert job.sizes == [3, 4]
     check_exactly_once(book)
     assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), "a step was trained twice"
@@ -155,13 +148,7 @@ def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undistu
 
 def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
     """Rank 0 dies, a new one comes later, another dies: one history in the files."""
-
-    def call_for_d(job: Job) -> None:
-        job.start("d")
-        while not job.wanted():
-            time.sleep(0.01)
-
-    events = {("a", 2): lambda job: kill(), ("b", 6): call_for_d, ("c", 9): lambda job: kill()}
+    events = {("a", 2): lambda job: kill(), ("b", 6): lambda job: job.add("d"), ("c", 9): lambda job: kill()}
     job, book, weights, _ = run(tmp_path, "abc", events)
     assert job.sizes == [3, 2, 3, 2]
     check_exactly_once(book)
@@ -199,17 +186,6 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
         run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
 
 
-def call_for(worker: str) -> Callable[[Job], None]:
-    """Return what starts a worker and waits until it asks for a place."""
-
-    def call(job: Job) -> None:
-        job.start(worker)
-        while not job.wanted():
-            time.sleep(0.01)
-
-    return call
-
-
 def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
     """What is validated, and compared by monitors, is the same set however many ranks there are."""
     values = []
@@ -222,7 +198,9 @@ def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
 
 def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
     """A rank that has come and has no sample in a step takes part with nothing."""
-    job, book, _, trainer = run(tmp_path, "a", {("a", 2): call_for("b"), ("a", 4): call_for("c")}, batch_size=2)
+    job, book, _, trainer = run(
+        tmp_path, "a", {("a", 2): lambda job: job.add("b"), ("a", 4): lambda job: job.add("c")}, batch_size=2
+    )
     assert job.sizes == [1, 2, 3] and trainer.batch_plan.global_batch_size == 2
     check_exactly_once(book)
 
@@ -360,7 +338,7 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
             engine = trainer.engine
             assert isinstance(engine, ElasticThreadEngine)
             if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
-                call_for("c")(engine.job)
+                engine.job.add("c")
 
     def work(engine: ElasticThreadEngine) -> None:
         engine.ranks.joins_late = engine.worker == "c"
