@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-# Each launcher, each kind of death (SIGKILL, SIGTERM, a freeze, an exception), and each way to recover: a restart by the user or
-# by torchrun, from a checkpoint or from a commit in memory, with a rank fewer and with one more.
+# Each launcher, each kind of death (SIGKILL, SIGTERM, a freeze, an exception), and each way to recover: a restart by the user
+# or by torchrun, from a checkpoint or from a commit in memory, with a rank fewer and with one more.
 SHORT = {
     "test_kills.py::test_a_signal_on_any_rank_ends_all_with_a_checkpoint[15-1]",
     "test_launchers.py::test_a_rank_that_is_killed_under_horovodrun_costs_a_restart",
