@@ -10,14 +10,14 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train test setup check fix unit parallel faults e2e slow peers bench bench-gpu clean
+.PHONY: train test setup check fix unit golden parallel faults e2e slow peers bench bench-gpu clean
 
 train: $(READY)
 	@start=$$(date +%s); \
 	. $(BIN)/activate && horovodrun -np $(RANKS) python -m trainkit fit conf=resnet50 $(ARGS) || exit $$?; \
 	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"
 
-test: check unit parallel faults e2e
+test: check unit golden parallel faults e2e
 
 setup: $(READY)
 
@@ -40,17 +40,23 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 
 unit: $(READY)
-	$(BIN)/pytest -q -n 2 tests/unit tests/architecture/test_layering.py
+	$(BIN)/pytest -q -n 2 tests/unit tests/properties tests/architecture
 
+golden: $(READY)
+	$(BIN)/pytest -q tests/golden
+
+# Two at a time: ranks are idle while they import and while they wait for one another. A file stays with one worker, whose tests
+# share a launcher's start.
 parallel: $(READY)
-	$(BIN)/pytest -q tests/parallel
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/parallel
 
 faults: $(READY)
 	$(BIN)/pytest -q tests/faults -m "not slow"
 
 e2e: $(READY)
-	$(BIN)/pytest -q tests/e2e -m "not slow"
+	$(BIN)/pytest -q -n 2 --dist loadscope tests/e2e -m "not slow"
 
+# With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
 slow: $(READY)
 	$(BIN)/pytest -q tests -m slow
 

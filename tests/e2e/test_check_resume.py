@@ -97,6 +97,7 @@ def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.slow
 def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Path) -> None:
     """A task with dropout, batch norm and Adam goes on, the next epoch included; the user's own checkpoints are not touched."""
     done = command("python -m trainkit check-resume conf=mine kill_at=11 save_at=9 steps=27")
@@ -106,6 +107,7 @@ def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Pat
     assert not (mine / "kept").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["counter", "generator"])
 def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine: Path) -> None:
     """A counter, or a generator, that a Task keeps outside of its buffers is lost; the first difference is named."""
@@ -121,6 +123,7 @@ def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine
     assert f"are in {kept}" in done.out
 
 
+@pytest.mark.slow
 def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine: Path) -> None:
     """Where two runs differ before anything was killed, going on is not blamed."""
     done = command("python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7", TMPDIR=str(mine))

@@ -42,7 +42,9 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch_export", "onnx"])
+@pytest.mark.parametrize(
+    "kind", ["onnx", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("safetensors", "torch_export"))]
+)
 def test_a_trained_run_is_exported(kind: str, place: Path) -> None:
     """The file of the best checkpoint tells most digits right, in its own library, on a batch of a size never shown to it."""
     done = run_command(f"python -m trainkit export ckpt_path=best format={kind}", place)
@@ -76,7 +78,9 @@ def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
 
 def test_a_run_from_python_is_exported_from_python(place: Path) -> None:
     """A run without a config is refused with the function to call, and that function writes the file."""
-    code = "import torch, trainkit; from tests import toy; from trainkit.export.export import export; task = toy.Line(); "
+    code = (
+        "import torch, trainkit; from tests.helpers import toy; from trainkit.export.export import export; task = toy.Line(); "
+    )
     code += "trainer = trainkit.Trainer(run_dir='own', max_epochs=1, logger=False); trainer.fit(task, toy.loader()); "
     code += "print(export(task, 'own.onnx', 'onnx', torch.randn(4, 3)).batch_sizes)"
     made = run_command(f'python -c "{code}"', place, PYTHONPATH=str(Path(__file__).parents[2]))

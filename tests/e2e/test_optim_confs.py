@@ -10,6 +10,7 @@ from tests.e2e.test_main_job import read_rows
 from tests.helpers.launching import Command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

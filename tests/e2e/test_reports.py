@@ -47,6 +47,7 @@ def told(run: Path) -> str:
     return done.text
 
 
+@pytest.mark.slow
 def test_the_slow_rank_is_named(told: str) -> None:
     """With the step since when, and by how much."""
     found = re.search(r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)", told)
@@ -55,6 +56,7 @@ def test_the_slow_rank_is_named(told: str) -> None:
     assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", told)
 
 
+@pytest.mark.slow
 def test_each_gradient_has_its_way(told: str, run: Path) -> None:
     """All of the model's, by name, on both ranks."""
     assert "negotiation" in told and re.search(r"│ model\S*weight +│ +[\d.]+ KiB +│ +[\d.]+ ms", told)
@@ -72,6 +74,7 @@ def test_each_gradient_has_its_way(told: str, run: Path) -> None:
         assert inside, "torch's events lie where ours say that backward was: the clocks are aligned"
 
 
+@pytest.mark.slow
 def test_perfetto_takes_all_of_it(run: Path) -> None:
     """Perfetto itself imports the file without an error, and has ranks as processes with their tracks."""
     (trace,) = (run / "timeline").glob("steps-*/trace.json.gz")
@@ -85,6 +88,7 @@ def test_perfetto_takes_all_of_it(run: Path) -> None:
         assert re.search(r"\n6\n", gradients.replace("\t", "\n")), gradients
 
 
+@pytest.mark.slow
 def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) -> None:
     """All charts are drawn, nothing is asked for, no script fails; another rank can be chosen."""
     with opened(run / "reports" / "timeline.html") as seen:
@@ -110,6 +114,7 @@ def job_of(*settings: str) -> list[str]:
     return [*start, "conf=mlp", "run_dir=run", "callbacks=timeline", *own, *quiet]
 
 
+@pytest.mark.slow
 def test_a_killed_job_leaves_a_recording_that_can_be_read(command: Command, tmp_path: Path) -> None:
     """Both ranks are killed while they record: the command shows the steps that were done."""
     start = job_of("start_step=3", "num_steps=100000")
@@ -144,6 +149,7 @@ def _of_group(group: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path) -> None:
     """`record=3` reaches a job that trains, on all its ranks; then it ends as it would have."""
     start = job_of("start_step=null")
@@ -183,6 +189,7 @@ def test_mistakes_are_told(command: Command, arguments: str, says: str) -> None:
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
+@pytest.mark.slow
 def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path: Path) -> None:
     """Two numbers of ranks: a table of both, the check of the model at the one that was left out, and a page."""
     done = command("python -m trainkit scaling conf=mlp ranks=1,2 steps=12 gbits=10,100 run_dir=scale data.batch_size=64")
@@ -200,6 +207,7 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
         assert seen.page.locator("#predicted .scatterlayer .trace").count() == 4  # as measured, two networks, the measured ones
 
 
+@pytest.mark.slow
 def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGTERM ends its ranks too, and says where what was recorded lies."""
     start = [sys.executable, "-m", "trainkit", "scaling", "conf=mlp", "ranks=2,3", "steps=100000", "run_dir=scale"]

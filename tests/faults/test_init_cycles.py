@@ -15,7 +15,6 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from tests.faults.jobs import WORKERS
 from tests.helpers.launching import run_command
-from trainkit.horovod_build.patches import identity, installed_edits
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -76,12 +75,7 @@ def first_line(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def test_this_environment_has_the_edits() -> None:
-    """What is tested here is a Horovod with the edits of this trainkit, none that was built before or by others."""
-    assert installed_edits() == identity(), "run: python -m trainkit horovod install"
-
-
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, 1000])
 def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
     """Two ranks under horovodrun set up, add and take down again and again: no refused connection, no abort, no hang."""
     done = run_command(f"{PAIR} cycles {count}", tmp_path)
@@ -121,7 +115,6 @@ def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
     assert first_line(newcomer) == {"ready": True}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_moment_of_a_death_hangs_the_survivor(ranks: Ranks) -> None:
     """Thirty deaths: a survivor's next sum may meet the taking down at any point (one in ten hung, waiting for the GIL)."""

@@ -77,7 +77,7 @@ def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, di
     return in_save, kills - in_save
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [10, 100])
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(tmp_path: Path, kills: int) -> None:
     """SIGKILL of both ranks at random points, some inside a save: always a checkpoint, and at the end the same bits."""
     seed = random.SystemRandom().randrange(10**6)

@@ -1,8 +1,7 @@
 """An elastic job in one process: workers are threads that die, leave and join, and ranks are assigned again without them.
 
-    job = Job()
-    job.start("a"); job.start("b")          # each runs `work(engine)`
-    job.wait()
+    job = Job(work, first=2)
+    job.run("ab")                           # each of workers "a" and "b" runs `work(engine)`
 
 The real Trainer runs on each. A worker dies when its code raises Killed; the others' next collective fails, as it does when a
 process is gone.
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.threads import ThreadEngine, World, without_collections
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import Ranks
 from trainkit.launch.environment import read_launcher
@@ -47,7 +46,7 @@ class Job:
         first: how many workers the first generation has.
     """
 
-    def __init__(self, work: Callable[[CrewEngine], Any], first: int) -> None:
+    def __init__(self, work: Callable[[ElasticThreadEngine], Any], first: int) -> None:
         self._work, self.first = work, first
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -59,26 +58,29 @@ class Job:
         self.results: dict[str, Any] = {}
         self.errors: dict[str, BaseException] = {}
 
+    def run(self, workers: str) -> None:
+        """Start these workers and wait until all have ended; raise the first error that is not Killed."""
+        with without_collections():
+            for worker in workers:
+                self.start(worker)
+            for thread in self._threads:  # grows while workers start others
+                thread.join(_PATIENCE_S)
+                assert not thread.is_alive(), f"{thread.name} does not end"
+        for error in self.errors.values():
+            if not isinstance(error, Killed):
+                raise error
+
     def start(self, worker: str) -> None:
-        """Start a worker."""
+        """Start a worker, while the job runs."""
         with self._changed:
             self._alive.append(worker)
         thread = threading.Thread(target=self._run, args=(worker,), name=worker)
         self._threads.append(thread)
         thread.start()
 
-    def wait(self) -> None:
-        """Wait for all workers; raise the first error that none of them expected."""
-        for thread in self._threads:
-            thread.join(_PATIENCE_S)
-            assert not thread.is_alive(), f"{thread.name} does not end"
-        for error in self.errors.values():
-            if not isinstance(error, Killed):
-                raise error
-
     def _run(self, worker: str) -> None:
         try:
-            self.results[worker] = self._work(CrewEngine(self, worker))
+            self.results[worker] = self._work(ElasticThreadEngine(self, worker))
         except BaseException as error:
             self.errors[worker] = error
         finally:
@@ -94,6 +96,7 @@ class Job:
         with self._changed:
             self._seats.pop(worker, None)
             self._waiting[worker] = commit
+            self._changed.notify_all()
             self._form()
             assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), "the others do not come"
             return self._seats[worker]
@@ -106,6 +109,12 @@ class Job:
     def wanted(self) -> bool:
         """Whether a worker waits for the others."""
         return bool(self._waiting)
+
+    def add(self, worker: str) -> None:
+        """Start a worker, and return when it waits for the others."""
+        self.start(worker)
+        with self._changed:
+            assert self._changed.wait_for(self.wanted, _PATIENCE_S), f"{worker} does not come"
 
     def _form(self) -> None:
         running = [worker for worker in self._alive if worker in self._seats]
@@ -120,7 +129,7 @@ class Job:
         self._changed.notify_all()
 
 
-class CrewRanks(Ranks):
+class ElasticThreadRanks(Ranks):
     """Ranks of a Job."""
 
     is_elastic = True
@@ -140,11 +149,11 @@ class CrewRanks(Ranks):
         return self._job.wanted()
 
 
-class CrewEngine(ThreadEngine):
+class ElasticThreadEngine(ThreadEngine):
     """One worker of a Job."""
 
     def __init__(self, job: Job, worker: str) -> None:
-        super().__init__(World(1), 0, CrewRanks(job, worker))
+        super().__init__(World(1), 0, ElasticThreadRanks(job, worker))
         self.job, self.worker = job, worker
 
     def _start(self) -> None:

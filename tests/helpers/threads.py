@@ -4,13 +4,19 @@
     results = world.run(lambda engine: fit_something(engine))     # one call in each thread, results in the order of ranks
 
 Random numbers are the process's, and so shared: use tasks without dropout, and data sets that draw nothing.
+
+Ranks run in `without_collections`: torch.get_rng_state makes a Python object while it holds the generator's lock. Up to Python
+3.11 this can start a collection of cycles, which runs Python code (gc.callbacks, finalizers) and so may hand the interpreter's
+lock to another rank, which blocks on the generator's lock for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +32,18 @@ from trainkit.launch.environment import read_launcher
 
 _Result = TypeVar("_Result")
 _PATIENCE_S = 60
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Within the context the interpreter starts no collection of cycles by itself; gc.collect() still works."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class World:
@@ -62,10 +80,11 @@ class World:
                 self._barrier.abort()
 
         threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with without_collections():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         if errors:
             raise errors[0]
         return results

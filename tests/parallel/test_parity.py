@@ -127,9 +127,9 @@ def test_our_sums_are_those_of_the_stock_optimizer(start: str, tolerance: float,
 
 @pytest.mark.parametrize("start", STARTS)
 def test_evaluation_is_exact(start: str, results: Any) -> None:
-    """The value is the mean over each sample once, on all ranks; predictions are complete and in order."""
+    """The value is the mean over each sample once, on all ranks; predictions are complete and in order, bit for bit."""
     for rank in results[start]["evaluation"]:
-        assert rank["value"] == pytest.approx(rank["expected"], abs=1e-12)
+        assert rank["value"] == pytest.approx(rank["expected"], rel=1e-15)
         assert rank["same"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet, rows, weights
@@ -245,3 +246,53 @@ def test_an_overflow_of_fp16_holds_the_update_back(tmp_path: Path) -> None:
     assert (trainer.global_step, trainer.state.skipped_steps) == (4, 1)
     assert recorder.lrs == pytest.approx([100, 50, 50, 25])
     assert weights(task).isfinite().all()
+
+
+def test_a_gradient_from_before_does_not_count(tmp_path: Path) -> None:
+    """What a broken-off run left in .grad is dropped when a fit starts."""
+    results = []
+    for left in (None, torch.full((1, 3), 1e6)):
+        task = Line()
+        task.model.weight.grad = left
+        quiet(tmp_path, max_steps=1).fit(task, loader(8))
+        results.append(task.model.weight.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_gradients_of_parameters_without_optimizer_do_not_pile_up(tmp_path: Path) -> None:
+    """A parameter that no optimizer updates has no gradient after a step."""
+
+    class Scaled(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(self.norm(x))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    task = Scaled()
+    quiet(tmp_path).fit(task, loader(8))
+    assert task.norm.weight.grad is None
+
+
+class Masked(Line):
+    """Weighs its batches; of one all is masked."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        mask = torch.full((len(batch[0]), 1), float(batch_idx != 1))
+        loss = ((self(batch[0]) - batch[1]).square() * mask).sum() / mask.sum().clamp(min=1)
+        return {"loss": loss, "num_samples": mask.sum()}
+
+
+def test_a_step_of_no_weight_changes_nothing(tmp_path: Path) -> None:
+    """It has no gradient, as in a plain loop, and no NaN."""
+    ends = []
+    for steps in (1, 2):
+        task = Masked()
+        quiet(tmp_path / str(steps), max_steps=steps).fit(task, loader(16))
+        ends.append(weights(task))
+    assert torch.equal(*ends)
+    assert ends[0].isfinite().all()

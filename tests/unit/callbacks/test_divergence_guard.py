@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.toy import Net, loader, quiet
-from trainkit.callbacks import DivergenceGuard
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Line, Net, loader, quiet, weights
+from trainkit.api.callback import Callback
+from trainkit.callbacks import EMA, DivergenceGuard
 from trainkit.callbacks.divergence_guard import _difference, _tensors, hash_of
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TrainkitError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
@@ -83,3 +85,65 @@ def test_bad_arguments() -> None:
         DivergenceGuard(every_n_steps=0)
     with pytest.raises(ConfigError, match=r"action is 'fix'; it must be one of 'stop', 'repair'"):
         DivergenceGuard(action="fix")  # type: ignore[arg-type]
+
+
+class Drift(Callback):
+    """Changes a weight on the second rank."""
+
+    def on_train_step_end(self, trainer: Any, task: Any) -> None:
+        """Once."""
+        if trainer.global_step == 2 and trainer.global_rank == 1:
+            with torch.no_grad():
+                task.model.weight += 1
+
+
+def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
+    """What EMA averaged of a damaged rank is repaired with the weights: all ranks end with the same model."""
+
+    def work(engine: ThreadEngine) -> torch.Tensor:
+        callbacks = [Drift(), EMA(decay=0.5), DivergenceGuard(every_n_steps=1, action="repair")]
+        task = Line()
+        quiet(tmp_path, engine=engine, callbacks=callbacks).fit(task, loader(24))
+        return weights(task)
+
+    first, second = World(2).run(work)
+    assert torch.equal(first, second)
+
+
+class Table(Line):
+    """A sparse embedding under SGD with momentum, whose state is sparse too."""
+
+    def make_model(self) -> nn.Module:
+        """Return the table."""
+        return nn.Embedding(6, 1, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look rows up by the first number."""
+        return self.model((x[:, 0].abs() * 2).long().clamp(max=5))
+
+
+@pytest.mark.parametrize("action", ["stop", "repair"])
+def test_sparse_state_is_compared_and_sent(tmp_path: Path, action: Any) -> None:
+    """A sparse momentum is hashed, whatever the order of its rows, and can be sent."""
+    table, merged, other = (
+        torch.sparse_coo_tensor([at], [[value] for value in values], (5, 1), check_invariants=True)
+        for at, values in (([3, 1, 3], [1.0, 2.0, 3.0]), ([1, 3], [2.0, 4.0]), ([1, 4], [2.0, 4.0]))
+    )
+    assert torch.equal(hash_of(table), hash_of(merged))
+    assert not torch.equal(hash_of(table), hash_of(other))
+
+    def work(engine: ThreadEngine) -> str | torch.Tensor:
+        task = Table(momentum=0.9)
+        callbacks = [Drift(), DivergenceGuard(every_n_steps=1, action=action)]
+        try:
+            quiet(tmp_path, engine=engine, callbacks=callbacks).fit(task, loader(24))
+        except TrainkitError as error:
+            return str(error)
+        return weights(task)
+
+    first, second = World(2).run(work)
+    if action == "stop":
+        assert "'model.weight' of rank 1" in str(first)
+        assert first == second
+    else:
+        assert torch.equal(first, second)  # type: ignore[arg-type]

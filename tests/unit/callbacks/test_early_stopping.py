@@ -127,3 +127,21 @@ def test_arguments_that_mean_nothing_here_are_explained() -> None:
     """Argument names of other frameworks are explained."""
     with pytest.raises(ConfigError, match=r"EarlyStopping\.verbose: leave it out: the reason for a stop is always printed"):
         EarlyStopping("val/score", verbose=True)  # type: ignore[call-arg]
+
+
+def test_a_second_fit_stops_early_by_itself(tmp_path: Path) -> None:
+    """What was the best of the first is nothing to it."""
+    stopping = EarlyStopping("val/loss", patience=2)
+    trainer = quiet(tmp_path, max_epochs=6, callbacks=stopping)
+    steps = []
+    for _ in range(2):
+        task = Line(lr=0.01)
+        trainer.fit(task, loader(20), loader(5))
+        steps.append(trainer.global_step)
+    assert steps[0] == steps[1] > 10
+
+
+def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
+    """It was logged, but for steps alone."""
+    with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
+        quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,11 +89,12 @@ def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert "The one before it is taken" in capsys.readouterr().out
 
 
-def test_steps_are_slow_from_a_step_on(tmp_path: Path) -> None:
+def test_steps_are_slow_from_a_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow rank takes longer per batch."""
-    begun = time.monotonic()
+    slept: list[float] = []
+    monkeypatch.setattr("trainkit.callbacks.fault_injection.time", SimpleNamespace(sleep=slept.append))
     fit(tmp_path, {"do": "slow", "step": 2, "seconds": 0.02})
-    assert time.monotonic() - begun >= 10 * 0.02
+    assert slept == 10 * [0.02]
 
 
 def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:

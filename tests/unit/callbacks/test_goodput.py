@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,73 @@ from trainkit.callbacks.goodput import PARTS, Ledger
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
-STEP_S, VALIDATION_S, DATA_S = 0.01, 0.03, 0.004
+STEP_S, VALIDATION_S, DATA_S, SAVING_S, SETUP_S = 8.0, 4.0, 2.0, 1.0, 0.5
+
+
+class Clock:
+    """Stands in for the module `time`, and moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        """The time of one process."""
+        return self.now
+
+    def time(self) -> float:
+        """The time that processes share."""
+        return 1e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that Goodput reads."""
+    clock = Clock()
+    monkeypatch.setattr("trainkit.callbacks.goodput.time", clock)
+    return clock
 
 
 class Slow(Line):
     """A task with slow parts."""
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.num_saves = clock, 0
+
+    def on_fit_start(self) -> None:
+        """Take a while."""
+        self.clock.now += SETUP_S
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Take a while."""
-        time.sleep(STEP_S)
+        self.clock.now += STEP_S
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Take a while."""
-        time.sleep(VALIDATION_S)
+        self.clock.now += VALIDATION_S
         super().validation_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take a while."""
+        self.clock.now += SAVING_S
+        self.num_saves += 1
 
 
 class SlowRows(list[Any]):
     """Batches that arrive slowly."""
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(loader())
+        self.clock = clock
+
     def __iter__(self) -> Any:
         for batch in super().__iter__():
-            time.sleep(DATA_S)
+            self.clock.now += DATA_S
             yield batch
 
 
-def fit(tmp_path: Path, *faults: dict[str, Any]) -> dict[str, Any]:
+def fit(tmp_path: Path, task: Slow, *faults: dict[str, Any]) -> dict[str, Any]:
     """Fit two epochs of six steps; return the ledger, also if a fault ended the fit."""
     trainer = Trainer(
         max_epochs=2,
@@ -53,41 +92,41 @@ def fit(tmp_path: Path, *faults: dict[str, Any]) -> dict[str, Any]:
         enable_model_summary=False,
     )
     try:
-        trainer.fit(Slow(), SlowRows(loader()), loader(8), ckpt_path="auto")
+        trainer.fit(task, SlowRows(task.clock), loader(8), ckpt_path="auto")
     except RuntimeError:
         assert faults
     ledger: dict[str, Any] = json.loads((tmp_path / "goodput.json").read_text())
     return ledger
 
 
-def test_what_takes_time_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_time_is_told_apart(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps, data, validation and saving each get their time, and the sum is the run's duration."""
-    begun = time.perf_counter()
-    ledger = fit(tmp_path)
-    elapsed = time.perf_counter() - begun
+    begun, task = clock.now, Slow(clock)
+    ledger = fit(tmp_path, task)
     seconds = ledger["seconds"]
-    assert set(seconds) == set(PARTS)
-    assert 12 * STEP_S <= seconds["steps"] < 12 * STEP_S + 0.5 * elapsed
-    assert 12 * DATA_S <= seconds["data"] < seconds["steps"]
-    assert seconds["validating"] >= 4 * VALIDATION_S
-    assert seconds["saving"] > 0
-    assert seconds["repeating"] == seconds["recovering"] == 0
-    assert sum(seconds.values()) <= elapsed
+    assert seconds == dict.fromkeys(PARTS, 0.0) | {
+        "steps": 12 * STEP_S,
+        "data": 12 * DATA_S,
+        "validating": 4 * VALIDATION_S,
+        "saving": task.num_saves * SAVING_S,
+        "starting": SETUP_S + DATA_S,  # what the batches look like is seen from one of them
+    }
+    assert sum(seconds.values()) == clock.now - begun
     assert ledger["goodput"] == pytest.approx(seconds["steps"] / sum(seconds.values()))
     assert (ledger["furthest_step"], ledger["ranks"]) == (12, [[0, 1]])
     assert "goodput" in capsys.readouterr().out
     assert "goodput" in (tmp_path / "metrics.csv").read_text().splitlines()[0]
 
 
-def test_steps_that_were_lost_do_not_count_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_that_were_lost_do_not_count_twice(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps since."""
-    first = fit(tmp_path, {"do": "raise", "step": 7})
-    time.sleep(0.2)
-    second = fit(tmp_path)
+    first = fit(tmp_path, Slow(clock), {"do": "raise", "step": 7})
+    clock.now += 1000
+    second = fit(tmp_path, Slow(clock))
     assert (first["furthest_step"], second["furthest_step"]) == (7, 12)
-    assert second["seconds"]["repeating"] >= STEP_S  # step 7 itself
-    assert second["seconds"]["steps"] >= first["seconds"]["steps"] + 5 * STEP_S
-    assert second["seconds"]["down"] >= 0.2
+    assert second["seconds"]["repeating"] == STEP_S  # step 7 itself
+    assert second["seconds"]["steps"] == first["seconds"]["steps"] + 5 * STEP_S
+    assert second["seconds"]["down"] == 1000
     assert [step for step, _ in second["ranks"]] == [0, 6]
     assert "1 restart or change of ranks" in capsys.readouterr().out
 

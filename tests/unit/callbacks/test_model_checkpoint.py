@@ -23,6 +23,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint.format import MANIFEST
 from trainkit.checkpoint.store import make_store
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger
@@ -596,3 +597,41 @@ def test_a_run_that_begins_at_another_runs_checkpoint_has_one_of_its_own(tmp_pat
     last = str(tmp_path / "one" / "checkpoints" / "last")
     quiet(tmp_path / "two", callbacks=ModelCheckpoint()).fit(Line(), loader(8), ckpt_path=last)
     assert ckpt.verify(tmp_path / "two" / "checkpoints" / "last")["global_step"] == 2
+
+
+def test_best_is_what_was_validated(tmp_path: Path) -> None:
+    """A checkpoint inside an epoch gets the score of its own weights; one that was not validated is never best."""
+
+    class ByStep(Line):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/loss", float(self.trainer.global_step % 3))
+
+    keeper = ModelCheckpoint(monitor="val/loss", save_top_k=-1, every_n_train_steps=1, filename="step={step}")
+    quiet(tmp_path, callbacks=keeper, val_check_interval=2).fit(ByStep(), loader(16), loader(16))
+    assert keeper.best_model_score == 1.0  # step 4: 4 % 3; step 2 has 2.0, and 1 and 3 were not validated
+    assert (tmp_path / "checkpoints" / "best").resolve().name == "step=4"
+
+
+def test_a_second_fit_leaves_the_first_runs_checkpoints(tmp_path: Path) -> None:
+    """The same Trainer trains again: the earlier run's files move aside and none is deleted."""
+    trainer = quiet(tmp_path, enable_checkpointing=True)
+    trainer.fit(Line(), loader(8))
+    trainer.fit(Line(), loader(8))
+    (before,) = tmp_path.glob("before-*")
+    assert (before / "checkpoints" / "last" / MANIFEST).is_file()
+    assert (tmp_path / "checkpoints" / "last" / MANIFEST).is_file()
+
+
+def test_two_checkpoint_callbacks_in_one_folder_are_refused(tmp_path: Path) -> None:
+    """They would delete each other's."""
+    with pytest.raises(ConfigError, match="Two ModelCheckpoints write to"):
+        quiet(tmp_path, callbacks=[ModelCheckpoint(), ModelCheckpoint()]).fit(Line(), loader(8))
+
+
+@pytest.mark.parametrize("filename", ["..", ".", "last", "best", ".hidden", ""])
+def test_a_checkpoints_name_cannot_lead_elsewhere(filename: str, tmp_path: Path) -> None:
+    """A filename that is no folder of its own is refused, and nothing is deleted."""
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(ConfigError, match="must name a folder of its own"):
+        quiet(tmp_path, callbacks=ModelCheckpoint(filename=filename)).fit(Line(), loader(8))
+    assert (tmp_path / "precious").is_file()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
+from trainkit.callbacks.crash_capsule.step_record import raw_random
 from trainkit.checkpoint import stateful
 from trainkit.checkpoint.format import load_training, verify
+from trainkit.checkpoint.stateful import random_state
 from trainkit.errors import CheckpointError, TaskError
 
 
@@ -156,3 +160,16 @@ def test_another_optimizers_state_does_not_fit(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(CheckpointError, match=r"optimizer state does not fit this task: .*parameter group"):
         resumed(tmp_path, task=Groups())
+
+
+def test_a_rank_on_the_cpu_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking a GPU that nothing has used yet for its random state would make a context there."""
+
+    def touched(*device: Any) -> Tensor:
+        raise AssertionError("the GPU was asked")
+
+    monkeypatch.setattr(
+        torch, "cuda", SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, get_rng_state=touched)
+    )
+    assert random_state()["cuda"] is None
+    assert raw_random()[1] is None

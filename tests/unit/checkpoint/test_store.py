@@ -171,3 +171,11 @@ def test_an_unknown_protocol_is_refused() -> None:
     """A URL that no file system is known for is refused, with the URL."""
     with pytest.raises(ConfigError, match=r"'ftpp://host/x' cannot be written to: .*ftpp"):
         make_store("ftpp://host/x")
+
+
+def test_a_copied_link_gives_way(tmp_path: Path) -> None:
+    """Where `last` became a real folder (a copy that followed links), it becomes a link again."""
+    for name in ("a", "last"):
+        LocalStore(tmp_path).write(name, snapshot())
+    LocalStore(tmp_path).point("last", "a")
+    assert (tmp_path / "last").is_symlink()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,6 +25,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.data.loader import ShardedLoader, read_source
 from trainkit.data.order import shuffled
 from trainkit.data.plan import StepPlan
@@ -279,3 +284,81 @@ def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
 
     assert drawn(0) == drawn(0)
     assert len({*drawn(0), *drawn(1)}) == 16
+
+
+def test_a_samplers_own_generator_draws_again_what_it_drew(tmp_path: Path) -> None:
+    """A run that goes on behind its first epoch meets the order of the run that never stopped; epochs differ."""
+
+    def data() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3)
+        return loader(23, sampler=WeightedRandomSampler(torch.ones(23), 23, generator=generator))
+
+    orders: list[list[float]] = []
+
+    class Seen(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            orders[-1].extend(batch[0][:, 0].tolist())
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_start(self) -> None:
+            orders.append([])
+
+    whole, rest = Seen(), Seen()
+    quiet(tmp_path / "whole", max_steps=12).fit(whole, data())
+    assert orders[0] != orders[1]
+    quiet(tmp_path / "parts", max_steps=8, enable_checkpointing=True).fit(Seen(), data())
+    quiet(tmp_path / "parts", max_steps=12, enable_checkpointing=True).fit(rest, data(), ckpt_path="last")
+    assert torch.equal(weights(rest), weights(whole))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_batch_sampler_of_torchs_is_what_batch_size_and_shuffle_are(tmp_path: Path, drop_last: bool) -> None:
+    """Handed in or made by the DataLoader: the same run."""
+    data, ends = rows(23), []
+    for given in (
+        DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 4, drop_last)),
+        DataLoader(data, 4, shuffle=True, drop_last=drop_last),
+    ):
+        task = Line()
+        trainer = quiet(tmp_path, max_epochs=1)
+        trainer.fit(task, given)
+        ends.append(weights(task))
+        assert trainer.global_step == (5 if drop_last else 6)
+    assert torch.equal(*ends)
+
+
+class Drawn(IterableDataset[Any]):
+    """A stream that draws in its workers."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(20):
+            yield torch.randn(3), torch.zeros(1)
+
+
+def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Path) -> None:
+    """A run that goes on behind an epoch draws what the run that never stopped did; no worker outlives the fit."""
+
+    def fit(folder: str, steps: int, **options: Any) -> Tensor:
+        task, data = Line(), DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
+        quiet(tmp_path / folder, max_steps=steps, enable_checkpointing=True).fit(task, data, **options)
+        assert data._iterator is None
+        end = time.monotonic() + 20  # of 60 s that a worker lives on for which is only told to end by a signal
+        while set(multiprocessing.active_children()) - others:
+            assert time.monotonic() < end, "a worker is left"
+            time.sleep(0.01)
+        return weights(task)
+
+    others = set(multiprocessing.active_children())  # of tests before this one
+
+    whole = fit("whole", 8)
+    fit("parts", 6)
+    assert torch.equal(fit("parts", 8, ckpt_path="last"), whole)
+
+
+@pytest.mark.parametrize(
+    "data", [{"a": loader(8), "b": loader(8)}, [loader(8), loader(8)], [rows(8), rows(8)]], ids=["dict", "loaders", "data sets"]
+)
+def test_several_loaders_are_refused_by_name(data: Any, tmp_path: Path) -> None:
+    """They are no stream of batches."""
+    with pytest.raises(ConfigError, match=r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s"):
+        quiet(tmp_path).fit(Line(), data)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 
+from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.device.precision import Precision
 from trainkit.errors import ConfigError
+from trainkit.optim.clipping import clip
 from trainkit.optim.fused import use_fused
 
 CPU = torch.device("cpu")
@@ -66,3 +72,39 @@ def test_an_unknown_precision_is_refused() -> None:
     """Names of Lightning's that are none here are answered with those that are."""
     with pytest.raises(ConfigError, match=r"trainer\.precision is '16'; it must be one of 32-true, 16-mixed"):
         Precision("16", CPU)  # type: ignore[arg-type]
+
+
+def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:
+    """An optimizer whose parameters took no part in a step is passed over by the loss scaling too."""
+
+    class Two(Line):
+        def configure_optimizers(self) -> Any:
+            self.idle = nn.Linear(1, 1)
+            return [torch.optim.SGD(m.parameters(), lr=0.1) for m in (self.model, self.idle)]
+
+    task = Two()
+    quiet(tmp_path, max_epochs=2, precision="16-mixed").fit(task, loader(8))
+    assert task.idle.weight.grad is None
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_complex_weights_stay_complex(precision: Any) -> None:
+    """A true precision is of real numbers."""
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    Precision(precision, CPU).convert(model)
+    assert model.weight.is_complex()
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+@pytest.mark.parametrize("loss", [math.inf, math.nan])
+def test_an_overflow_holds_back_all_optimizers(loss: float, limit: float | None) -> None:
+    """They are one step: clipped by one norm, the finite gradients would be NaN by the others' infinity."""
+    precision, models = Precision("16-mixed", CPU), [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
+    before = [weights(model) for model in models]
+    for model, factor in zip(models, (loss, 1.0), strict=True):
+        precision.scale((model(torch.ones(1, 2)) * factor).sum()).backward()
+    precision.unscale(optimizers)
+    clip(optimizers, limit, "norm")
+    assert not precision.step(optimizers)
+    assert all(torch.equal(weights(model), was) for model, was in zip(models, before, strict=True))

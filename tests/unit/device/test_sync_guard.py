@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.toy import Line, Net, loader, quiet
-from trainkit.errors import SyncError
+from trainkit.errors import ConfigError, SyncError
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -108,3 +108,9 @@ def test_validation_and_data_may_read(tmp_path: Path) -> None:
         return torch.utils.data.default_collate(samples)
 
     quiet(tmp_path, assert_no_sync=True).fit(Reads(), loader(8, collate_fn=collate), loader(4))
+
+
+def test_watching_reads_and_compiling_are_two_runs(tmp_path: Path) -> None:
+    """On the CPU the one keeps the other from happening, which is said."""
+    with pytest.raises(ConfigError, match=r"assert_no_sync and trainer\.compile are both set"):
+        quiet(tmp_path, assert_no_sync=True, compile=True).fit(Line(), loader(4))

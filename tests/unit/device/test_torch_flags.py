@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+
+from tests.helpers.toy import Line, loader, quiet
 
 PAGES = """
 import contextlib, resource, sys
@@ -45,3 +49,15 @@ def test_a_steps_memory_is_kept_for_the_next(own: dict[str, str]) -> None:
         assert within > before / 2 > 100
     else:
         assert within < before / 10 and within < after / 10, done.stdout
+
+
+def test_an_error_in_teardown_leaves_no_switch_on(tmp_path: Path) -> None:
+    """Global switches of torch are put back whatever fails."""
+
+    class Breaks(Line):
+        def teardown(self, stage: str) -> None:
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        quiet(tmp_path, detect_anomaly=True).fit(Breaks(), loader(4))
+    assert not torch.is_anomaly_enabled()

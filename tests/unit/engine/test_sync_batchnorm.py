@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.threads import ThreadEngine, World
+from tests.helpers.toy import Net, loader, quiet
 from trainkit.data.plan import StepPlan
 from trainkit.engine.single import SingleEngine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert
@@ -114,3 +117,17 @@ def test_data_that_leaves_a_rank_without_a_part_is_refused() -> None:
     check_even(StepPlan(17, 4, world_size=2, accumulate=2, drop_last=True))
     with pytest.raises(ConfigError, match=r"the training data is a stream.*trainer\.sync_batchnorm=false"):
         check_even(None)
+
+
+def test_batch_norm_is_plain_again_after_a_run(tmp_path: Path) -> None:
+    """After a run with sync_batchnorm a forward on one rank alone ends, in training mode too."""
+
+    def work(engine: ThreadEngine) -> list[bool]:
+        task = Net()
+        quiet(tmp_path, engine=engine, sync_batchnorm=True).fit(task, loader(24))
+        task.train()
+        if engine.place == 0:
+            task(torch.randn(4, 3))  # nobody answers any more
+        return [isinstance(m, SyncBatchNorm) and m.link.all_reduce is not None for m in task.modules()]
+
+    assert not any(sum(World(2).run(work), []))

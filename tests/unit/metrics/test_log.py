@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.errors import TaskError
 from trainkit.metrics.log import Accumulator, MetricLog, combine, read_all
 
@@ -172,3 +174,33 @@ def test_all_values_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "__float__", lambda self: pytest.fail("read alone"))
     assert log.step_values() == {f"value {i}": float(i) for i in range(5)}
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize("reduction", ["min", "max", "sum", "mean"])
+def test_nan_does_not_vanish(reduction: Any) -> None:
+    """Wherever it comes among plain numbers, tensors and ranks; infinities that cancel out are NaN too."""
+    for values in ([1.0, math.nan, 2.0], [math.nan, 1.0], [1.0, math.nan]):
+        for kind in (float, torch.tensor):
+            held = Accumulator(reduction)
+            for value in values:
+                held.add(kind(value), 1.0)
+            assert math.isnan(combine([read_all({"": held})[""]]))
+        assert math.isnan(combine([(reduction, value, 1.0) for value in values]))
+    if reduction in ("sum", "mean"):
+        assert math.isnan(combine([(reduction, value, 1.0) for value in (math.inf, -math.inf)]))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("sync_dist", "leave it out: an epoch's value is always exact"), ("on_epochs", "Did you mean 'on_epoch'?")],
+)
+def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str) -> None:
+    """Lightning's arguments with what to do, others with what there is."""
+
+    class Other(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", 1.0, **{option: True})
+
+    with pytest.raises(TaskError, match=rf"log\('loss', \.\.\.\): {option}.*") as raised:
+        quiet(tmp_path).fit(Other(), loader(8))
+    assert words in str(raised.value)

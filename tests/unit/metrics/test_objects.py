@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 import torchmetrics as tm
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
 
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.callbacks import StochasticWeightAveraging
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog
 
@@ -166,3 +168,84 @@ def test_splitting_a_step_refuses_objects_in_training(tmp_path: Path) -> None:
 
     with pytest.raises(TaskError, match=r"Tight\.training_step logs train/object_epoch as metric objects"):
         quiet(tmp_path, halve_batch_on_oom=True).fit(Tight(), loader(8))
+
+
+class Counts(Line):
+    """Counts its samples by a metric object."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.counter, self.breaks = torchmetrics.SumMetric(), breaks
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Count."""
+        self.counter.update(len(batch[0]))
+        self.log("count", self.counter)
+        if self.breaks and batch_idx == 2:
+            raise ValueError("broken")
+        return super().training_step(batch, batch_idx)
+
+
+def test_metric_objects_begin_anew_with_a_run(tmp_path: Path) -> None:
+    """What a run that broke off has counted, or SWA's pass over the data, is not the next run's."""
+    task = Counts(breaks=True)
+    with pytest.raises(ValueError, match="broken"):
+        quiet(tmp_path).fit(task, loader(24))
+    task.breaks = False
+    second = quiet(tmp_path)
+    second.fit(task, loader(24))
+    assert second.callback_metrics["count"] == 24
+
+    class Normed(Counts):
+        def make_model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    normed = Normed()
+    swa = quiet(tmp_path, max_epochs=2, callbacks=StochasticWeightAveraging(0.1, swa_epoch_start=1))
+    swa.fit(normed, loader(24))
+    assert not normed.counter.update_called
+
+
+class Exact(Line):
+    """Measures by metric objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(torch.ones(len(batch[0])) * (1 + batch_idx / 1000))
+        self.log("mean", self.mean)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "64-true"])
+def test_metric_objects_count_in_what_they_count_in(tmp_path: Path, precision: str) -> None:
+    """bfloat16 counts to 256 and no further: a metric object's states are not weights."""
+    found = quiet(tmp_path, precision=precision).validate(Exact(), loader(4096))
+    assert found["mean"] == pytest.approx(1 + sum(range(1024)) / 1024 / 1000, rel=1e-5)
+
+
+def test_a_metric_of_one_process_is_what_torchmetrics_makes_of_it(tmp_path: Path) -> None:
+    """A state without a reduction is stacked over ranks, and left alone where there is one."""
+
+    class Second(torchmetrics.Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("h", torch.zeros(3), dist_reduce_fx=None)
+
+        def update(self, value: Tensor) -> None:
+            self.h = self.h + value
+
+        def compute(self) -> Tensor:
+            return self.h[1]
+
+    class Measured(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = Second()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.second.update(torch.tensor([0.0, 2.0, 0.0]))
+            self.log("second", self.second)
+
+    assert quiet(tmp_path).validate(Measured(), loader(8)) == {"second": 4.0}

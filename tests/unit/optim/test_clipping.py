@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from trainkit.optim.clipping import clip
 
@@ -52,3 +53,12 @@ def test_no_value_clips_nothing() -> None:
     before = dense_gradients(parameters)
     clip(optimizers, None, "norm")
     assert torch.equal(dense_gradients(parameters), before)
+
+
+def test_a_weight_of_two_optimizers_is_clipped_once() -> None:
+    """The norm is of the gradients that there are."""
+    model = nn.Linear(3, 1)
+    model(torch.ones(1, 3)).sum().mul(100).backward()
+    clip([SGD(model.parameters(), lr=1), SGD([model.weight], lr=1)], 1.0, "norm")
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert float(norm) == pytest.approx(1.0, rel=1e-5)

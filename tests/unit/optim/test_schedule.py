@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as sched
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 from torch.optim.swa_utils import SWALR
 
+from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
@@ -266,3 +269,52 @@ def test_a_group_can_have_a_share_of_its_rate() -> None:
     assert rates.current() == pytest.approx([0.05, 0.0025])
     rates.set_shares({}, 1)
     assert rates.current() == pytest.approx([0.05, 0.01])
+
+
+def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
+    """ReduceLROnPlateau with check_val_every_n_epoch=2 moves with each validation and not between."""
+
+    class Plateau(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "const"}}
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("const", 1.0)
+
+    trainer = quiet(tmp_path, max_epochs=6, check_val_every_n_epoch=2)
+    trainer.fit(Plateau(), loader(8), loader(8))
+    assert trainer.run.rates.current() == [0.25]  # three validations: the first sets the mark, two do not improve
+
+
+class Ramp:
+    """A rate that holds more than plain values, which a checkpoint leaves to the task."""
+
+    def __init__(self) -> None:
+        self.steps = torch.tensor(5.0)
+
+    def __call__(self, epoch: int) -> float:
+        return min(1.0, (epoch + 1) / float(self.steps))
+
+
+class Sequence(Line):
+    """Warm-up by an object, then a cosine."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.1)
+        parts = [LambdaLR(optimizer, Ramp()), CosineAnnealingLR(optimizer, 12)]
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": SequentialLR(optimizer, parts, [5]), "interval": "step"},
+        }
+
+
+@pytest.mark.parametrize("stop", [3, 9])
+def test_schedulers_within_schedulers_go_on(tmp_path: Path, stop: int) -> None:
+    """What cannot be stored of one of them takes nothing else with it."""
+    whole, rest = Sequence(), Sequence()
+    quiet(tmp_path / "whole", max_steps=17).fit(whole, loader(23))
+    quiet(tmp_path / "parts", max_steps=stop, enable_checkpointing=True).fit(Sequence(), loader(23))
+    quiet(tmp_path / "parts", max_steps=17, enable_checkpointing=True).fit(rest, loader(23), ckpt_path="last")
+    assert torch.equal(weights(rest), weights(whole))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from tests.helpers.elastic_threads import CrewEngine, CrewRanks, Job, Killed
+from tests.helpers.elastic_threads import ElasticThreadEngine, ElasticThreadRanks, Job, Killed
 from tests.helpers.threads import ThreadCollectives
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
@@ -34,7 +33,9 @@ class Journal(Callback):
 
     lock = threading.Lock()
 
-    def __init__(self, engine: CrewEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]) -> None:
+    def __init__(
+        self, engine: ElasticThreadEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]
+    ) -> None:
         self._engine, self._events, self.book = engine, events, book
 
     def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
@@ -70,7 +71,7 @@ def run(
     trainers: dict[str, Trainer] = {}
     weights: dict[str, Tensor] = {}
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         task, own = (make_task or Numbers)(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
         trainer = Trainer(
             engine=engine,
@@ -90,9 +91,7 @@ def run(
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
-    for worker in workers:
-        job.start(worker)
-    job.wait()
+    job.run(workers)
     return job, book, weights, next(t for w, t in trainers.items() if w in weights)
 
 
@@ -138,13 +137,7 @@ def test_ranks_that_die_change_nothing_of_what_is_trained(
 
 def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
     """A worker that comes while the others train gets all of their state, and no step is lost or trained twice."""
-
-    def call_for_d(job: Job) -> None:
-        job.start("d")
-        while not job.wanted():
-            time.sleep(0.01)
-
-    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): call_for_d})
+    job, book, weights, _ = run(tmp_path, "abc", {("b", 4): lambda job: job.add("d")})
     assert job.sizes == [3, 4]
     check_exactly_once(book)
     assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), "a step was trained twice"
@@ -155,13 +148,7 @@ def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undistu
 
 def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
     """Rank 0 dies, a new one comes later, another dies: one history in the files."""
-
-    def call_for_d(job: Job) -> None:
-        job.start("d")
-        while not job.wanted():
-            time.sleep(0.01)
-
-    events = {("a", 2): lambda job: kill(), ("b", 6): call_for_d, ("c", 9): lambda job: kill()}
+    events = {("a", 2): lambda job: kill(), ("b", 6): lambda job: job.add("d"), ("c", 9): lambda job: kill()}
     job, book, weights, _ = run(tmp_path, "abc", events)
     assert job.sizes == [3, 2, 3, 2]
     check_exactly_once(book)
@@ -199,17 +186,6 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
         run(tmp_path, "ab", make_callbacks=lambda: [Sender()])
 
 
-def call_for(worker: str) -> Callable[[Job], None]:
-    """Return what starts a worker and waits until it asks for a place."""
-
-    def call(job: Job) -> None:
-        job.start(worker)
-        while not job.wanted():
-            time.sleep(0.01)
-
-    return call
-
-
 def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
     """Validation, and the values that monitors compare, cover the same set at any number of ranks."""
     values = []
@@ -222,7 +198,9 @@ def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
 
 def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
     """A rank that has come and has no sample in a step takes part with nothing."""
-    job, book, _, trainer = run(tmp_path, "a", {("a", 2): call_for("b"), ("a", 4): call_for("c")}, batch_size=2)
+    job, book, _, trainer = run(
+        tmp_path, "a", {("a", 2): lambda job: job.add("b"), ("a", 4): lambda job: job.add("c")}, batch_size=2
+    )
     assert job.sizes == [1, 2, 3] and trainer.batch_plan.global_batch_size == 2
     check_exactly_once(book)
 
@@ -231,10 +209,10 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the third rank comes: --max-np is known."""
-    monkeypatch.setattr(CrewRanks, "max_world_size", 3)
+    monkeypatch.setattr(ElasticThreadRanks, "max_world_size", 3)
     with pytest.raises(ConfigError, match=r"2 samples for\s+3 ranks.*--max-np 2"):
         run(tmp_path, "ab", sync_batchnorm=True)
-    monkeypatch.setattr(CrewRanks, "max_world_size", 0)
+    monkeypatch.setattr(ElasticThreadRanks, "max_world_size", 0)
     with pytest.raises(ConfigError, match="without --max-np"):
         run(tmp_path, "ab", sync_batchnorm=True)
 
@@ -281,13 +259,12 @@ def test_a_stream_continues_approximately_and_reports_it(tmp_path: Path, capsys:
 def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
     """Its fit would end with the first rank that goes."""
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
 
     job = Job(work, 1)
-    job.start("a")
     with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
-        job.wait()
+        job.run("a")
 
 
 class Ends(Numbers):
@@ -336,7 +313,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
 class Prepared(DataModule):
     """Notes when data are prepared, and whether others waited for it."""
 
-    def __init__(self, engine: CrewEngine, book: list[tuple[str, str, bool]]) -> None:
+    def __init__(self, engine: ElasticThreadEngine, book: list[tuple[str, str, bool]]) -> None:
         self.engine, self.book = engine, book
 
     def prepare_data(self) -> None:
@@ -359,11 +336,11 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
     class Grow(Callback):
         def on_train_step_end(self, trainer: RunView, task: Line) -> None:
             engine = trainer.engine
-            assert isinstance(engine, CrewEngine)
+            assert isinstance(engine, ElasticThreadEngine)
             if engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
-                call_for("c")(engine.job)
+                engine.job.add("c")
 
-    def work(engine: CrewEngine) -> None:
+    def work(engine: ElasticThreadEngine) -> None:
         engine.ranks.joins_late = engine.worker == "c"
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
@@ -371,9 +348,7 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
         trainer.fit(Numbers(), datamodule=Prepared(engine, seen))
 
     job = Job(work, 2)
-    job.start("a")
-    job.start("b")
-    job.wait()
+    job.run("ab")
     assert job.sizes == [2, 3]
     assert [entry for entry in seen if entry[0] == "c"] == [("c", "prepare", False), ("c", "setup", False)]
     others = sorted(entry[:2] for entry in seen if entry[0] != "c")
@@ -382,11 +357,11 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
 
 def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
-    formed = threading.Event()
+    formed, in_time = threading.Event(), list[bool]()
     write = LocalStore.write
 
     def slow_write(store: LocalStore, name: str, snapshot: Snapshot) -> None:
-        assert formed.wait(30), "the recovery waited for the disk"
+        in_time.append(formed.wait(30))
         write(store, name, snapshot)
 
     class Formed(Callback):
@@ -396,7 +371,9 @@ def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Pa
 
     monkeypatch.setattr(LocalStore, "write", slow_write)
     save = {"enable_checkpointing": True, "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2)]}
-    job, book, weights, _ = run(tmp_path, "ab", {("b", 3): lambda job: kill()}, **save)
+    # At step 2, after which no checkpoint is due: the next save waits for the one before it.
+    job, book, weights, _ = run(tmp_path, "ab", {("b", 2): lambda job: kill()}, **save)
+    assert in_time and all(in_time), "the recovery waited for the disk"
     assert job.sizes == [2, 1] and set(weights) == {"a"}
     check_exactly_once(book)
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "epoch=2-step=21", "last"]
@@ -464,7 +441,7 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
-        assert isinstance(comm.ranks, CrewRanks)
+        assert isinstance(comm.ranks, ElasticThreadRanks)
         worker = comm.ranks.worker
         under_way[worker] = under_way.get(worker, 0) + 1
 

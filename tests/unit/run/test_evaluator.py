@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -171,3 +172,56 @@ def test_no_data_raises(tmp_path: Path, entry: str, kind: str) -> None:
     """Without data an entry point says what to pass or to define."""
     with pytest.raises(ConfigError, match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader"):
         getattr(quiet(tmp_path), entry)(Line())
+
+
+class InEval(Line):
+    """A line, with a batch norm that the user keeps in eval."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[1].eval()
+        self.modes: list[bool] = []
+
+    def make_model(self) -> nn.Module:
+        """Return the line and its norm."""
+        return nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Note the norm's mode."""
+        self.modes.append(self.model[1].training)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_part_in_eval_stays_in_eval(tmp_path: Path) -> None:
+    """Validation puts every module back into the mode that the user gave it."""
+    task = InEval()
+    quiet(tmp_path, max_epochs=2).fit(task, loader(16), loader(16))
+    assert task.modes == [False] * 8
+    assert task.model[0].training
+
+
+def test_a_step_that_asks_for_the_loader_is_told(tmp_path: Path) -> None:
+    """validation_step with dataloader_idx gets the number of the loader."""
+
+    class Several(Line):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("which", float(dataloader_idx))
+
+    values = quiet(tmp_path).validate(Several(), [loader(8), loader(8)])
+    assert values == {"which/dataloader_idx_0": 0.0, "which/dataloader_idx_1": 1.0}
+
+
+def test_a_fit_after_a_prediction_trains(tmp_path: Path) -> None:
+    """predict and validate leave each module in the mode that it was in, also where they end with an error."""
+
+    class Breaks(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise ValueError("broken")
+
+    task = Breaks()
+    task.model[3].eval()
+    quiet(tmp_path).predict(task, loader(8))
+    assert [task.training, task.model[1].training, task.model[3].training] == [True, True, False]
+    with pytest.raises(ValueError, match="broken"):
+        quiet(tmp_path).validate(task, loader(8))
+    assert [task.training, task.model[1].training, task.model[3].training] == [True, True, False]

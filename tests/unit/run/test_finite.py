@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.errors import DivergenceError
+from trainkit.run.finite import FiniteLosses
 
 
 def poisoned(value: float, *indices: int) -> TensorDataset:
@@ -70,3 +72,12 @@ def test_a_finite_run_is_the_same_run(tmp_path: Path) -> None:
     quiet(tmp_path, stop_on_nonfinite=True).fit(looked, loader())
     quiet(tmp_path).fit(plain, loader())
     assert torch.equal(weights(looked), weights(plain))
+
+
+def test_a_loss_that_is_written_over_is_looked_at_as_it_was() -> None:
+    """A CUDA graph writes each loss to the same place."""
+    none: Any = None
+    looked, loss = FiniteLosses(none, none, none), torch.tensor(1.0)
+    looked.look(loss, none)
+    loss.fill_(math.nan)
+    assert float(looked._seen[0][0]) == 1.0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn import functional
 
-from tests.helpers.toy import Line, loader, quiet, weights
+from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.errors import TrainkitError
 from trainkit.run.oom import split
 
 
@@ -82,3 +85,50 @@ def test_batches_of_any_nesting_are_split() -> None:
     assert second["both"][1].tolist() == [3, 4]
     assert (first["scale"], second["k"]) == (torch.tensor(2.0), 3)
     assert [p["k"] for p in split(batch, 5, 8)] == [3] * 5
+
+
+class Batch(UserDict[str, torch.Tensor]):
+    """A mapping with attributes, as tokenizers give."""
+
+    def to(self, device: Any) -> Batch:
+        """Stay."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@pytest.mark.parametrize("room", [4, 1])
+def test_a_batchs_class_survives_a_split(tmp_path: Path, room: int) -> None:
+    """A batch of a class of its own stays one, split or not; places follow the pieces."""
+    sizes: list[int] = []
+
+    class Takes(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            sizes.append(len(batch.x))
+            if len(batch.x) > room:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return functional.mse_loss(self(batch.x), batch.y)
+
+    def collate(samples: Any) -> Batch:
+        x, y = torch.utils.data.default_collate(samples)
+        return Batch(x=x, y=y)
+
+    quiet(tmp_path, halve_batch_on_oom=True).fit(Takes(), loader(8, collate_fn=collate))
+    assert sizes[-1] == room
+
+
+def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
+    """After a split, a loss that is not finite is told with the samples of its piece."""
+
+    class Bad(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if len(batch[0]) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            loss = super().training_step(batch, batch_idx)
+            return loss * float("nan") if rows(8).tensors[0][6].tolist() in batch[0].tolist() else loss
+
+    with pytest.raises(TrainkitError, match=r"nan on rank 0, samples 6, 7 of the data set"):
+        quiet(tmp_path, halve_batch_on_oom=True, stop_on_nonfinite=True).fit(Bad(), loader(8))

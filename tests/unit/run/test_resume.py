@@ -178,3 +178,23 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) ->
 
     with pytest.raises(CheckpointError, match=r"(?s)do not fit this model:\n.*model\.0\.(weight|bias)"):
         getattr(quiet(tmp_path), entry)(Wider(), loader(5), ckpt_path="last")
+
+
+def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the batches are of unknown size, microbatches are counted: none is left out."""
+    x_NI, y_NO = rows(40).tensors
+    seen: list[int] = []
+
+    class Stream:
+        def __iter__(self) -> Any:
+            yield from ((x_NI[i : i + 2], y_NO[i : i + 2]) for i in range(0, 40, 2))
+
+    class Keep(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(x_NI.tolist().index(batch[0][0].tolist()) // 2)
+            return super().training_step(batch, batch_idx)
+
+    quiet(tmp_path, max_steps=6, callbacks=ModelCheckpoint()).fit(Line(), Stream())
+    quiet(tmp_path, accumulate_grad_batches=4).fit(Keep(), Stream(), ckpt_path="last")
+    assert seen == list(range(4, 20))
+    assert "step 1 of the epoch comes next, 2 microbatches of each rank of it for the second time" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +46,11 @@ class Note:
 class Notes:
     """The notes of all ranks: `rank<N>.json` in a folder."""
 
-    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+    def __init__(self, folder: Path, rank: int, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet; the folder exists."""
-        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._folder, self._rank, self._world_size, self._clock = folder, rank, world_size, clock
         self._number = 0
-        now = time.monotonic()
+        now = clock()
         self._seen = dict.fromkeys(range(world_size), (0, now))  # rank -> number of its note, time first read
 
     def write(self, step: int, waiting: str, tensors: list[str], still_s: float) -> None:
@@ -65,7 +65,7 @@ class Notes:
     def read(self) -> tuple[dict[int, Note], dict[int, float]]:
         """Return the notes of all ranks, and the seconds since each note changed."""
         notes, silent = {}, {}
-        now = time.monotonic()
+        now = self._clock()
         for rank in range(self._world_size):
             try:
                 content = json.loads((self._folder / f"rank{rank}.json").read_text())

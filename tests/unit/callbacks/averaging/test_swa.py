@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, update_bn
 
 from tests.helpers.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
@@ -202,3 +202,11 @@ def test_a_quick_try_averages_its_one_epoch(tmp_path: Path) -> None:
     swa = StochasticWeightAveraging(0.02, 5)
     quiet(tmp_path, callbacks=[swa], max_epochs=10, fast_dev_run=True).fit(Net(), loader(12))
     assert swa._average is not None and swa._average.num_updates == 1
+
+
+def test_whole_numbers_are_not_averaged(tmp_path: Path) -> None:
+    """A table of indices among the parameters stays as it is."""
+    task = Line()
+    task.places = nn.Parameter(torch.arange(3), requires_grad=False)
+    quiet(tmp_path, max_epochs=3, callbacks=StochasticWeightAveraging(0.05, swa_epoch_start=0)).fit(task, loader(8), loader(5))
+    assert task.places.tolist() == [0, 1, 2]

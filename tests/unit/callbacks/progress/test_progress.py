@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.callbacks import StochasticWeightAveraging
 from trainkit.callbacks.progress.displays import Bars, Lines, make_screen
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.trainer import Trainer
@@ -205,3 +206,12 @@ def test_a_finished_epoch_may_be_gone_on_from(tmp_path: Path, capsys: pytest.Cap
     quiet(tmp_path, max_steps=5, enable_checkpointing=True).fit(Line(), loader(23))
     quiet(tmp_path, max_steps=6, enable_progress_bar=True).fit(Line(), loader(23), ckpt_path="last")
     assert capsys.readouterr().out.startswith("epoch 1")
+
+
+def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SWA validates its average when training is over: that is no step of another epoch."""
+    swa = StochasticWeightAveraging(0.05, swa_epoch_start=0)
+    quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(Line(), loader(8), loader(5))
+    told = capsys.readouterr()
+    assert "2/2" in told.out + told.err
+    assert "3/2" not in told.out + told.err

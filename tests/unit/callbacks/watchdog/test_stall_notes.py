@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,15 +71,16 @@ def test_many_tensors_are_counted() -> None:
 
 def test_notes_travel_by_files(tmp_path: Path) -> None:
     """A rank reads the other's notes; a rank that has never written counts as silent."""
-    own, other = Notes(tmp_path, 0, 2), Notes(tmp_path, 1, 2)
+    now = 100.0
+    own, other = (Notes(tmp_path, rank, 2, clock=lambda: now) for rank in range(2))
+    now += 3
     own.write(5, SUMS, ["w"], 1.5)
     notes, silent = other.read()
     assert (notes[0].step, notes[0].waiting, notes[0].tensors, notes[0].still_s) == (5, SUMS, ("w",), 1.5)
     assert notes[0].pid == os.getpid() and notes[1].step == -1
-    assert silent[0] == 0 < silent[1]
-    first = silent[1]
-    _, silent = other.read()
-    assert silent[0] > 0 and silent[1] > first
+    assert silent == {0: 0, 1: 3}
+    now += 4
+    assert other.read()[1] == {0: 4, 1: 7}
     own.write(5, SUMS, ["w"], 2.0)
     assert other.read()[1][0] == 0
 
@@ -96,9 +97,10 @@ def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
 
 def test_a_slow_disk_is_no_stall() -> None:
     """A rank that waits for a checkpoint to be written makes progress."""
-    seen = []
+    progress, written = iter([False, True]), threading.Event()
     writer = Writer()
-    writer.on_wait = lambda: seen.append(1)
-    writer.start(lambda: time.sleep(1.2))
+    writer.on_wait = lambda: written.set() if next(progress, True) else None
+    in_time: list[bool] = []
+    writer.start(lambda: in_time.append(written.wait(30)))
     writer.wait()
-    assert len(seen) >= 2
+    assert in_time == [True], "no second sign of progress while the disk was slow"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +62,11 @@ def wait(condition: Callable[[], bool]) -> None:
             return
         pause.wait(0.005)
     raise AssertionError("it did not happen within 5 s")
+
+
+def jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an hour pass at once."""
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, sleep=time.sleep))
 
 
 def test_a_seat_sets_horovods_variables() -> None:
@@ -175,7 +182,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(driver: Dri
     monkeypatch.setattr(membership, "BEAT_S", 60.0)
     m = driver.member()
     m.join(0)
-    threading.Event().wait(0.5)
+    jump(monkeypatch)
     assert not m.wanted
 
 
@@ -188,7 +195,7 @@ def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> No
     assert m.join(0) == SEAT
 
 
-def test_beats_go_on_after_the_driver_hung_up(driver: Driver) -> None:
+def test_beats_go_on_after_the_driver_hung_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection is reopened, and a failure long ago is no silence."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
@@ -198,7 +205,7 @@ def test_beats_go_on_after_the_driver_hung_up(driver: Driver) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     before = len(driver.beats)
     wait(lambda: len(driver.beats) > before + 5)
-    threading.Event().wait(0.4)
+    jump(monkeypatch)
     assert not m.wanted
 
 

@@ -162,22 +162,23 @@ def test_the_remote_script_runs_the_command_with_its_environment(shell: str, tmp
 @pytest.mark.parametrize(("sent", "code"), [("KILL\n", 137), ("TERM\n", 143), ("INT\n", 130), ("", 143)])
 def test_the_remote_script_hands_on_signals_and_ends_with_its_stdin(shell: str, sent: str, code: int) -> None:
     """The worker's group gets them; the code is a shell's."""
-    lines = first_lines(
-        {}, "/", [sys.executable, "-c", "import signal, time; signal.signal(2, signal.SIG_DFL); time.sleep(60)"], "go-1"
-    )
+    worker = "import signal, time; signal.signal(2, signal.SIG_DFL); print('ready', flush=True); time.sleep(60)"
+    lines = first_lines({}, "/", [sys.executable, "-c", worker], "go-1")
     process = subprocess.Popen(
         ["setsid", "--wait", shell, "-c", SCRIPT, "trainkit", "go-1"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         env={"PATH": "/usr/bin:/bin"},
     )
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
     process.stdin.write(lines)
     process.stdin.flush()
-    threading.Event().wait(0.3)
+    assert process.stdout.readline() == "ready\n"
     process.stdin.write(sent)
     process.stdin.close()
     assert process.wait(10) == code
+    process.stdout.close()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
