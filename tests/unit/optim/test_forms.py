@@ -64,5 +64,5 @@ def test_a_schedule_of_another_optimizer_is_refused(tmp_path: Path) -> None:
             other = SGD(self.parameters(), lr=0.1)
             return [SGD(self.parameters(), lr=0.1)], [ExponentialLR(other, 0.1)]
 
-    with pytest.raises(TaskError, match="a ExponentialLR that was made for an optimizer that it did not return"):
+    with pytest.raises(TaskError, match="a ExponentialLR for an optimizer that it did not return"):
         quiet(tmp_path).fit(Wrong(), loader(8))
