@@ -18,7 +18,7 @@ from trainkit.errors import ConfigError, TaskError
 
 
 class Small(trainkit.Task):
-    """A line, with a batch norm that the user keeps in eval."""
+    """A line, with a batch norm in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()

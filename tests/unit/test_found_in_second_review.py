@@ -1,4 +1,4 @@
-"""Faults that a second reader found, each with the claim that it broke."""
+"""Faults found in the second review, each with the claim that it broke."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Table(Line):
 
 @pytest.mark.parametrize("action", ["stop", "repair"])
 def test_sparse_state_is_compared_and_sent(tmp_path: Path, action: Any) -> None:
-    """A sparse momentum is hashed, whatever the order of its rows, and can be sent."""
+    """A sparse momentum is hashed independent of the order of its rows, and can be sent."""
     table, merged, other = (
         torch.sparse_coo_tensor([at], [[value] for value in values], (5, 1), check_invariants=True)
         for at, values in (([3, 1, 3], [1.0, 2.0, 3.0]), ([1, 3], [2.0, 4.0]), ([1, 4], [2.0, 4.0]))
@@ -180,7 +180,7 @@ def test_each_stretch_of_epochs_can_be_validated_in(tmp_path: Path) -> None:
 
 
 def test_watching_reads_and_compiling_are_two_runs(tmp_path: Path) -> None:
-    """On the CPU the one keeps the other from happening, which is said."""
+    """On the CPU one prevents the other, which is reported."""
     with pytest.raises(ConfigError, match=r"assert_no_sync and trainer\.compile are both set"):
         quiet(tmp_path, assert_no_sync=True, compile=True).fit(Line(), loader(4))
 
@@ -204,7 +204,7 @@ class Own(nn.Linear):
     """A layer of a user's own."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return twice what the layer does."""
+        """Return twice the layer's output."""
         return 2 * super().forward(x)
 
 
@@ -229,7 +229,7 @@ def test_many_modules_are_all_compiled(kind: type[nn.Linear], monkeypatch: pytes
 
 @pytest.mark.skipif(not _ALONE, reason="this torch counts modules of one class together")
 def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that is another one at each call is given up after torch's limit, however many others there are."""
+    """A module that changes at each call is given up after torch's limit, independent of the other modules."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -302,7 +302,7 @@ def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
 
 
 def test_an_error_in_teardown_leaves_no_switch_on(tmp_path: Path) -> None:
-    """Global switches of torch are put back whatever fails."""
+    """Global switches of torch are restored after any failure."""
 
     class Breaks(Line):
         def teardown(self, stage: str) -> None:

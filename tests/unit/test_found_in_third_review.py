@@ -1,4 +1,4 @@
-"""Faults that a third reader found, each with the claim that it broke."""
+"""Faults found in the third review, each with the claim that it broke."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_schedule_of_another_optimizer_is_refused(tmp_path: Path) -> None:
             other = SGD(self.parameters(), lr=0.1)
             return [SGD(self.parameters(), lr=0.1)], [ExponentialLR(other, 0.1)]
 
-    with pytest.raises(TaskError, match="a ExponentialLR that was made for an optimizer that it did not return"):
+    with pytest.raises(TaskError, match="a ExponentialLR for an optimizer that it did not return"):
         quiet(tmp_path).fit(Wrong(), loader(8))
 
 
@@ -292,7 +292,7 @@ def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Pat
     [("sync_dist", "leave it out: an epoch's value is always exact"), ("on_epochs", "Did you mean 'on_epoch'?")],
 )
 def test_unknown_arguments_of_log_raise(tmp_path: Path, option: str, words: str) -> None:
-    """Lightning's arguments with what to do, others with what there is."""
+    """For Lightning's arguments the error names a replacement, for others the known arguments."""
 
     class Other(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -304,7 +304,7 @@ def test_unknown_arguments_of_log_raise(tmp_path: Path, option: str, words: str)
 
 
 def test_a_monitored_step_value_has_its_own_message(tmp_path: Path) -> None:
-    """It was logged, but for steps alone."""
+    """It was logged, but only for steps."""
     with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
         quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))
 
@@ -379,9 +379,9 @@ def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFix
     """SWA validates its average when training is over: that is no step of another epoch."""
     swa = StochasticWeightAveraging(0.05, swa_epoch_start=0)
     quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(Line(), loader(8), loader(5))
-    told = capsys.readouterr()
-    assert "2/2" in told.out + told.err
-    assert "3/2" not in told.out + told.err
+    said = capsys.readouterr()
+    assert "2/2" in said.out + said.err
+    assert "3/2" not in said.out + said.err
 
 
 class Buffers(Line):
