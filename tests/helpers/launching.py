@@ -61,7 +61,7 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
 
 
 def _end_all(mark: str) -> None:
-    """Kill what carries the mark: launchers give their ranks groups of their own, and a killed one leaves them behind."""
+    """Kill processes that carry the mark: launchers give ranks groups of their own, which outlive a killed launcher."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # gone by now, or not ours

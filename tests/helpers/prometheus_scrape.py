@@ -1,4 +1,4 @@
-"""Reads what a run exports while it trains, with Prometheus's own parser."""
+"""Reads the exported metrics of a running training, with Prometheus's own parser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]  # a sample's name -> (l
 
 
 def scrape(logger: PrometheusLogger) -> Samples:
-    """Return what an exporter answers, after all that was logged."""
+    """Return an exporter's answer, after all values are logged."""
     assert logger.settle()
     assert logger.address is not None
     with urllib.request.urlopen(logger.address) as answer:
@@ -43,7 +43,7 @@ class Scrapes(Callback):
 
 
 def exported(folder: Path, task: Line | None = None, ckpt_path: str | None = None, **settings: Any) -> list[Samples]:
-    """Train epochs of two steps of four samples each; return what was exported at the end of each."""
+    """Train epochs of two steps of four samples each; return the exported values at the end of each."""
     logger = PrometheusLogger(port=0)
     scrapes = Scrapes(logger)
     own = settings.pop("callbacks", [])

@@ -1,4 +1,4 @@
-"""Recordings that are made up: what ranks would have written, with known times. Milliseconds in, files out."""
+"""Synthetic recordings of ranks, with known times. Milliseconds in, files out."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ class BrokenOffError(Exception):
 
 
 class BreaksOff(Callback):
-    """Fails when so many steps have been taken: at the next step's beginning, or in the next validation."""
+    """Fails after a number of steps: at the next step's beginning, or in the next validation."""
 
     def __init__(self, after: int, hook: str = "step") -> None:
         self.after, self.hook = after, hook
 
     def reached(self, trainer: RunView) -> None:
-        """Do what is to be done there: fail."""
+        """Fail."""
         raise BrokenOffError
 
     def _look(self, trainer: RunView, hook: str) -> None:

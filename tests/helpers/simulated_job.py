@@ -95,7 +95,7 @@ class Simulated:
         return None if self.roster.job.over is None else self.roster.job.over.code
 
     def wanted(self, name: str) -> bool:
-        """Whether a worker is asked to come and join."""
+        """Whether a worker is requested to join."""
         worker = self.roster.job.workers[name]
         return self.roster.reply(name)["wanted"] > (worker.seat.generation if worker.seat else 0)
 

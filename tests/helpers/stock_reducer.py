@@ -1,4 +1,4 @@
-"""The stock `hvd.DistributedOptimizer`, used for its sums alone: what trainkit's own are compared with, bit for bit."""
+"""The stock `hvd.DistributedOptimizer`, used only for its sums: the reference of trainkit's own, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Contiguous:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what Horovod can send, and the tensor to restore it to."""
+        """Return the tensor to send by Horovod, and the tensor to restore it to."""
         wire = tensor if tensor.dtype in ALLREDUCE_TYPES else tensor.to(torch.float32)
         return wire.contiguous(), tensor
 

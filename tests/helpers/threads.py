@@ -60,7 +60,7 @@ class World:
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
         """Return the values of all ranks. They are shared: copy before you write."""
-        self._barrier.wait(_PATIENCE_S)  # all have read what was exchanged before
+        self._barrier.wait(_PATIENCE_S)  # all have read the earlier exchange
         self._box[rank] = value
         self._barrier.wait(_PATIENCE_S)
         return list(self._box)

@@ -29,12 +29,12 @@ def rows(num_samples: int = 23) -> TensorDataset:
 
 
 def loader(data: int | Dataset[Any] = 23, batch_size: int = 4, **options: Any) -> DataLoader[Any]:
-    """Return a DataLoader over a data set, or over so many rows."""
+    """Return a DataLoader over a data set, or over a number of rows."""
     return DataLoader(rows(data) if isinstance(data, int) else data, batch_size=batch_size, **options)
 
 
 def fill(model: nn.Module) -> None:
-    """Set the weights to fixed values, all different, whatever the random state."""
+    """Set the weights to fixed values, all different, independent of the random state."""
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             values = torch.linspace(-0.6, 0.5, parameter.numel(), dtype=parameter.dtype) * (1 + 0.1 * i)
@@ -42,7 +42,7 @@ def fill(model: nn.Module) -> None:
 
 
 class Line(Task):
-    """A linear layer under the mean squared error; what is given by keyword goes to SGD."""
+    """A linear layer under the mean squared error; keyword arguments go to SGD."""
 
     def __init__(self, lr: float = 0.1, **sgd: Any) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Recorder(Callback):
         self.norms: list[float] = []
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Look at what the optimizer is about to use."""
+        """Record the rate and the gradients' norm before the optimizer's step."""
         self.lrs.append(optimizer.param_groups[0]["lr"])
         grads = [p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]
         self.norms.append(float(torch.cat(grads).norm()))

@@ -29,7 +29,7 @@ def records(folder: Path) -> list[Any]:
 
 
 def _parse(content: bytes) -> list[Any]:
-    """Return the whole records of what is there so far."""
+    """Return the complete records so far."""
     from wandb.proto import wandb_internal_pb2
 
     assert content[:4] in (b":W&B", b"")

@@ -1,4 +1,4 @@
-"""Workers under real launchers: each start runs once, when its results are first asked for."""
+"""Workers under real launchers: each start runs once, when its results are first read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.launching import run_command
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"
-Results = dict[str, list[dict[str, Any]]]  # scenario -> what it ended with on each rank
+Results = dict[str, list[dict[str, Any]]]  # scenario -> its result on each rank
 
 
 def line_of(launcher: str, ranks: int, worker: str) -> str:

@@ -1,4 +1,4 @@
-"""A poisoned sample of one rank of two: that rank alone keeps its step, and one process takes it again bit for bit."""
+"""A poisoned sample of one rank of two: only that rank saves its step, and one process replays it bit for bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_step_of_one_rank_is_found_again(launcher: str, stop: bool, command:
     assert name == "step=0-rank=1", done.text
     about, end = json.JSONDecoder().raw_decode(rest)
     assert (about["rank"], about["world_size"], about["num_samples"]) == (1, 2, 16)
-    assert [told["samples"] for told in about["microbatches"]] == [[4, 5, 6, 7], [12, 13, 14, 15]]
+    assert [own["samples"] for own in about["microbatches"]] == [[4, 5, 6, 7], [12, 13, 14, 15]]
     shown = rest[end:]
     assert shown.count("equal bit for bit") == 2 and "DIFFERENT" not in shown, done.text
     assert f"recorded {about['microbatches'][0]['loss']:.9g}, now {about['microbatches'][0]['loss']:.9g}" in shown

@@ -42,8 +42,8 @@ def test_a_rank_out_of_memory_makes_all_split(start: tuple[str, int], results: S
     deep = [rank["weights"] for rank in results[start]["out_of_memory_in_backward"]]
     for own in deep:
         same(own, results["single", start[1]]["out_of_memory_in_backward"][0]["weights"])
-    told = f"Out of memory on rank {0 if start[0] == 'single' else start[1] - 1}: all ranks split each microbatch into 2"
-    assert results.output[start].count(told) == 3, results.output[start]
+    said = f"Out of memory on rank {0 if start[0] == 'single' else start[1] - 1}: all ranks split each microbatch into 2"
+    assert results.output[start].count(said) == 3, results.output[start]
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)

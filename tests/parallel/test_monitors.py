@@ -1,4 +1,4 @@
-"""Monitors on two ranks: they stop together, and write on rank 0 alone."""
+"""Monitors on two ranks: they stop together, and write only on rank 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_spike_of_one_rank_stops_all(start: str, results: Any) -> None:
-    """The rank that saw it says so; all end at the same step and know why."""
+    """The rank that detects it reports it; all end at the same step with the reason."""
     ranks = results[start]["spike"]
     last = len(ranks) - 1
     for rank, own in enumerate(ranks):
@@ -33,7 +33,7 @@ def test_a_spike_of_one_rank_stops_all(start: str, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_time_ends_all_ranks_at_one_step(start: str, results: Any) -> None:
-    """The clock is rank 0's, whatever the others' show, and the same seconds are kept on all."""
+    """The clock is rank 0's, independent of the others', and the same seconds are saved on all."""
     ranks = results[start]["timer"]
     assert all(own == ranks[0] for own in ranks)
     assert ranks[0]["reason"].startswith("the time limit is reached:")

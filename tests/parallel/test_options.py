@@ -71,7 +71,7 @@ def test_sums_are_exact(start: str, scenario: str, factor: bool, results: Any) -
     + [(start, "small_buckets", 4) for start in DDP],
 )
 def test_groups_are_exact_and_as_many_as_asked_for(start: str, scenario: str, sums: int, results: Any) -> None:
-    """Four parameters travel in so many collectives, the last with the flags, and the gradients are the same."""
+    """Four parameters take the expected number of collectives, the last with the flags; the gradients are the same."""
     for rank in results[start][scenario]:
         assert_gradients(rank["grads"], by_hand(size_of(start)))
         assert len(rank["wires"]) == sums
@@ -272,7 +272,7 @@ def test_adasum_without_mpi_says_how_to_get_it(start: str, results: Any) -> None
 
 
 def test_options_reach_horovod_from_the_command_line(command: Command) -> None:
-    """Autotuning leaves its notes; what the environment overrules is said once."""
+    """Autotuning writes its log; options overridden by the environment are reported once."""
     options = "engine.autotune=true engine.autotune_log_file=tuned.csv engine.cycle_time_ms=3 engine.compression=fp16"
     line = f"horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=here {options} && head -1 tuned.csv"
     done = command(line, timeout_s=90, HOROVOD_CYCLE_TIME="2")

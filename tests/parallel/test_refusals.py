@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parallel
     ],
 )
 def test_a_mismatch_of_launcher_and_engine_raises(line: str, words: str, command: Command) -> None:
-    """The message names what was started and what to use, once, and nothing is trained."""
+    """The message names the launcher and the engine to use, once, and nothing is trained."""
     done = command(line, timeout_s=90)
     assert done.code != 0
     assert done.text.count(words) == 1, done.text

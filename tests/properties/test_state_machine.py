@@ -67,7 +67,7 @@ def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[st
 def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
-    """From wherever events have led, workers that join when asked, work a while and end bring the job to an end."""
+    """From any state, workers that join on request, work a while and end bring the job to an end."""
     job = play(shape, sequence)
     for turn in range(200):
         if job.roster.finished:

@@ -1,4 +1,4 @@
-"""Properties of every step, at 1 to 5 ranks: samples dealt once, the gradient of the whole batch, exact means.
+"""Properties of every step, at 1 to 5 ranks: each sample used once, the gradient of the whole batch, exact means.
 
 The ranks are threads (tests/helpers/threads.py), so that Trainer, loop and feeds are the real ones on each of them.
 """
@@ -28,7 +28,7 @@ few = settings(deadline=None, max_examples=150, derandomize=True, database=None)
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its ranks, how its samples are dealt, and what they weigh.
+    """A run: its ranks, and the split and weights of its samples.
 
     Attributes:
         samples: in the data set.
@@ -60,7 +60,7 @@ class Case:
         return self.batch_size * self.ranks * accumulate
 
     def indices(self, epoch: int) -> list[int]:
-        """Return the samples that an epoch is to be trained on, ascending; with `shuffle` it is so many, not these."""
+        """Return the samples of an epoch, ascending; with `shuffle` only their number counts."""
         if self.shards is not None:
             assert not isinstance(self.limit, float)
             return sorted(i for own in self.shards for batch in own[: self.limit] for i in batch)
@@ -72,7 +72,7 @@ class Case:
         return list(range(left // size * size if self.drop_last else left))
 
     def on_one_rank(self) -> Case:
-        """Return the run of one rank that takes in turn what these ranks take side by side."""
+        """Return the run of one rank that takes the batches of these ranks in turn."""
         own, limit = self.accumulate, self.limit
         changed = {e: n * self.ranks for e, n in own.items()} if isinstance(own, dict) else own * self.ranks
         limit = limit * self.ranks if isinstance(limit, int) else limit
@@ -85,7 +85,7 @@ counts = st.none() | st.integers(1, 6)
 
 @st.composite
 def dealt(draw: st.DrawFn) -> Case:
-    """Runs over a data set, which trainkit deals to the ranks."""
+    """Runs over a data set, which trainkit shards over ranks."""
     ranks = draw(st.integers(1, 5))
     case = Case(
         samples=draw(st.integers(ranks, 60)),
@@ -132,7 +132,7 @@ class Seen:
 
 
 class Probe(Line):
-    """Fits a line under a loss that is not linear, and writes down what it sees."""
+    """Fits a line under a non-linear loss, and records its batches."""
 
     def __init__(self, weighs: bool) -> None:
         super().__init__(lr=0.05, momentum=0.9)
@@ -144,7 +144,7 @@ class Probe(Line):
         return (self(x) - y).square().sum(1) + (self(x) * y).tanh().sum(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Weigh each sample by what the batch says, or alike."""
+        """Weigh each sample by the batch's weights, or equally."""
         place = self.trainer.current_epoch, self.trainer.global_step
         self.seen.samples.setdefault(place, []).extend(batch[2].tolist())
         losses, own = self.losses(batch), batch[3]
@@ -191,7 +191,7 @@ def trainer(case: Case, engine: ThreadEngine, folder: Path, **options: Any) -> A
 
 
 def fit_on(case: Case, folder: Path, engine: ThreadEngine) -> Seen:
-    """Train on one rank and return what it saw."""
+    """Train on one rank and return its records."""
     task = Probe(case.weighs)
     options = {"max_epochs": EPOCHS, "accumulate_grad_batches": case.accumulate, "limit_train_batches": case.limit}
     run = trainer(case, engine, folder, **options)
@@ -232,7 +232,7 @@ def test_each_sample_is_trained_on_once_an_epoch(folder: Path, case: Case) -> No
 @few
 @given(case=dealt() | streamed())
 def test_a_gradient_is_that_of_the_whole_batch(folder: Path, case: Case) -> None:
-    """All ranks have the gradient of the mean over all samples of the step, weighed as the task says, to 1e-10."""
+    """All ranks have the gradient of the mean over all samples of the step, with the task's weights, to 1e-10."""
     ranks = fit(case, folder)
     data, by_hand = data_of(case), Probe(case.weighs).double()
     last: list[Tensor] = []  # the losses of the last epoch's samples
@@ -263,7 +263,7 @@ def test_one_rank_goes_through_the_same_batches(folder: Path, case: Case) -> Non
 
 
 def evaluate_on(case: Case, folder: Path, engine: ThreadEngine) -> Seen:
-    """Validate on one rank and return what it saw."""
+    """Validate on one rank and return its records."""
     task = Probe(False)
     run = trainer(case, engine, folder, limit_val_batches=case.limit)
     task.seen.metrics = run.validate(task, loader_of(case, engine.place))

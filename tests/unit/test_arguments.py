@@ -102,7 +102,7 @@ def test_values_are_shown_as_in_a_config() -> None:
 
 
 def test_a_missing_folder_has_its_own_message() -> None:
-    """For a folder the message says that it is not there."""
+    """For a folder the message says that it does not exist."""
     assert illegal("data.root", "/x", "an existing folder").startswith("data.root is '/x', and there is no such folder.")
 
 

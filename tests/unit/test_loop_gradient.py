@@ -1,4 +1,4 @@
-"""The gradient of a step is that of the mean loss over its samples; and what a training_step may return."""
+"""The gradient of a step is that of the mean loss over its samples; and the legal results of training_step."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_weights_in_some_batches_only_are_refused(tmp_path: Path) -> None:
 
 
 def test_clipping_is_of_the_whole_steps_gradient(tmp_path: Path) -> None:
-    """The norm over all parameters is clipped once a step, after accumulation; lower norms are left alone."""
+    """The norm over all parameters is clipped once a step, after accumulation; lower norms do not change."""
     norms = []
     for settings in ({}, {"gradient_clip_val": 0.5}, {"gradient_clip_val": 1e9}):
         recorder = Recorder()
@@ -127,7 +127,7 @@ def test_unused_parameters_stay_untouched(tmp_path: Path) -> None:
 
 
 def test_a_parameter_that_is_no_longer_used_stands_still(tmp_path: Path) -> None:
-    """A parameter that took part in the first step alone is moved by that step alone, whatever momentum it has."""
+    """A parameter with a gradient only in the first step is moved only by that step, even with momentum."""
     seen: list[float] = []
 
     class Once(Line):

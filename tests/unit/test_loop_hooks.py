@@ -148,7 +148,7 @@ def test_an_exception_is_announced_and_torn_down(tmp_path: Path) -> None:
 
 
 def test_hooks_get_their_arguments(tmp_path: Path) -> None:
-    """A batch hook gets trainer, task, what training_step returned, the batch and its number in the epoch."""
+    """A batch hook receives trainer, task, the result of training_step, the batch and its number in the epoch."""
     seen: list[tuple[Any, ...]] = []
 
     class Watch(Callback):

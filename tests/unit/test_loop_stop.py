@@ -39,7 +39,7 @@ class Watch(Callback):
             self.validated.append(trainer.global_step)
 
     def on_metrics(self, trainer: Any, task: Any, metrics: dict[str, float], step: int) -> None:
-        """Note when and what."""
+        """Record the step and the values."""
         self.reported.append((step, sorted(metrics)))
 
 
@@ -88,7 +88,7 @@ def test_the_first_limit_wins(tmp_path: Path) -> None:
 
 
 def test_a_requested_stop_ends_after_the_step(tmp_path: Path) -> None:
-    """request_stop ends the run after the current step, with its reason kept."""
+    """request_stop ends the run after the current step, and its reason is stored."""
     watch = Watch(stop_at=3)
     trainer = quiet(tmp_path, callbacks=watch)
     trainer.fit(Line(), loader(23), loader(4))

@@ -1,4 +1,4 @@
-"""Trainer: its arguments, its entry points, and what can be asked of it."""
+"""Trainer: its arguments, entry points and properties."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainkit.trainer import Trainer
 
 
 class Data(DataModule):
-    """Brings loaders and notes what is asked of it."""
+    """Provides loaders and records calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -74,7 +74,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> Non
 
 @pytest.mark.parametrize("name", TRAINER_ARGUMENTS)
 def test_what_lightning_calls_otherwise_is_explained(name: str) -> None:
-    """Each of Lightning's arguments that is none here is answered with what to do instead."""
+    """The error for each of Lightning's arguments that trainkit lacks names the replacement."""
     with pytest.raises(ConfigError, match=rf"^trainer\.{name}: \S.*\.$"):
         Trainer(max_epochs=1, **{name: True})
 
@@ -152,7 +152,7 @@ def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any)
 
 
 def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:
-    """A plain Trainer shows, logs and saves; checkpoints come last, since they keep what the others did."""
+    """A plain Trainer shows, logs and saves; checkpoints come last, since they save the others' changes."""
 
     class Own(Callback):
         """Nothing."""
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_can_be_saved_by_hand(tmp_path: Path) -> None:
-    """save_checkpoint writes what the last fit has trained, also after an evaluation."""
+    """save_checkpoint writes the weights of the last fit, also after an evaluation."""
     task, other, trainer = Net(), Net(), quiet(tmp_path / "run")
     trainer.fit(task, loader(23))
     trainer.validate(task, loader(4))

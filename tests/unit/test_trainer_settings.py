@@ -175,7 +175,7 @@ def test_momentum_without_correction(tmp_path: Path) -> None:
 
 
 def test_momentum_without_correction_resumes(tmp_path: Path) -> None:
-    """The last rate is kept over a restart."""
+    """The last rate is saved over a restart."""
     settings = {"lr_warmup_steps": 5, "lr_momentum_correction": False}
     whole, parts = Line(momentum=0.9), Line(momentum=0.9)
     quiet(tmp_path / "whole", **settings).fit(whole, loader(24))
@@ -208,9 +208,9 @@ def test_another_contract_is_reported_on_resume(tmp_path: Path, capsys: pytest.C
 
     quiet(tmp_path, max_steps=3, accumulate_grad_batches=2, callbacks=ModelCheckpoint()).fit(Line(), loader(32))
     quiet(tmp_path).fit(Keep(), loader(32), ckpt_path="last")
-    told = capsys.readouterr().out
+    said = capsys.readouterr().out
     changes = "accumulate_grad_batches was 2, is 1; global_batch_size was 8, is 4; step 6 of the epoch comes next, 0 samples"
-    assert f"Changed since the checkpoint: {changes}" in told
+    assert f"Changed since the checkpoint: {changes}" in said
     assert seen == rows(32).tensors[0][24:, 0].tolist()
     quiet(tmp_path).fit(Line(), loader(32, batch_size=5), ckpt_path="last")
     assert "step 4 of the epoch comes next, 4 samples of it for the second time" in capsys.readouterr().out

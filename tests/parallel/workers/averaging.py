@@ -1,4 +1,4 @@
-"""Runs averages of weights, LARS, LAMB and thaws on several ranks, in one start of a launcher, and saves what each ended with.
+"""Runs averages of weights, LARS, LAMB and unfreezing on several ranks, in one start of a launcher, and saves the results.
 
     python averaging.py OUT
     horovodrun -np 2 python averaging.py OUT
@@ -59,7 +59,7 @@ class Trained(Callback):
 
 
 def fit(name: str, task: Any, callback: Any = None, ckpt_path: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Train in float64; one process accumulates what two ranks would take."""
+    """Train in float64; one process accumulates the batches of two ranks."""
     accumulate = {"accumulate_grad_batches": 2} if RANKS == 1 else {}
     defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "num_sanity_val_steps": 0, "max_epochs": 4}
     trained = Trained()
@@ -92,7 +92,7 @@ def swa() -> dict[str, Any]:
 
 
 def finetuning() -> dict[str, Any]:
-    """A backbone that is thawed, stopped after its thaw."""
+    """A run with a backbone that is unfrozen, stopped after that."""
     return scenario("finetuning", lambda: BackboneFinetuning(1, ["model.0", "model.1"], train_bn=False), stop_at=5)
 
 

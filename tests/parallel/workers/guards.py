@@ -1,4 +1,4 @@
-"""Runs, in one start of a launcher, what concerns the guards of a step and exactness over ranks; see runs.py.
+"""Runs, in one start of a launcher, the scenarios of the guards of a step and of exactness over ranks; see runs.py.
 
     python guards.py OUT WIDTH, horovodrun -np WIDTH python guards.py OUT WIDTH, torchrun --nproc-per-node WIDTH guards.py ...
 
@@ -33,7 +33,7 @@ SAMPLES = 8 * WIDTH + 3  # two full steps, and a short one in which some ranks h
 
 
 def trainer(**settings: Any) -> trainkit.Trainer:
-    """A quiet trainer in float64; one process accumulates what the ranks would take."""
+    """A quiet trainer in float64; one process accumulates the ranks' batches."""
     if RANKS == 1 and "accumulate_grad_batches" not in settings:
         settings["accumulate_grad_batches"] = WIDTH
     defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "max_epochs": 2, "num_sanity_val_steps": 0}

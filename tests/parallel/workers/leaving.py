@@ -1,4 +1,4 @@
-"""Fits a line under torchrun; when all exit handlers have run, each rank says which of Gloo's threads still live.
+"""Fits a line under torchrun; after all exit handlers, each rank prints which of Gloo's threads are alive.
 
     torchrun --nproc-per-node 2 leaving.py FOLDER
 

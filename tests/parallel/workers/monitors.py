@@ -1,4 +1,4 @@
-"""Runs, in one start of a launcher, what monitors agree on over ranks; see runs.py.
+"""Runs, in one start of a launcher, the scenarios of monitors that agree over ranks; see runs.py.
 
     python monitors.py OUT, horovodrun -np 2 python monitors.py OUT, torchrun --nproc-per-node 2 monitors.py OUT
 
@@ -55,7 +55,7 @@ class Lame(Callback):
     """Makes the clock of the last rank differ from rank 0's."""
 
     def on_fit_start(self, trainer: Any, task: Any) -> None:
-        """Put it back, were it asked."""
+        """Restore it."""
         if RANK == RANKS - 1 and RANKS > 1:
             trainer.coordinator._started += 1e6
 
@@ -69,7 +69,7 @@ def timer() -> dict[str, Any]:
 
 
 def written() -> dict[str, Any]:
-    """Everything that writes numbers writes on rank 0 alone, and no rank waits for another that does not come."""
+    """All writers of numbers write only on rank 0, and no rank waits for an absent one."""
     kept = Written()
     callbacks = [
         ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), length_fn=lambda batch: 10 * len(batch[0])),

@@ -54,7 +54,7 @@ def backward(engine: Engine, model: nn.Module, scale: float = 1.0) -> list[Tenso
 
 @contextlib.contextmanager
 def wires() -> Iterator[list[tuple[torch.dtype, int]]]:
-    """Note dtype and bytes of each tensor that is handed to the framework to be summed."""
+    """Record dtype and bytes of each tensor that is passed to the framework's sum."""
     seen: list[tuple[torch.dtype, int]] = []
     if HOROVOD:
         home, names = horovod_reduce.hvd, ("allreduce_async_", "grouped_allreduce_async_", "allgather_async")
@@ -83,7 +83,7 @@ def wires() -> Iterator[list[tuple[torch.dtype, int]]]:
 
 
 def gradients(scale: float = 1.0, **options: Any) -> dict[str, Any]:
-    """Gradients under options, and what travelled."""
+    """Gradients under options, and the tensors sent."""
     engine = make_engine("auto", **options)
     model = net()
     with engine, wires() as seen:
@@ -214,7 +214,7 @@ def grouped() -> dict[str, Any]:
 
 
 def named_groups() -> dict[str, Any]:
-    """One group by the names of a module and of a parameter; the rest stays alone."""
+    """One group by the names of a module and of a parameter; the rest is sent one by one."""
     if not HOROVOD:
         return {}
     return gradients(groups=[["2", "0.bias"]])

@@ -1,4 +1,4 @@
-"""Runs what concerns a whole run on several ranks, in one start of a launcher, and saves what each ended with.
+"""Runs the scenarios of a whole run on several ranks, in one start of a launcher, and saves the result of each.
 
     python runs.py OUT
     horovodrun -np 2 python runs.py OUT
@@ -31,7 +31,7 @@ with ENGINE:
 
 
 def trainer(name: str, **settings: Any) -> Any:
-    """A quiet trainer with a folder of its own, in float64; one process accumulates what two ranks would take."""
+    """A quiet trainer with a folder of its own, in float64; one process accumulates the batches of two ranks."""
     accumulate = {"accumulate_grad_batches": 2} if RANKS == 1 else {}
     defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "num_sanity_val_steps": 0}
     return quiet(Path(FOLDER) / name, **(accumulate | defaults | settings))

@@ -1,4 +1,4 @@
-"""Runs every scenario in one start of a launcher and saves what each ended with.
+"""Runs every scenario in one start of a launcher and saves the result of each.
 
     python scenarios.py OUT WIDTH          one process, WIDTH microbatches accumulated
     horovodrun -np WIDTH python scenarios.py OUT WIDTH
@@ -62,7 +62,7 @@ class Regression(trainkit.Task):
 
 
 def trainer(**settings: Any) -> trainkit.Trainer:
-    """A quiet trainer of this launcher's engine; one process accumulates what ranks would take."""
+    """A quiet trainer of this launcher's engine; one process accumulates the ranks' batches."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     accumulate = {"accumulate_grad_batches": WIDTH} if RANKS == 1 else {}
     defaults = {"max_epochs": 2, "precision": "64-true", "lr_scaling": "none", "run_dir": FOLDER}
@@ -143,7 +143,7 @@ class Parts(Regression):
 
 
 def parts() -> dict[str, Any]:
-    """Unused layers stay as they were under weight decay; a thawed layer is trained alike on all ranks."""
+    """Unused layers do not change under weight decay; an unfrozen layer is trained alike on all ranks."""
     make = lambda task: torch.optim.SGD(task.parameters(), lr=0.1, weight_decay=0.1, momentum=0.9)  # noqa: E731
     task = Parts(make)
     before = weights(task.idle), weights(task.net[0])

@@ -69,7 +69,7 @@ def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None
 
 
 def test_manual_optimization_is_refused() -> None:
-    """It would be trained on as if it had not been asked for."""
+    """It would otherwise be trained with automatic optimization."""
     task = Line()
     task.automatic_optimization = False
     with pytest.raises(TaskError, match=r"Line\.automatic_optimization is False"):

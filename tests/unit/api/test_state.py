@@ -6,7 +6,7 @@ from trainkit.api.state import TrainState
 
 
 def test_counters_round_trip() -> None:
-    """Counters come back as they were saved; a stop request does not."""
+    """Counters are restored as they were saved; a stop request is not."""
     state = TrainState(global_step=7, current_epoch=2, step_in_epoch=3, batch_idx=6, samples_seen=70, skipped_steps=1)
     state.request_stop("enough")
     other = TrainState()

@@ -1,4 +1,4 @@
-"""Task: what a user writes, calls and gets wrong."""
+"""Task: methods to override and to call, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Configured(Line):
 
 
 def test_hyperparameters_are_kept() -> None:
-    """save_hyperparameters keeps the constructor's arguments, given or not, save those to ignore."""
+    """save_hyperparameters saves the constructor's arguments, given or not, except those to ignore."""
     task = Configured(3)
     assert task.hparams == {"width": 3, "depth": 2}
     assert task.hparams.width == 3
@@ -33,7 +33,7 @@ def test_hyperparameters_are_kept() -> None:
 
 
 def test_some_hyperparameters_are_kept() -> None:
-    """save_hyperparameters keeps those that are named."""
+    """save_hyperparameters saves the named arguments."""
 
     class Some(Line):
         def __init__(self, width: int, depth: int) -> None:
@@ -119,7 +119,7 @@ def test_print_is_for_the_first_rank(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_data_may_come_from_the_task(tmp_path: Path) -> None:
-    """A Task may bring its own data; what is handed in wins."""
+    """A Task may have its own data; data given to the Trainer take precedence."""
 
     class Own(Line):
         def train_dataloader(self) -> Any:

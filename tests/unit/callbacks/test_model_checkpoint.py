@@ -331,7 +331,7 @@ def test_an_error_while_weights_are_changed_leaves_no_checkpoint(tmp_path: Path,
     with pytest.raises(ValueError, match="in update"):
         train(tmp_path, Dies("update", 4))
     assert not (tmp_path / "checkpoints").exists()
-    assert "No checkpoint of this error: it came while the weights were being changed." in capsys.readouterr().out
+    assert "No checkpoint of this error: it occurred while the weights were being changed." in capsys.readouterr().out
 
 
 def test_without_the_wish_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
     """A URL that no file system is known for is refused before anything is trained."""
-    with pytest.raises(ConfigError, match="'ftpp://host/x' is no place"):
+    with pytest.raises(ConfigError, match="'ftpp://host/x' cannot be written to"):
         run(tmp_path, ModelCheckpoint(dirpath="ftpp://host/x"), [1.0])
 
 

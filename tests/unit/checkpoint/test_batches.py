@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
 
 def through_a_file(batch: Any) -> Any:
-    """Return what is read of what was written, by a reader that runs no code."""
+    """Return the batch after writing and reading without running code."""
     file = io.BytesIO()
     torch.save(pack(batch), file)
     file.seek(0)
@@ -31,7 +31,7 @@ def through_a_file(batch: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_structure_and_bits_are_kept() -> None:
-    """Tuples, lists, mappings, plain values and each tensor's dtype come back as they were."""
+    """Tuples, lists, mappings, plain values and each tensor's dtype are restored."""
     batch = (
         torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
         {"ids": torch.arange(3), 4: [torch.ones(2, 2).to_sparse(), None, "text", 2.5, True]},
@@ -64,7 +64,7 @@ def test_it_is_a_copy() -> None:
 
 
 def test_another_object_is_named_by_its_place() -> None:
-    """An object that is not kept says so when it is asked for, not when it is written."""
+    """An object that cannot be saved raises when it is read, not when it is written."""
     packed = pack({"x": [torch.ones(1), object()]})
     with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule cannot save"):
         unpack(packed)

@@ -1,4 +1,4 @@
-"""A capsule's folder is whole or not there, and a damaged one is refused with what to do."""
+"""A capsule's folder is complete or absent, and a damaged one is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_changed_or_missing_file_is_found(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": {"step.pt": {}}}', '{"files": {}}'])
 def test_a_strange_manifest_is_refused(tmp_path: Path, text: str) -> None:
-    """Whatever is wrong with it, the error says that it is the manifest."""
+    """For any fault of it, the error names the manifest."""
     folder = written(tmp_path)
     (folder / MANIFEST).write_text(text)
     with pytest.raises(CheckpointError, match=r"is no whole capsule: its manifest\.json cannot be read"):

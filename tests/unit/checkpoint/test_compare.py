@@ -1,4 +1,4 @@
-"""Two checkpoints are compared part by part, and what differs is called by its name."""
+"""Two checkpoints are compared part by part, and differences are named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Contents = dict[str, Any]
 
 
 def contents() -> Contents:
-    """Return what two ranks have saved: weights under "weights", and training.pt's dict."""
+    """Return the checkpoint of two ranks: weights under "weights", and training.pt's dict."""
     adam = {"step": torch.tensor(7.0), "exp_avg": torch.ones(2, 3)}
     return {
         "weights": {
@@ -166,13 +166,13 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_differs_is_named(name: str, pair: Any) -> None:
     """Each kind of difference, even of one bit, is found, and no other; its place and both values are named."""
-    apply, told = CHANGES[name]
+    apply, said = CHANGES[name]
     (found,) = differences(*pair(apply), names=NAMES)
-    assert told in str(found.first)
+    assert said in str(found.first)
 
 
 def test_places_on_disk_are_no_difference(pair: Any) -> None:
-    """Which checkpoints a ModelCheckpoint has is of the folder; what else it remembers counts."""
+    """A ModelCheckpoint's list of checkpoints is not compared; the rest of its state is."""
     assert differences(*pair(change("training/callbacks/ModelCheckpoint.0/best", "b"))) == []
 
 
@@ -198,7 +198,7 @@ def test_rounding_is_a_share_of_the_largest_element(share: float, is_equal: bool
 
 @pytest.mark.parametrize(("last", "is_equal"), [(1.00001, True), (1.01, False), (float("nan"), False)])
 def test_rounding_is_no_excuse_for_nan(last: float, is_equal: bool, tmp_path: Path) -> None:
-    """NaN and infinity in a tensor widen no bound, and are equal to themselves alone."""
+    """NaN and infinity in a tensor widen no bound, and are equal only to themselves."""
     sides = []
     for name, value in (("a", 1.0), ("b", last)):
         saved = contents()
@@ -209,7 +209,7 @@ def test_rounding_is_no_excuse_for_nan(last: float, is_equal: bool, tmp_path: Pa
 
 
 def test_at_other_ranks_only_what_is_of_a_rank_is_left_out(pair: Any) -> None:
-    """Random states, collected metrics and others' states are not compared, and that is said; counters must be equal."""
+    """Random states, collected metrics and others' states are reported as not compared; counters must be equal."""
 
     def apply(saved: Contents) -> None:
         change("training/random", lambda s: s[:1])(saved)
@@ -223,7 +223,7 @@ def test_at_other_ranks_only_what_is_of_a_rank_is_left_out(pair: Any) -> None:
 
 
 def test_what_two_equal_runs_do_not_share_can_be_passed_over(pair: Any) -> None:
-    """A time that a callback keeps is found to be unsteady by its name, and is then no difference."""
+    """A time in a callback's state is found to be unsteady by its name, and is then no difference."""
     folders = pair(change("training/callbacks/EarlyStopping.0/wait_count", 0))
     assert unsteady(*folders) == ["state of EarlyStopping.0, wait_count"]
     assert all(part.first is None for part in compare(*folders, ignored=unsteady(*folders)))

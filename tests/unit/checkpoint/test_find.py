@@ -15,7 +15,7 @@ from trainkit.errors import CheckpointError
 
 
 def test_last_is_the_newest(tmp_path: Path) -> None:
-    """ "last" is the checkpoint that was written last, whatever the link says."""
+    """ "last" is the checkpoint that was written last, not the target of the link."""
     store = store_of(tmp_path)
     fill(store, "b", "c", "a")
     store.point("last", "b")
@@ -40,7 +40,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_taken(tmp_path: Path, name
 
 
 def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
-    """A damaged checkpoint that was asked for by its path, or as the best, is refused; no other is taken."""
+    """A damaged checkpoint that was requested by its path, or as the best, is refused; no other is taken."""
     store = store_of(tmp_path)
     fill(store, "a", "b")
     store.point("best", "b")
@@ -112,7 +112,7 @@ def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path)
 
 
 def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path) -> None:
-    """Any other folder is refused, with what a checkpoint's folder holds."""
+    """Any other folder is refused; the error describes a checkpoint's folder."""
     with pytest.raises(CheckpointError, match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json"):
         load(str(tmp_path), [], line(), resume=True)
 

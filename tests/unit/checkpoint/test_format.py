@@ -20,7 +20,7 @@ FILES = ["manifest.json", "training.pt", "weights.safetensors"]
 
 
 def test_the_manifest_describes_its_files(tmp_path: Path) -> None:
-    """The manifest holds what it was given, when it was written, and size and hash of each file."""
+    """The manifest holds the given values, the time of writing, and size and hash of each file."""
     manifest = ckpt.verify(written(tmp_path))
     assert manifest["epoch"] == 1
     assert manifest["written"].startswith("20")
@@ -65,7 +65,7 @@ def test_a_module_under_two_names_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_channels_last_weights_keep_their_layout(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Weights of channels_last models come back with their values, layout and dtype."""
+    """Weights of channels_last models are restored with their values, layout and dtype."""
     models = [nn.Conv2d(3, 4, 3).to(dtype=dtype, memory_format=torch.channels_last) for _ in range(2)]
     ckpt.load_weights(written(tmp_path, model=models[0]), models[1])
     assert torch.equal(models[1].weight, models[0].weight)
@@ -167,6 +167,6 @@ def reseal(folder: Path) -> None:
 
 @pytest.mark.parametrize("model", [nn.Linear(4, 2), nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False)])
 def test_weights_of_another_model_are_refused(tmp_path: Path, model: nn.Module) -> None:
-    """Other shapes, other names and missing weights are refused, with what does not fit."""
+    """Other shapes, other names and missing weights are refused; the error names them."""
     with pytest.raises(CheckpointError, match=r"(?s)^The weights in .*one do not fit this model:\n  .*(weight|bias)"):
         ckpt.load_weights(written(tmp_path), model)

@@ -99,7 +99,7 @@ def test_a_program_never_runs(name: str, tmp_path: Path) -> None:
     "name", ["collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._tensor _rebuild_from_type_v2"]
 )
 def test_a_known_name_leads_to_nothing_that_can_be_changed(name: str) -> None:
-    """A pickle cannot set attributes of what it may call: the next reader would get what it left."""
+    """A pickle cannot set attributes of the functions that it may call: later readers would see them."""
     opcodes = b"c" + name.replace(" ", "\n").encode() + b"\n(N}" + text("_function") + b"cos\nsystem\nstb."
     with pytest.raises(pickle.UnpicklingError, match="sets '_function' of a function"):
         safe_unpickler.Unpickler(io.BytesIO(opcodes)).load()

@@ -69,7 +69,7 @@ def test_random_states_round_trip() -> None:
 
 
 def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
-    """Counters, optimizers, rates, loss scale, each rank's random state, callbacks and extras are kept."""
+    """Counters, optimizers, rates, loss scale, each rank's random state, callbacks and extras are saved."""
     kept = load_training(saved(tmp_path, Memory(3)))
     assert sorted(kept) == [
         "callbacks",
@@ -98,7 +98,7 @@ def test_the_manifest_describes_the_run(tmp_path: Path) -> None:
 
 
 def test_callbacks_of_one_class_have_separate_states(tmp_path: Path) -> None:
-    """Two callbacks of one class get their own states back, by their place; extras come back too."""
+    """Two callbacks of one class get their own states back, by their place; extras are restored too."""
     saved(tmp_path, Memory("first"), Memory("second"))
     callbacks = [Memory(), Memory()]
     resumed(tmp_path, *callbacks)
@@ -123,7 +123,7 @@ def test_a_new_callback_starts_afresh(tmp_path: Path) -> None:
     "value", [None, 1.5, [1, (2, "a")], {"a": {1, 2}}, torch.zeros(2), Counter("aa"), torch.float16, b"bytes", 1j]
 )
 def test_plain_values_are_kept(tmp_path: Path, value: Any) -> None:
-    """Tensors and plain values of any nesting come back."""
+    """Tensors and plain values of any nesting are restored."""
     saved(tmp_path, Memory(value))
     back = Memory()
     resumed(tmp_path, back)

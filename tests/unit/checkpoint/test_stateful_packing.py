@@ -1,4 +1,4 @@
-"""Packing: what comes back is what went in, bit for bit."""
+"""Packing and unpacking preserve a state bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_plain_values_come_back(value: Any) -> None:
 
 
 def test_what_was_packed_is_the_callers_own() -> None:
-    """Writing into it changes nothing of what is packed."""
+    """Writing into it does not change the packed bytes."""
     packed = pack(torch.zeros(2))
     unpack(packed).add_(1)
     assert torch.equal(unpack(packed), torch.zeros(2))

@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_what_was_written_is_fetched(store: Store) -> None:
-    """A checkpoint is there under its name, whole, and its manifest can be had alone."""
+    """A checkpoint is stored complete under its name, and its manifest can be fetched alone."""
     fill(store, "a", "b")
     assert store.names() == ["a", "b"]
     with store.fetch("b") as folder:
@@ -112,7 +112,7 @@ def test_a_link_is_relative(tmp_path: Path) -> None:
 
 
 def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
-    """Drafts go; a checkpoint that was just being replaced comes back; what is not ours stays."""
+    """Drafts are removed; a checkpoint that was being replaced is restored; foreign files stay."""
     store = store_of(tmp_path)
     fill(store, "a", "b")
     for name in (".c.123.draft", ".b.77.before", ".notes", ".d.e"):

@@ -183,12 +183,12 @@ def damaged(tmp_path: Path, how: str) -> str:
     ],
 )
 def test_an_unreadable_file_is_reported(how: str, words: str, tmp_path: Path) -> None:
-    """A file that is absent, cut, or of another kind is refused in a sentence that says what is legal."""
+    """A file that is absent, cut, or of another kind is refused; the error lists the legal kinds."""
     path = damaged(tmp_path, how)
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as said:
         read_weights(path)
-    assert words in str(told.value)
-    assert len(str(told.value).replace(str(tmp_path), "").splitlines()) == 1
+    assert words in str(said.value)
+    assert len(str(said.value).replace(str(tmp_path), "").splitlines()) == 1
 
 
 @pytest.mark.parametrize("aliases", ["no json", "[1]", '{"b": "absent"}', '{"b": ["a"]}', '{"b": 3}'])

@@ -1,4 +1,4 @@
-"""Weights into a model: all of them or none, or what fits with a word about the rest."""
+"""Weights into a model: all of them or none, or the matching ones and a list of the rest."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
     source["0.bias"] = torch.zeros(7)
     source["extra"] = torch.zeros(2, 1)
     del source["2.bias"]
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as said:
         load_into(model, source, "w.pt")
-    assert str(told.value).splitlines() == [
+    assert str(said.value).splitlines() == [
         "w.pt does not fit Sequential:",
         "  missing in the file: 2.bias [2]",
         "  not in the model: extra [2, 1]",
@@ -55,10 +55,10 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
 def test_six_misfits_are_shown_and_the_rest_counted() -> None:
     """A model that is another one altogether does not fill the screen."""
     source = {f"x{i}": torch.zeros(1) for i in range(9)} | {"0.bias": torch.zeros(4)}
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as said:
         load_into(net(), source, "w.pt")
-    assert len(str(told.value).splitlines()) == 1 + 6 + 1 + 1
-    assert "  and 11 more" in str(told.value)
+    assert len(str(said.value).splitlines()) == 1 + 6 + 1 + 1
+    assert "  and 11 more" in str(said.value)
 
 
 def test_without_strict_matching_weights_are_loaded_and_the_rest_is_returned() -> None:

@@ -39,7 +39,7 @@ class HeldStore(LocalStore):
 
 
 class HeldKeeper(ModelCheckpoint):
-    """Saves after the second step alone, into a store that is held back."""
+    """Saves only after the second step, into a blocked store."""
 
     def __init__(self) -> None:
         super().__init__(every_n_epochs=None, save_last=False)
@@ -56,7 +56,7 @@ class HeldKeeper(ModelCheckpoint):
             self.save(trainer)
 
     def on_save_checkpoint(self, trainer: RunView, task: Any, checkpoint: dict[str, Any]) -> None:
-        """Note what there is now: behind the other callbacks, which put averages in the weights' place."""
+        """Record the state: after the other callbacks, which put averages in the weights' place."""
         self.expected = {name: tensor.clone() for name, tensor in task.state_dict().items()}
         self.optimizer = deepcopy(trainer.optimizers[0].state_dict())
         self.others = {type(c).__name__: deepcopy(c.state_dict()) for c in trainer.callbacks if c is not self}
@@ -128,7 +128,7 @@ class Shapes(Line):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_what_is_written_is_the_state_of_its_step(tmp_path: Path, channels_last: bool) -> None:
-    """Weights, optimizer state and averages are those of the step that was saved, whatever was trained since."""
+    """Weights, optimizer state and averages are those of the saved step, although training continued."""
     task, ema, keeper = Shapes(), EMA(decay=0.5), HeldKeeper()
     if channels_last:
         task.conv.to(memory_format=torch.channels_last)
@@ -229,7 +229,7 @@ def test_memory_is_used_again_by_place() -> None:
 
 
 def test_plain_values_and_kinds_of_containers_stay() -> None:
-    """Dicts, lists, tuples and sets are copied as what they are; plain values are the values."""
+    """Dicts, lists, tuples and sets keep their types when copied; plain values are the values."""
     tree = {"a": [1, ("b", 2.5, None)], "c": {3, 4}, "d": {5: torch.ones(())}}
     copy = HostCopy().take(tree)
     assert same(copy, tree)

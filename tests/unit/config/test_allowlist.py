@@ -1,4 +1,4 @@
-"""The allow-list: what a config may call, by name and by what the name leads to."""
+"""The allow-list: the objects that a config may call, checked by name and by object."""
 
 from __future__ import annotations
 

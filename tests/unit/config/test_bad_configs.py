@@ -66,7 +66,7 @@ MISTAKES = {
 def test_a_mistake_is_named_and_ends_with_code_2(
     overrides: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each mistake ends with exit code 2, says key, value and cure on one screen, and leaves no file behind."""
+    """Each mistake ends with exit code 2, names key, value and remedy on one screen, and leaves no file behind."""
     monkeypatch.chdir(tmp_path)
     code = main("fit", ["conf=mlp", *overrides.split()])
     text = capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_only_rank_0_speaks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -
         for rank in (1, 0)
     ]
     _, said = ranks[1].communicate(timeout=30)
-    ranks[0].terminate()  # what a launcher does when a rank has failed
+    ranks[0].terminate()  # as a launcher does when a rank has failed
     _, other = ranks[0].communicate(timeout=30)
     assert ranks[1].returncode == 2
     assert "max_epochs" in said

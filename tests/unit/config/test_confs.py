@@ -50,7 +50,7 @@ def test_an_option_of_a_group_composes(option: str) -> None:
 
 @pytest.mark.parametrize("conf", ["mlp", "resnet18", "resnet50"])
 def test_another_optimizer_brings_its_own_rate(conf: str) -> None:
-    """A conf's rate is for its own SGD: AdamW with it would diverge; a rate on the command line is for whatever is chosen."""
+    """A conf's rate is for its own SGD: AdamW with it would diverge; a rate on the command line is for the chosen optimizer."""
     rates = {"sgd": 0.05 if conf == "mlp" else 0.24, "adamw": 1e-3, "lamb": 2e-3, "lars": 2.0}
     for optimizer, rate in rates.items():
         assert jobs_of(f"conf={conf}", f"optimizer={optimizer}")[0].config["optimizer"]["lr"] == rate
@@ -92,7 +92,7 @@ def test_a_group_that_nothing_uses_is_an_error(tmp_path: Path, monkeypatch: pyte
 
 
 def test_cfg_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """--cfg job prints what was composed, as Hydra does."""
+    """--cfg job prints the composed config, as Hydra does."""
     assert jobs_of("conf=resnet50", "--cfg", "job", "trainer.max_epochs=3") == []
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["trainer"]["max_epochs"] == 3

@@ -1,4 +1,4 @@
-"""Reading arguments from source, held against what Python itself says."""
+"""Reading arguments from source, compared with Python's own inspection."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tup
 
 
 def test_a_data_set_gives_its_steps() -> None:
-    """Steps hold `accumulate` microbatches, the last one marked; a short last step what is left, evenly."""
+    """Steps hold `accumulate` microbatches, the last one marked; a short last step the rest, evenly."""
     assert map_feed(13, accumulate=2).num_steps_in(0) == 2
     assert pull(map_feed(13, accumulate=2)) == [(8, [(4, False), (4, True)]), (5, [(3, False), (2, True)])]
 
@@ -111,7 +111,7 @@ def test_drop_last_is_of_the_whole_data() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("samples", [13, 24, 5])
 def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> None:
-    """Every step is full on every rank; what fills the last one are the epoch's first samples, in order."""
+    """Every step is full on every rank; the epoch's first samples fill the last one, in order."""
     data = DataLoader(TensorDataset(torch.arange(samples)), 4, shuffle=True)
     source = read_source(data, "data", training=True)
     shares: list[list[list[int]]] = []

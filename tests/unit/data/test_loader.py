@@ -82,7 +82,7 @@ def test_samples_come_in_the_data_sets_order() -> None:
 
 
 def test_shuffling_is_a_function_of_seed_and_epoch() -> None:
-    """shuffle=True gives the permutation of (seed, epoch), whatever the user's generator says."""
+    """shuffle=True gives the permutation of (seed, epoch), independent of the user's generator."""
     generator = torch.Generator().manual_seed(99)
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, generator=generator), seed=5)
     for epoch in (0, 1, 0):
@@ -214,7 +214,7 @@ def test_a_loaders_options_are_kept() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_bare_data_set_is_a_loader_of_single_samples(training: bool) -> None:
-    """A Dataset works without a DataLoader: single samples, shuffled for training alone."""
+    """A Dataset works without a DataLoader: single samples, shuffled only for training."""
     source = read_source(TensorDataset(torch.zeros(3)), "data", training)
     assert source is not None
     assert (source.batch_size, source.shuffle, source.num_samples) == (1, training, 3)
@@ -278,7 +278,7 @@ def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
     plan = StepPlan(8, 4, 1)
 
     def drawn(epoch: int) -> list[float]:
-        torch.rand(3)  # what else is drawn does not matter
+        torch.rand(3)  # other draws do not matter
         loader = ShardedLoader(source, plan, 0, 0, list)
         return [float(x) for (batch,) in loader.iterate(plan, epoch, 0) for x in batch]
 

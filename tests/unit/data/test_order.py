@@ -1,4 +1,4 @@
-"""The order of samples and each sample's random numbers: functions of (seed, epoch, index) alone."""
+"""The order of samples and each sample's random numbers: functions of (seed, epoch, index) only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Noise(Dataset[Any]):
 
 @given(st.integers(1, 50), st.integers(-5, 5), st.integers(0, 5))
 def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
-    """Each epoch's order holds each index once, and is the same whenever it is asked for."""
+    """Each epoch's order holds each index once, and is the same each time."""
     order = shuffled(num_samples, seed, epoch)
     assert sorted(order.tolist()) == list(range(num_samples))
     assert torch.equal(order, shuffled(num_samples, seed, epoch))
@@ -75,7 +75,7 @@ def test_mix_distinguishes_its_numbers() -> None:
 
 
 def test_a_sample_does_not_depend_on_its_neighbours() -> None:
-    """A sample is the same whichever samples were asked for before it."""
+    """A sample does not depend on the samples loaded before it."""
     data = SeededDataset(Noise(), seed=3)
     in_order = [data[0, i] for i in range(5)]
     torch.rand(7), np.random.rand(7), random.random()
@@ -98,7 +98,7 @@ def test_a_sample_leaves_the_random_state_alone() -> None:
 
 
 def test_the_random_state_survives_an_error() -> None:
-    """A sample that fails leaves the random state alone too."""
+    """A sample that fails leaves the random state unchanged too."""
     before = random.getstate()
     try:
         with random_numbers_of(0, 0, 0):
@@ -108,7 +108,7 @@ def test_the_random_state_survives_an_error() -> None:
 
 
 def test_a_batch_is_its_samples() -> None:
-    """A batch asked for at once holds the samples that are asked for one by one, and leaves the random state alone."""
+    """A batch loaded at once holds the samples loaded one by one, and leaves the random state unchanged."""
     data = SeededDataset(Noise(), seed=3)
     one_by_one = [data[1, i] for i in range(4)]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -158,7 +158,7 @@ def test_samples_within_samples_have_their_own_numbers() -> None:
     assert drawn == inner[0, 7]
 
 
-def test_own_numbers_go_on_where_they_were() -> None:
+def test_own_numbers_continue_where_they_were() -> None:
     """Drawn in parts, with other draws between, they are the numbers of a single draw; other generators do not change."""
 
     def draw() -> tuple[float, float, float]:

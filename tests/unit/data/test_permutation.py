@@ -16,7 +16,7 @@ from trainkit.data.permutation import Permutation
 
 @given(st.integers(1, 9_000), st.integers(0, 2**63 - 1))
 def test_each_number_comes_once(length: int, seed: int) -> None:
-    """Whatever the length, a power of two or not, longer than what is computed at once or not."""
+    """For any length, a power of two or not, longer than a block computed at once or not."""
     assert sorted(Permutation(length, seed)[:]) == list(range(length))
 
 

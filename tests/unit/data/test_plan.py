@@ -38,7 +38,7 @@ def test_every_sample_is_dealt_once(plan: StepPlan) -> None:
 
 @given(plans)
 def test_a_step_takes_the_next_samples_of_the_order(plan: StepPlan) -> None:
-    """Step s takes the s'th global batch of the order, whatever the split."""
+    """Step s takes the s'th global batch of the order, for any split."""
     for step in range(plan.num_steps):
         start = step * plan.global_batch_size
         assert places(plan, step) == list(range(start, start + plan.samples_in(step)))

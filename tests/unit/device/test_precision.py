@@ -40,7 +40,7 @@ def dirty_memory() -> Iterator[None]:
     ],
 )
 def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed: torch.dtype, scaled: bool) -> None:
-    """Each name says in which dtype weights are held and layers compute, and whether the loss is scaled."""
+    """Each name sets the dtype of weights and of layers, and whether the loss is scaled."""
     precision, model = Precision(name, CPU), torch.nn.Linear(2, 2)  # type: ignore[arg-type]
     precision.convert(model)
     with precision.autocast():

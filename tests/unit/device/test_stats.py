@@ -1,4 +1,4 @@
-"""DeviceStats: what can be read is there, what cannot is absent."""
+"""DeviceStats: available values are read, the others are absent."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(monkeypatch: pytest.MonkeyPatch, fake: ModuleType | None) -> dict[str, float]:
-    """Return what is read of the GPU."""
+    """Return the GPU's values."""
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return DeviceStats(GPU).of_gpu()
 
@@ -138,8 +138,8 @@ def test_the_host_is_read_as_plain_floats() -> None:
 def test_the_load_is_that_since_it_was_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """From any thread: 30 of 40 seconds of all cores were busy, then none of 10."""
     psutil = pytest.importorskip("psutil", reason="psutil is not installed")
-    told = [(0.0, 0.0, 0.0), (20.0, 10.0, 10.0), (20.0, 10.0, 20.0), (20.0, 10.0, 20.0)]
-    times = iter([SimpleNamespace(_asdict=lambda t=t: dict(zip(("user", "system", "idle"), t, strict=True))) for t in told])
+    times_s = [(0.0, 0.0, 0.0), (20.0, 10.0, 10.0), (20.0, 10.0, 20.0), (20.0, 10.0, 20.0)]
+    times = iter([SimpleNamespace(_asdict=lambda t=t: dict(zip(("user", "system", "idle"), t, strict=True))) for t in times_s])
     monkeypatch.setattr(psutil, "cpu_times", lambda: next(times))
     stats = DeviceStats(CPU)
     assert [stats.of_host()["cpu_utilization_ratio"] for _ in range(3)] == [0.75, 0.0, 0.0]

@@ -75,11 +75,11 @@ def test_a_read_is_found_with_its_line(tmp_path: Path, read: Callable[[Tensor], 
 
     with pytest.raises(SyncError, match=rf"off the device, at .*{Path(__file__).name}:\d+\. On a GPU"):
         quiet(tmp_path, assert_no_sync=True).fit(Reads(), loader(8))
-    quiet(tmp_path).fit(Reads(), loader(8))  # not asked for: the user's own business
+    quiet(tmp_path).fit(Reads(), loader(8))  # off by default
 
 
 def test_a_read_in_backward_and_in_a_hook_is_found(tmp_path: Path) -> None:
-    """Not training_step alone is watched."""
+    """Code outside of training_step is checked too."""
 
     class InHook(Line):
         def on_before_optimizer_step(self, optimizer: Any) -> None:

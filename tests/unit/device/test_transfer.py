@@ -30,7 +30,7 @@ class Graph:
 
 
 def test_nesting_is_kept() -> None:
-    """Tuples, named tuples, lists and dicts come back as what they were; what is no tensor is left alone."""
+    """Tuples, named tuples, lists and dicts keep their types; other values than tensors do not change."""
     batch = {"pair": Pair(torch.zeros(2), "name"), "list": [torch.zeros(2), 3], "tuple": (None, torch.zeros(2))}
     moved = to_device(batch, CPU)
     assert type(moved["pair"]) is Pair
@@ -71,7 +71,7 @@ def test_a_dataclass_moves_field_by_field() -> None:
 
 
 def test_only_floats_are_cast() -> None:
-    """A true precision casts inputs of floating point, and leaves labels and masks alone."""
+    """A true precision casts inputs of floating point, and leaves labels and masks unchanged."""
     x, label, mask = to_device([torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2) > 0], CPU, torch.float64)
     assert (x.dtype, label.dtype, mask.dtype) == (torch.float64, torch.int64, torch.bool)
 
@@ -89,7 +89,7 @@ def test_the_sequences_of_a_packed_sequence_are_counted() -> None:
 
 
 def test_an_object_moves_itself() -> None:
-    """A batch with its own `to(device)` is asked to move itself."""
+    """A batch with its own `to(device)` is moved by it."""
     assert to_device(Graph(), CPU).moved_to == CPU
 
 
@@ -116,7 +116,7 @@ def test_samples_are_counted_by_the_first_tensor(batch: object) -> None:
 
 
 def test_a_batch_without_tensors_cannot_be_counted() -> None:
-    """A batch without a tensor is refused, with what to do about it."""
+    """A batch without a tensor is refused, with a remedy."""
     with pytest.raises(TaskError, match=r"batch of type dict .* no tensor.*num_samples"):
         count_samples({"text": ["a", "b"], "scale": torch.tensor(2.0)})
 
@@ -143,7 +143,7 @@ def test_all_tensors_of_a_batch_are_found() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that these kinds of tensors are in beta state
 def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one() -> None:
-    """Dense tensors go beside what is computed; those for which torch has no record_stream on a GPU do not."""
+    """Dense tensors are copied beside computation; those without record_stream on a GPU are not."""
     dense = torch.eye(2)
     assert may_go_beside(dense)
     others = [dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense, dense])]
@@ -154,7 +154,7 @@ def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_batch_is_copied_beside_what_is_computed() -> None:
-    """On a GPU the copy runs on a stream of its own, and what follows on the current one sees it whole."""
+    """On a GPU the copy runs on a stream of its own, and later work on the current stream sees it complete."""
     numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
     moved = Mover(torch.device("cuda", 0))((numbers,))[0]
     assert float(moved.double().sum()) == float(numbers.double().sum())

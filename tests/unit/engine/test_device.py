@@ -41,7 +41,7 @@ def test_without_gpus_the_cpu_is_taken_unless_cuda_was_asked_for(monkeypatch: py
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU each of more ranks than cores computes with one thread, unless OMP_NUM_THREADS says otherwise."""
+    """On the CPU, with more ranks than cores, each computes with one thread, unless OMP_NUM_THREADS is set."""
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -38,7 +38,7 @@ def test_rank_0_outside_of_a_process_set_is_not_main() -> None:
 
 
 def test_an_error_of_the_framework_is_a_peers() -> None:
-    """Within `waiting_for` the framework's errors become a PeerError; others pass; what is waited for ends with both."""
+    """Within `waiting_for` the framework's errors become a PeerError; others pass; `waiting` is cleared after both."""
 
     class Fragile(LocalCollectives):
         peer_errors = (ConnectionError,)
@@ -53,7 +53,7 @@ def test_an_error_of_the_framework_is_a_peers() -> None:
 
 
 def test_an_error_of_rank_0_is_raised_on_all_ranks() -> None:
-    """`run_on_main` runs on rank 0 alone, and returns or raises the same on all ranks."""
+    """`run_on_main` runs only on rank 0, and returns or raises the same on all ranks."""
 
     def work(engine: ThreadEngine) -> tuple[int, str]:
         with engine:
@@ -71,7 +71,7 @@ def test_an_error_of_rank_0_is_raised_on_all_ranks() -> None:
 
 
 def test_step_progress_and_waiting_are_kept_in_the_position() -> None:
-    """An elastic driver's link reads there what the loop writes to the heartbeat."""
+    """An elastic driver's link reads the heartbeat that the loop writes."""
     position = LocalPosition(step=4)
     heartbeat = Heartbeat(position)
     assert heartbeat.step == 4
@@ -81,7 +81,7 @@ def test_step_progress_and_waiting_are_kept_in_the_position() -> None:
 
 
 def test_a_timeline_records_the_sums_of_the_reducer() -> None:
-    """Start, stop and take go to what sums gradients at present; without a reducer they do nothing."""
+    """Start, stop and take go to the current reducer; without one they do nothing."""
     summed, calls = [Summed(("w",), 4, 1, 2)], []
 
     class Recorder:

@@ -13,7 +13,7 @@ from trainkit.engine.gathering import Gathering
 
 
 def gather_in_turn(engine: ThreadEngine, rounds: list[list[int]]) -> tuple[list[list[bytes]], list[int]]:
-    """Gather so many bytes of each rank in each round; return what came, and this rank's size of each collective."""
+    """Gather given numbers of bytes of each rank in each round; return the results, and this rank's size of each collective."""
     started: list[int] = []
     plain = engine.comm.start_gather
 

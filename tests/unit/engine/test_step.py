@@ -154,7 +154,7 @@ def test_before_clear_sees_all_updates_and_its_gradients() -> None:
 
 
 def test_an_overflow_on_one_rank_holds_back_all() -> None:
-    """fp16: the update is held back on all ranks, the answer is False, and the gradients are cleared."""
+    """fp16: all ranks skip the update, the result is False, and the gradients are cleared."""
 
     def work(engine: ThreadEngine) -> tuple[bool, list[float], bool]:
         with engine:
@@ -191,7 +191,7 @@ def test_the_states_are_those_of_the_task_and_the_optimizers() -> None:
 
 
 def test_a_state_that_is_no_tensor_is_refused() -> None:
-    """A checkpoint has weights alone: an extra state of another kind is named."""
+    """A checkpoint's weights are tensors only: an extra state of another kind is named."""
 
     class Counting(nn.Module):
         def get_extra_state(self) -> int:

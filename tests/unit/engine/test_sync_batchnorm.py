@@ -1,4 +1,4 @@
-"""BatchNorm over ranks in one process: the arithmetic, what is converted, and what is refused."""
+"""BatchNorm over ranks in one process: the arithmetic, conversions, and refusals."""
 
 from __future__ import annotations
 

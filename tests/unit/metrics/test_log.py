@@ -67,7 +67,7 @@ def test_memory_stays_flat() -> None:
 
 
 def test_ranks_without_a_value_take_no_part() -> None:
-    """A value that one rank alone logged is that rank's; names of all ranks come together."""
+    """A value logged by one rank is that rank's; the names of all ranks are merged."""
 
     def gather(own: Any) -> list[Any]:
         return [own, ({}, False), ({"other": ("mean", 6.0, 3.0)}, False)]
@@ -119,7 +119,7 @@ def test_a_logged_tensor_is_a_copy_without_graph() -> None:
 
 
 def test_halves_are_summed_in_double() -> None:
-    """Values of half precision do not lose what a long epoch adds up."""
+    """Values of half precision lose nothing in the sum of a long epoch."""
     table = log(*[(torch.tensor(0.1, dtype=torch.bfloat16), 1)] * 5000, reduction="sum")
     assert table.epoch_values(alone)["m"] == pytest.approx(5000 * float(torch.tensor(0.1, dtype=torch.bfloat16)))
 

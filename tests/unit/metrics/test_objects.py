@@ -39,7 +39,7 @@ METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Ten
 
 
 def on_ranks(shares: list[list[slice]], make: Callable[[], Any], take: Any) -> list[dict[str, float]]:
-    """Log a metric on as many ranks (threads) as there are shares; return what each reads."""
+    """Log a metric on as many ranks (threads) as there are shares; return the value on each."""
     barrier, box = threading.Barrier(len(shares)), [None] * len(shares)
     results: list[dict[str, float]] = [{} for _ in shares]
 

@@ -19,7 +19,7 @@ def set_to(model: nn.Module, value: float) -> None:
 
 
 def test_an_exponential_average() -> None:
-    """The first update copies; each later one keeps `decay` of the average."""
+    """The first update copies; each later one weighs the average by `decay`."""
     line = nn.Linear(1, 1).double()
     average = WeightAverage(line, buffers=False)
     expected = 3.0
@@ -76,7 +76,7 @@ def test_counters_and_masks_stay_the_models_own() -> None:
 
 
 def test_a_small_change_is_not_lost_in_bfloat16() -> None:
-    """The average of bfloat16 weights is kept in float32, also over a checkpoint that shows it."""
+    """The average of bfloat16 weights is float32, also over a checkpoint that shows it."""
     line = nn.Linear(1, 1).bfloat16()
     average = WeightAverage(line, buffers=False)
     set_to(line, 1.0)

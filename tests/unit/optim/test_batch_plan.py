@@ -69,12 +69,12 @@ def test_no_warmup_is_no_multiplier() -> None:
     ("accumulate", "wish", "expected"), [(None, None, 1), (3, None, 3), (None, 64, 2), (2, 64, 2), (None, 32, 1)]
 )
 def test_accumulation_is_derived(accumulate: int | None, wish: int | None, expected: int) -> None:
-    """The accumulation is as given, or what the global batch needs at 4 ranks of 8."""
+    """The accumulation is as given, or derived from the global batch at 4 ranks of 8."""
     assert derive_accumulation(8, 4, accumulate, wish) == [(0, expected)]
 
 
 def test_accumulation_by_epoch() -> None:
-    """A mapping says from which epoch on; the contract of an epoch has its own global batch and factor."""
+    """A mapping gives the first epochs; the contract of an epoch has its own global batch and factor."""
     assert derive_accumulation(8, 4, {5: 1, 2: 4}, None) == [(0, 1), (2, 4), (5, 1)]
     whole = contract(accumulate=1, later=((2, 4), (5, 1)), lr_reference_batch_size=16)
     assert [whole.at(epoch).global_batch_size for epoch in (0, 1, 2, 4, 5, 9)] == [32, 32, 128, 128, 32, 32]
@@ -89,8 +89,8 @@ def test_accumulation_by_epoch() -> None:
 def test_contracts_tell_their_differences() -> None:
     """Differences to a checkpoint's contract are reported by name."""
     assert contract().differences(contract()) == []
-    told = contract(world_size=4, accumulate=2).differences(contract(world_size=2, accumulate=2))
-    assert told == ["world_size was 4, is 2", "global_batch_size was 64, is 32", "lr_factor was 4, is 2"]
+    said = contract(world_size=4, accumulate=2).differences(contract(world_size=2, accumulate=2))
+    assert said == ["world_size was 4, is 2", "global_batch_size was 64, is 32", "lr_factor was 4, is 2"]
 
 
 @pytest.mark.parametrize(("wish", "nearest"), [(50, "32 or 64"), (31, "32"), (65, "64 or 96")])

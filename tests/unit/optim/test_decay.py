@@ -31,7 +31,7 @@ def test_cosine_goes_from_the_rate_to_its_end() -> None:
 
 
 def test_polynomial_falls_with_its_power() -> None:
-    """Power 2 is the square of what is left of the run; power 1 a straight line down to `end`."""
+    """Power 2 is the square of the remaining share of the run; power 1 a straight line down to `end`."""
     assert rates(polynomial, 4) == pytest.approx([2.0, 2 * 9 / 16, 0.5, 2 / 16, 0.0])
     assert rates(polynomial, 2, power=1.0, end=0.1) == pytest.approx([2.0, 1.1, 0.2])
 

@@ -94,7 +94,7 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
 @pytest.mark.parametrize("more", [{}, {"dampening": 0.5, "nesterov": False}], ids=["", "dampened"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_may_begin_to_learn_later(kind: type[Optimizer], more: dict[str, Any]) -> None:
-    """A part that has its first gradient after others (thawed, or not reached before) begins then, as in the loop."""
+    """A part that has its first gradient after others (unfrozen, or not reached before) begins then, as in the loop."""
     if kind is not SGD:
         more = {}
     updated = []

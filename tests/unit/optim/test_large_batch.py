@@ -200,7 +200,7 @@ def test_they_train_in_half_precision(tmp_path: Path, make: Any, precision: Any)
     ],
 )
 def test_options_out_of_range_are_refused(make: Any, words: str) -> None:
-    """A wrong option is refused with what is legal."""
+    """A wrong option is refused; the error names the legal values."""
     with pytest.raises(ConfigError, match=words):
         make([nn.Parameter(torch.ones(2))])
 
@@ -215,6 +215,6 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 
 def test_a_config_may_name_them() -> None:
-    """A factory of the command line passes on what a yaml holds: a list for betas."""
+    """A factory of the command line passes on values of a yaml: a list for betas."""
     optimizer = Factory(LAMB, {"lr": 0.1, "betas": [0.9, 0.99]}, "optimizer")(decay_groups(nn.Linear(2, 2)))
     assert optimizer.param_groups[1]["betas"] == (0.9, 0.99)

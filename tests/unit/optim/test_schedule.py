@@ -1,4 +1,4 @@
-"""Schedulers under scaling and warm-up, and what configure_optimizers may return."""
+"""Schedulers under scaling and warm-up, and the legal results of configure_optimizers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def contract(factor: int, warmup_steps: int = 0) -> BatchPlan:
 
 
 def plain_rates(make: Callable[[Optimizer], Any], steps: int) -> list[list[float]]:
-    """Return the groups' rates of each step as torch alone sets them."""
+    """Return the groups' rates of each step as set by torch alone."""
     optimizer = sgd()
     scheduler = make(optimizer)
     seen = []
@@ -77,7 +77,7 @@ def run(optimizer: Optimizer, rates: LearningRates, start: int, steps: int) -> l
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("factor", "warmup_steps"), [(1, 0), (4, 0), (4, 3)])
 def test_rate_is_factor_times_schedule_times_warmup(name: str, factor: int, warmup_steps: int) -> None:
-    """Whatever torch's scheduler, the optimizer sees factor x what it says alone x warm-up."""
+    """For each scheduler of torch, the optimizer's rate is factor x the scheduler's rate x warm-up."""
     optimizer, agreed = sgd(), contract(factor, warmup_steps)
     schedule = ScheduleConfig(MAKERS[name](optimizer), interval="step")
     seen = run(optimizer, LearningRates([optimizer], [schedule], agreed), 0, 7)

@@ -38,7 +38,7 @@ def test_a_later_byte_changes_no_earlier_answer(place: int) -> None:
 
 
 def test_an_untrained_model_knows_nothing() -> None:
-    """Its first loss is near that of all bytes alike, ln 256, so that training starts without a jump."""
+    """Its first loss is near that of a uniform prediction, ln 256, so training starts without a jump."""
     bytes_BT = text(17 * 8).view(8, 17)
     loss = functional.cross_entropy(small()(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(256), abs=0.3)

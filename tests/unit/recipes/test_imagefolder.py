@@ -24,7 +24,7 @@ def picture(mode: str) -> Image.Image:
     [("RGB", "a.jpg"), ("L", "a.jpg"), ("CMYK", "a.jpg"), ("RGBA", "a.png"), ("P", "a.gif"), ("RGB", "png.jpg")],
 )
 def test_an_image_is_what_pil_makes_of_it(mode: str, name: str, tmp_path: Path) -> None:
-    """Colours, gray and CMYK, JPEG or not, whatever the file is called: the same RGB values as PIL's."""
+    """Colours, gray and CMYK, JPEG or not, under any file name: the same RGB values as PIL's."""
     path = tmp_path / name
     picture(mode).save(path, format="png" if name == "png.jpg" else None)
     with Image.open(path) as image:

@@ -1,4 +1,4 @@
-"""The recommender: sparse gradients, and updates of used rows alone."""
+"""The recommender: sparse gradients, and updates of used rows only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USERS, ITEMS = 200, 100
 
 
 class Look(Recommender):
-    """Writes down what an optimizer is about to use."""
+    """Records the inputs of the optimizers' steps."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ def ratings(**options: Any) -> Ratings:
 
 
 def test_the_tables_gradients_are_sparse(tmp_path: Path) -> None:
-    """In each step the tables' gradients hold the rows of the batch alone, and SparseAdam takes the tables."""
+    """In each step the tables' gradients hold only the rows of the batch, and SparseAdam takes the tables."""
     task = Look()
     quiet(tmp_path, max_steps=3).fit(task, datamodule=ratings())
     assert [type(opt).__name__ for opt in task.optimizers] == ["SparseAdam", "AdamW"] * 3

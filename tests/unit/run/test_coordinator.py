@@ -31,7 +31,7 @@ class Clock:
 
 
 class Counted:
-    """An engine of several ranks that are all like this one; counts what is sent, and what of it was waited for."""
+    """An engine of several ranks that all act like this one; counts messages, and waits for them."""
 
     def __init__(self) -> None:
         self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, is_elastic=False), self

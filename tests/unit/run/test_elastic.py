@@ -45,7 +45,7 @@ class Journal(Callback):
             self.book.setdefault(key, []).append((generation, batch[2].tolist()))
 
     def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
-        """Let happen what is to happen to this worker in this step, once."""
+        """Trigger this worker's event of this step, once."""
         if event := self._events.pop((self._engine.worker, trainer.global_step), None):
             event()
 
@@ -159,7 +159,7 @@ def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[
 
 
 def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
-    """Rate, samples of a step and schedule stay those of three ranks when one trains alone."""
+    """Learning rate, samples of a step and schedule stay those of three ranks if one trains alone."""
     job, _, _, trainer = run(tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()})
     assert job.sizes[-1] == 1
     assert (trainer.batch_plan.world_size, trainer.batch_plan.global_batch_size, trainer.batch_plan.lr_factor) == (3, 12, 3.0)
@@ -175,7 +175,7 @@ def test_rank_0_continues_the_checkpoints_of_a_dead_one(tmp_path: Path) -> None:
 
 
 def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    """Ranks that fail at the same step each time, though none is gone, end with an error that says so."""
+    """Ranks that fail at the same step each time, although none is lost, end with an error that reports it."""
 
     class Sender(Callback):
         def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
@@ -218,7 +218,7 @@ def test_growing_beyond_what_batch_norm_can_take_is_refused_at_the_start(
 
 
 class Best(Callback):
-    """Has something on rank 0 alone."""
+    """Has state on rank 0 only."""
 
     def __init__(self) -> None:
         self.best: Tensor | None = None
@@ -287,11 +287,11 @@ class Ends(Numbers):
 def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_path: Path, fails: bool) -> None:
     """Also if the fit ends between two attempts; on_exception reports the error."""
     tasks: list[Ends] = []
-    told: list[str] = []
+    said: list[str] = []
 
     class Told(Callback):
         def on_exception(self, trainer: RunView, task: Line, exception: BaseException) -> None:
-            told.append(type(exception).__name__)
+            said.append(type(exception).__name__)
 
         def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
             if trainer.global_step == 3 and (fails or len(trainer.engine.job.sizes) < 3):  # type: ignore[attr-defined]
@@ -307,7 +307,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_pat
     else:
         run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
     assert tasks[0].ends == ["setup", "teardown"]
-    assert told == ["EngineError"] * fails
+    assert said == ["EngineError"] * fails
 
 
 class Prepared(DataModule):
@@ -406,8 +406,8 @@ def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
         torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_new_job_does_not_go_on_from_what_an_earlier_one_left(tmp_path: Path) -> None:
-    """Unless it is asked to: the folder's files are set aside, as without the callback."""
+def test_a_new_job_does_not_resume_an_earlier_ones_checkpoint(tmp_path: Path) -> None:
+    """Without resume=auto the folder's files are set aside, as without the callback."""
     save = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint()]}
     run(tmp_path, "a", **save)
     _, book, _, _ = run(tmp_path, "a", **save)
@@ -416,7 +416,7 @@ def test_a_new_job_does_not_go_on_from_what_an_earlier_one_left(tmp_path: Path) 
 
 
 class Opened(Callback):
-    """Counts the sessions of a worker that were begun and torn down."""
+    """Counts the attempts of a worker that were begun and torn down."""
 
     def __init__(self) -> None:
         self.begun = self.ended = 0

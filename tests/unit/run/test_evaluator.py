@@ -57,13 +57,13 @@ def test_evaluation_sees_each_sample_once(tmp_path: Path, options: dict[str, Any
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": 7}, {"num_workers": 2}])
 def test_predictions_come_in_the_data_sets_order(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Predictions of all batches come in the order of the data set, whatever the loader's options."""
+    """Predictions of all batches come in the order of the data set, with any options of the loader."""
     predictions = quiet(tmp_path).predict(Echo(), loader(23, **options))
     assert torch.cat(predictions).tolist() == rows(23).tensors[0][:, 0].tolist()
 
 
 def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
-    """Each batch is on the disk before the next is made; read back they are in order, and nothing is kept in memory."""
+    """Each batch is on the disk before the next is computed; read back they are in order, and none stays in memory."""
     there: list[int] = []
     folder = tmp_path / "run" / "predictions"
 
@@ -138,7 +138,7 @@ def test_evaluation_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_validation_made_can_be_trained_with(tmp_path: Path) -> None:
-    """A tensor that a model keeps from its first use, in validation, is good for training too."""
+    """A tensor that a model caches at its first use, in validation, works for training too."""
 
     class Caches(Line):
         table: Any = None
@@ -153,7 +153,7 @@ def test_what_validation_made_can_be_trained_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "seen"), [(2, 8), (0.5, 11), (1.0, 23), (99, 23)])
 def test_limits_are_counts_or_shares(tmp_path: Path, limit: float, seen: int) -> None:
-    """limit_*_batches limits what is evaluated, in batches or as a share of the data."""
+    """limit_*_batches limits the evaluation, in batches or as a share of the data."""
     limits = {f"limit_{kind}_batches": limit for kind in ("val", "test", "predict")}
     trainer, counted = quiet(tmp_path, **limits), []
 
@@ -169,7 +169,7 @@ def test_limits_are_counts_or_shares(tmp_path: Path, limit: float, seen: int) ->
 
 @pytest.mark.parametrize(("entry", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
 def test_no_data_raises(tmp_path: Path, entry: str, kind: str) -> None:
-    """Without data an entry point says what to pass or to define."""
+    """Without data an entry point raises; the error says what to pass or define."""
     with pytest.raises(ConfigError, match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader"):
         getattr(quiet(tmp_path), entry)(Line())
 

@@ -36,13 +36,13 @@ def test_ranks_of_unlike_streams_share_one_contract(data: list[list[Any]], tmp_p
 @pytest.mark.parametrize("data", UNLIKE.values(), ids=UNLIKE)
 @pytest.mark.parametrize("setting", ["global_batch_size", "lr_reference_batch_size"])
 def test_what_needs_a_known_batch_is_refused(data: list[list[Any]], setting: str, tmp_path: Path) -> None:
-    """A size that nothing can be related to is refused on all ranks alike."""
+    """A setting that needs a known batch size is refused on all ranks alike."""
 
     def work(engine: ThreadEngine) -> str:
         with pytest.raises(ConfigError) as error:
             quiet(tmp_path, engine=engine, **{setting: 16}).fit(Line(), data[engine.place])
         return str(error.value)
 
-    told = World(2).run(work)
-    assert told[0] == told[1]
-    assert "of unknown size" in told[0]
+    said = World(2).run(work)
+    assert said[0] == said[1]
+    assert "of unknown size" in said[0]

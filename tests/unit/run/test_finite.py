@@ -60,7 +60,7 @@ def test_a_stream_has_no_indices(tmp_path: Path) -> None:
 
 
 def test_it_is_asked_for(tmp_path: Path) -> None:
-    """Left alone, nothing looks at the loss."""
+    """By default losses are not checked."""
     task = Line()
     quiet(tmp_path).fit(task, loader(poisoned(float("nan"), 3)))
     assert weights(task).isnan().any()

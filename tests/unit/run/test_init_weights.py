@@ -50,7 +50,7 @@ def trained() -> Net:
 
 
 def begin(run_dir: Path, task: Any, source: Any, **options: Any) -> Start:
-    """Train two steps from weights; return what training began with."""
+    """Train two steps from weights; return the initial weights."""
     start = Start()
     settings = {name: options.pop(name) for name in ("engine", "max_steps") if name in options}
     quiet(run_dir, callbacks=start, **({"max_steps": 2} | settings)).fit(task, loader(8), init_weights=str(source), **options)
@@ -104,24 +104,24 @@ def test_weights_that_do_not_match_are_refused_by_name(tmp_path: Path) -> None:
     """If not all weights match, the run does not start; the error names each mismatch, and the way out."""
     with pytest.raises(CheckpointError) as caught:
         begin(tmp_path / "run", Wider(), as_safetensors(tmp_path, trained()))
-    told = str(caught.value)
-    assert "does not fit Wider" in told
-    assert "other shape: model.4.weight is [1, 8] in the file and [2, 8] in the model" in told
-    assert "missing in the file: model.5.bias [1]" in told
-    assert "strict=false loads the matching weights." in told
+    said = str(caught.value)
+    assert "does not fit Wider" in said
+    assert "other shape: model.4.weight is [1, 8] in the file and [2, 8] in the model" in said
+    assert "missing in the file: model.5.bias [1]" in said
+    assert "strict=false loads the matching weights." in said
 
 
 def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """strict=False loads what fits by name and shape, lists the rest, and leaves it as it was."""
+    """strict=False loads weights that match by name and shape, lists the rest, and leaves it unchanged."""
     task, new = Wider(), Wider()
     source = as_safetensors(tmp_path, trained())
     start = begin(tmp_path / "run", task, source, strict=False)
     fitting = sum(p.numel() for p in new.model[:4].parameters())
     assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
     assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
-    told = capsys.readouterr().out
-    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in told
-    assert told.count("\n  ") == 4
+    said = capsys.readouterr().out
+    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in said
+    assert said.count("\n  ") == 4
 
 
 def test_no_matching_weight_is_refused_with_any_strict(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_no_matching_weight_is_refused_with_any_strict(tmp_path: Path) -> None:
         begin(tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False)
 
 
-def test_a_checkpoint_to_go_on_from_wins(tmp_path: Path) -> None:
+def test_a_resumed_checkpoint_takes_precedence(tmp_path: Path) -> None:
     """With "auto", the first start takes the weights and each later one resumes from the run's own checkpoint."""
     source = as_safetensors(tmp_path, trained())
     task = Net()

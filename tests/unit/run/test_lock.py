@@ -1,4 +1,4 @@
-"""One fit at a time in a folder, whatever has become of the one before."""
+"""One fit at a time in a folder, however the one before has ended."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ def test_a_second_run_is_refused_and_the_holder_named(start: Start, tmp_path: Pa
     since = json.loads((tmp_path / LOCK).read_text())["started"]
     with pytest.raises(ConfigError) as caught:
         take(tmp_path)
-    told = str(caught.value)
-    assert f"process {process.pid} on {socket.gethostname()}" in told
-    assert f"{tmp_path}`, since {since})" in told  # the command line ends with the folder
-    assert "run_dir=..." in told
-    assert "end that process" in told
+    said = str(caught.value)
+    assert f"process {process.pid} on {socket.gethostname()}" in said
+    assert f"{tmp_path}`, since {since})" in said  # the command line ends with the folder
+    assert "run_dir=..." in said
+    assert "end that process" in said
     with pytest.raises(ConfigError, match="another run is going on"):  # being refused has not loosened the lock
         take(tmp_path)
 
 
 def test_an_ended_run_leaves_an_empty_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that ends well lets go, the file stays and says nothing, and the next run starts without a word."""
+    """A successful run releases the lock, the file stays and is empty, and the next run starts without a message."""
     process = start()
     process.communicate("x")
     assert (tmp_path / LOCK).read_bytes() == b""
@@ -93,9 +93,9 @@ def test_a_killed_run_is_followed_at_once(start: Start, tmp_path: Path, capsys: 
     process.kill()
     process.wait()
     take(tmp_path)
-    told = capsys.readouterr().out
-    assert f"process {process.pid} on {socket.gethostname()}" in told
-    assert told.count("\n") == 1
+    said = capsys.readouterr().out
+    assert f"process {process.pid} on {socket.gethostname()}" in said
+    assert said.count("\n") == 1
 
 
 def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: Start, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def no_locks(*_: Any) -> None:
 def test_without_locks_a_live_process_of_this_host_is_believed(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a filesystem without locks a described process keeps others out while it lives, and no longer."""
+    """On a filesystem without locks a described process excludes others while it lives, and no longer."""
     process = start()
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     with pytest.raises(ConfigError, match=f"process {process.pid} on"):

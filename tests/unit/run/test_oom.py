@@ -48,10 +48,10 @@ def test_the_step_is_retried_in_pieces(tmp_path: Path, room: int, pieces: int, c
         torch.testing.assert_close(weights(task), weights(plain_task), rtol=0, atol=1e-12)
         assert run.callback_metrics["seen"] == 23.0
         assert run.state.samples_seen == plain.state.samples_seen == 46
-    told = capsys.readouterr().out
-    assert told.count("Out of memory on rank 0") == {2: 1, 4: 2}[pieces]
-    assert f"into {pieces} pieces" in told
-    assert f"data.batch_size={4 // pieces} would avoid it" in told
+    said = capsys.readouterr().out
+    assert said.count("Out of memory on rank 0") == {2: 1, 4: 2}[pieces]
+    assert f"into {pieces} pieces" in said
+    assert f"data.batch_size={4 // pieces} would avoid it" in said
     assert max(tight.sizes[-6:]) <= room
     assert roomy.sizes == plain_task.sizes
     assert set(tight.indices) == set(plain_task.indices)
@@ -77,7 +77,7 @@ class Pair(NamedTuple):
 
 
 def test_batches_of_any_nesting_are_split() -> None:
-    """Tensors and lists of the samples are cut; what has no samples goes to each part."""
+    """Tensors and lists of the samples are split; other values go to each part."""
     batch = {"pair": Pair(torch.arange(5), list("abcde")), "scale": torch.tensor(2.0), "k": 3, "both": [torch.arange(5)] * 2}
     first, second = split(batch, 5, 2)
     assert first["pair"].x.tolist() == [0, 1, 2]

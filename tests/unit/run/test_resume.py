@@ -121,7 +121,7 @@ def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
 
 
 def test_resuming_an_ended_run_trains_nothing(tmp_path: Path) -> None:
-    """A run that had reached its limit ends at once, and keeps its checkpoints and what is best."""
+    """A run that had reached its limit ends at once, and retains its checkpoints and the best one."""
     monitor: dict[str, Any] = {"monitor": "val/loss", "save_top_k": 2}
     first = ModelCheckpoint(**monitor)
     quiet(tmp_path, max_epochs=3, callbacks=first).fit(Line(), loader(23), loader(5))
@@ -144,7 +144,7 @@ def test_more_epochs_can_be_added(tmp_path: Path) -> None:
     assert (trainer.global_step, trainer.current_epoch) == (12, 2)
 
 
-def test_callbacks_go_on(tmp_path: Path) -> None:
+def test_callbacks_resume(tmp_path: Path) -> None:
     """EarlyStopping counts its patience, and ModelCheckpoint its best, over a restart."""
     settings: dict[str, Any] = {"monitor": "val/loss", "mode": "max", "patience": 4}
     whole = EarlyStopping(**settings)
@@ -167,7 +167,7 @@ def test_weights_in_double_are_loaded_in_double(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["fit", "validate"])
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) -> None:
-    """A checkpoint that does not fit the task is refused, and names what does not fit."""
+    """A checkpoint that does not fit the task is refused; the error names the mismatches."""
     quiet(tmp_path, max_steps=1, enable_checkpointing=True).fit(Net(), loader(23))
 
     class Wider(Net):

@@ -26,7 +26,7 @@ from trainkit.trainer import Trainer
 
 
 class Logs(Net):
-    """Dropout and batch norm, and everything that can be logged; two metric objects, of which one keeps all samples."""
+    """Dropout and batch norm, and all kinds of logged values; of two metric objects one stores all samples."""
 
     def __init__(self) -> None:
         super().__init__(lr=0.05, momentum=0.9)
@@ -121,7 +121,7 @@ def test_an_epochs_values_survive_another_number_of_ranks(tmp_path: Path, before
 
 @pytest.mark.parametrize("after", [4, 5, 6])
 def test_a_plateau_remembers_the_validation_inside_the_epoch(tmp_path: Path, after: int) -> None:
-    """Between an epoch's last validation and its end, what ReduceLROnPlateau will look at is in the checkpoint."""
+    """Between an epoch's last validation and its end, a checkpoint holds the value for ReduceLROnPlateau."""
 
     class Plateau(Net):
         def configure_optimizers(self) -> Any:
@@ -197,14 +197,14 @@ def test_a_metric_that_is_no_part_of_the_task_is_reported(tmp_path: Path, capsys
             return super().training_step(batch, batch_idx)
 
     broken_off(tmp_path, BreaksOff(4), Loose)
-    told = (
+    said = (
         "states that this run has no place for: the metric 'train/count' (make it an attribute of the Task, and it is saved)."
     )
-    assert told in capsys.readouterr().out
+    assert said in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_an_older_trainkit_is_refused_in_words(tmp_path: Path) -> None:
-    """A manifest of before seals is refused by its path and by what it lacks."""
+    """A manifest without a seal is refused; the error names its path and the missing key."""
     quiet(tmp_path, callbacks=ModelCheckpoint()).fit(Line(), loader(8))
     path = newest(tmp_path) / ckpt.MANIFEST
     about = json.loads(path.read_text())

@@ -78,7 +78,7 @@ def begin(folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
 
 
 def asked(folder: Path, *callbacks: Callback, **settings: Any) -> str:
-    """Begin a run that is asked to end; return what is said."""
+    """Start a run that receives a signal; return its output."""
     with pytest.raises(Preempted) as ended:
         begin(folder, *callbacks, **settings)
     assert ended.value.code == 75
@@ -89,7 +89,7 @@ def asked(folder: Path, *callbacks: Callback, **settings: Any) -> str:
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals, seen: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of the three ends the fit after the step that it came in, with 75; handlers are then what they were."""
+    """Each of the three signals ends the fit after the current step, with 75; the old handlers are restored."""
     handlers = [signal.getsignal(n) for n in HANDLED]
     text = asked(tmp_path, Asked(3, number=number))
     assert text == f"{number.name} on rank 0: the run ended after step 4; to resume: ckpt_path=last run_dir={tmp_path}"
@@ -126,7 +126,7 @@ def test_a_validation_that_was_interrupted_is_run_again(tmp_path: Path, after: i
 
 
 def test_asked_again_and_again_the_run_ends_the_same(tmp_path: Path) -> None:
-    """A run that is asked to end after each of its steps, and within each validation, comes to the same end."""
+    """A run that is signalled after each of its steps, and during each validation, ends the same."""
     begin(tmp_path / "whole", val_check_interval=2)
     for after in range(1, 11):
         asked(tmp_path / "parts", Asked(after, "step" if after % 2 else "validation"), val_check_interval=2)
@@ -174,14 +174,14 @@ def test_a_second_signal_within_a_second_is_ignored(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("keepers", [[], [ModelCheckpoint(save_weights_only=True)]], ids=["none", "weights alone"])
-def test_without_a_checkpoint_to_go_on_from_it_is_said(tmp_path: Path, keepers: list[Callback]) -> None:
+def test_without_a_checkpoint_to_resume_from_it_is_reported(tmp_path: Path, keepers: list[Callback]) -> None:
     """A run without checkpoints, or with only weights, ends too, and reports that it cannot be resumed."""
     text = asked(tmp_path, Asked(3), *keepers, enable_checkpointing=bool(keepers))
     assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was requested."
 
 
 def test_a_checkpoint_is_written_also_where_it_is_not_among_the_best(tmp_path: Path) -> None:
-    """With a monitor and save_last=false, what a signal leaves is a checkpoint of the step it came in."""
+    """With a monitor and save_last=false, a signal still saves a checkpoint of its step."""
     wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
     asked(tmp_path, ModelCheckpoint(**wish), Asked(8))
     assert "epoch=1-step=9" in LocalStore(tmp_path / "checkpoints").names()
@@ -194,7 +194,7 @@ class Closes(Logger):
     """Notes how it was closed."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.said: list[str] = []
 
     def open(self, run: RunFacts) -> None:
         """Nothing to open."""
@@ -204,25 +204,25 @@ class Closes(Logger):
 
     def finalize(self, status: str) -> None:
         """Note it."""
-        self.told.append(status)
+        self.said.append(status)
 
 
 def test_a_signal_is_no_error(tmp_path: Path) -> None:
     """on_exception is not called, teardown is, and loggers are closed once."""
 
     class Notes(Callback):
-        told: list[str] = []
+        said: list[str] = []
 
         def on_exception(self, trainer: RunView, task: Any, exception: BaseException) -> None:
-            self.told.append("exception")
+            self.said.append("exception")
 
         def teardown(self, trainer: RunView, task: Any, stage: str) -> None:
-            self.told.append("teardown")
+            self.said.append("teardown")
 
     notes, logger = Notes(), Closes()
     asked(tmp_path, notes, Asked(3), logger=logger)
-    assert notes.told == ["teardown"]
-    assert logger.told == ["preempted"]
+    assert notes.said == ["teardown"]
+    assert logger.said == ["preempted"]
 
 
 class Noted(BreaksOff):
@@ -235,7 +235,7 @@ class Noted(BreaksOff):
 
 
 def on_ranks(folder: Path, *callbacks: Callback) -> list[tuple[str, int, torch.Tensor]]:
-    """Train on 2 ranks; return for each what was said at an early end, the last step, and the weights."""
+    """Train on 2 ranks; return for each the message of an early end, the last step, and the weights."""
 
     def work(engine: ThreadEngine) -> tuple[str, int, torch.Tensor]:
         trainer = quiet(folder, callbacks=list(callbacks), engine=engine, max_epochs=40, enable_checkpointing=True)

@@ -9,7 +9,7 @@ from trainkit.errors import ConfigError, EngineError
 
 
 def test_each_setting_is_the_variable_that_horovod_reads() -> None:
-    """Megabytes become bytes; what is not given is left to Horovod."""
+    """Megabytes become bytes; unset options are left to Horovod."""
     environ: dict[str, str] = {}
     assert Knobs(0.5, 2.5, 0, True, "log.csv").apply(environ, runs_already=False) == []
     assert environ == {

@@ -1,4 +1,4 @@
-"""The books of the reducer, with an engine that only notes what is asked of it."""
+"""The bookkeeping of the reducer, with an engine that only records calls."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_rank_without_samples_takes_part_with_zeros() -> None:
 
 
 def test_removed_hooks_do_nothing() -> None:
-    """After remove, backward is the user's alone."""
+    """After remove, backward no longer calls the reducer."""
     net = model()
     reducer = Noting(net, in_order=True)
     reducer.remove()
