@@ -92,7 +92,8 @@ def _state(pid: int) -> str:
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    """Poll a condition without a pause: it may hold for milliseconds only."""
+    """Poll a condition each millisecond: it may hold no longer, and a loop without a pause would take a core from the ranks."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.001)

@@ -66,6 +66,7 @@ def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, di
             time.sleep(dice.uniform(0, 0.02))
         else:
             time.sleep(dice.uniform(0, 0.6))
+            wait_for(lambda: not drafts(run_dir) or not pairs.alive(), "the end of a save")  # a slow disk saves all the time
         pairs.signal(signal.SIGKILL)
         codes = pairs.codes()
         assert codes == [-9, -9], f"kill {kill}: the run ended by itself: {codes}"
