@@ -1,4 +1,4 @@
-"""What a checkpoint of 200 MB costs the training that goes on: a model of 100 MB with its momentum, one process, 1 thread.
+"""The cost of a checkpoint of 200 MB to the running training: a model of 100 MB with its momentum, one process, 1 thread.
 
     python -m benchmarks.checkpoints [--short] [--json FILE]
 
@@ -10,9 +10,9 @@ Contenders train the same model in turn and save weights, optimizer and step eve
     Lightning                               ModelCheckpoint, as it comes and with its AsyncCheckpointIO
 
 Stall: a step that saves, less a plain step (the last third of those between two saves, when all is written, of the same
-training). In all: what the steps from one save to the next take beyond plain steps, so with what the writing beside them
-costs. Medians over saves but the first, which makes its memory. Beside them: one copy of all in memory that is there
-already, and trainkit's files written in line, which hash each byte and are on disk when they are done.
+training). In all: the time of the steps from one save to the next beyond plain steps, including the cost of the writing beside
+them. Medians over saves but the first, which allocates memory. For comparison: one copy of everything into allocated memory,
+and trainkit's files written in line, which hash each byte and are on disk when they are done.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WIDTH, LAYERS, BATCH = 2500, 4, 64
 
 
 class Clocked(nn.Module):
-    """The model: four layers, 25 million parameters; notes when each forward pass begins."""
+    """The model: four layers, 25 million parameters; records the start of each forward pass."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Clocked(nn.Module):
 
 
 class Job:
-    """One training: how long it is, and what it keeps where.
+    """One training: its length, and its files.
 
     Attributes:
         every: steps between two saves.
@@ -84,7 +84,7 @@ class Job:
         return islice((batch for _ in iter(int, 1) for batch in loader), self.steps)
 
     def costs(self) -> dict[str, list[float]]:
-        """Return ms of plain steps, and for each save but the first its stall and what it costs in all."""
+        """Return ms of plain steps, and for each save but the first its stall and its total cost."""
         begins = self.model.begins
         lengths = [1000 * (after - before) for before, after in zip(begins, begins[1:], strict=False)]
         ends = range(self.every - 1, len(lengths), self.every)  # the steps that save

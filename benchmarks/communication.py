@@ -2,8 +2,8 @@
 
     python -m benchmarks.communication [--short] [--json FILE]
 
-Two ranks, each in a network namespace as on a host of its own, with a link between them whose rate and delay are set and
-then checked (links.py). 2.0 million parameters in 32 tensors, so small that the link is what a step waits for. On each link
+Two ranks, each in a network namespace that acts as its host, with a link of a set and checked rate and delay between them
+(links.py). 2.0 million parameters in 32 tensors, so small that a step waits for the link. On each link
 one pair of ranks runs Horovod's contenders in turn, another torch.distributed's (a Horovod that is up sends a little
 all the time):
 
@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def bytes_by_arithmetic(self) -> int:
-        """What a rank sends and receives in a step."""
+        """The bytes that a rank sends and receives in a step."""
         return 2 * LAYERS * (WIDTH * WIDTH + WIDTH) * (4 if self.compression == "none" else 2)
 
     @property
@@ -96,7 +96,7 @@ def environment(framework: str, rank: int, link: Link, secret: str) -> dict[str,
 
 
 def run_ranks(framework: str, link: Link, short: bool) -> dict[str, Any]:
-    """Start both ranks and return what rank 0 saw."""
+    """Start both ranks and return rank 0's results."""
     secret = secrets.token_hex(32)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
         ranks: list[subprocess.Popen[bytes]] = []

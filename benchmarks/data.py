@@ -1,17 +1,17 @@
-"""Images per second of data=imagefolder: read, decode, augment to 224 x 224, collate, hand over.
+"""Images per second of data=imagefolder: read, decode, augment to 224 x 224, collate, deliver.
 
     python -m benchmarks.data [--short] [--json FILE]
 
-On JPEGs of 500 x 375 pixels that are made here, and lie in the page cache; batches of 32, one thread for each process. In turn:
+On generated JPEGs of 500 x 375 pixels in the page cache; batches of 32, one thread for each process. In turn:
 
     trainkit      recipes.imagefolder in a Trainer, with a model of one weight
     torchvision   the loader of torchvision's references/classification/train.py at its defaults: v1 transforms on PIL's images
     DALI          NVIDIA's readers.file, decoders.image_random_crop, resize, crop_mirror_normalize on the CPU, as its ResNet-50
                   example has them; threads in place of worker processes, one where the others have no worker
 
-A figure counts from one batch's coming to another's; those at both ends are left out, so that as much is on its way at the
+A figure counts from one batch's arrival to another's; those at both ends are left out, so as many batches are in flight at the
 window's end as at its beginning. The stall share is trainkit's own figure (StepClock): the part of a step that ResNet-18 at
-64 x 64 waits for its batch, where the model and the workers share the machine's cores.
+64 x 64 waits for its batch, while the model and the workers share the machine's cores.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from benchmarks.processes import in_turns
 from recipes.image_classifier import ImageClassifier
 from recipes.imagefolder import MEAN, STD, ImageFolder
 from trainkit import Callback, Task, Trainer
+from trainkit.api.view import step_clock_of
 from trainkit.callbacks.step_clock import Times
 
-sys.path.append(str(Path(sys.prefix, "dali")))  # where `make peers` puts it
+sys.path.append(str(Path(sys.prefix, "dali")))  # installed there by `make peers`
 SIZE, SMALL = 224, 64
 OURS, REFERENCE, DALI = "trainkit", "torchvision", "DALI"
 QUIET: dict[str, Any] = {
@@ -51,7 +52,7 @@ QUIET: dict[str, Any] = {
 
 
 class Arrivals(Callback):
-    """Notes when batches come, and what StepClock says after a few steps and at the end."""
+    """Records the arrival of batches, and StepClock's values after a few steps and at the end."""
 
     uses_step_clock = True
 
@@ -63,15 +64,15 @@ class Arrivals(Callback):
         """Note it."""
         self.times.append(time.perf_counter())
         if batch_idx == 4:
-            self.clocks.append(trainer.step_clock.read())
+            self.clocks.append(step_clock_of(trainer).read())
 
     def on_train_end(self, trainer: Any, task: Any) -> None:
         """Read the clock."""
-        self.clocks.append(trainer.step_clock.read())
+        self.clocks.append(step_clock_of(trainer).read())
 
 
 class OneWeight(Task):
-    """Costs next to nothing."""
+    """A model of negligible cost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class OneWeight(Task):
 
 
 def fit(task: Task, root: Path, batch: int, workers: int, size: int) -> Arrivals:
-    """Train an epoch and return what was noted."""
+    """Train an epoch and return the records."""
     data, seen = ImageFolder(str(root), batch, CLASSES, size, workers), Arrivals()
     with tempfile.TemporaryDirectory() as folder:
         Trainer(max_epochs=1, engine="single", run_dir=folder, callbacks=[seen], **QUIET).fit(task, datamodule=data)
@@ -100,7 +101,7 @@ def by_trainkit(root: Path, batch: int, workers: int) -> list[float]:
 
 
 def by_torchvision(root: Path, batch: int, workers: int) -> list[float]:
-    """Return when batches came; presets.py and train.py of the reference, what is the default there."""
+    """Return when batches came; presets.py and train.py of the reference at their defaults."""
     augment = transforms.Compose(
         [
             transforms.RandomResizedCrop(SIZE, antialias=True),
@@ -145,7 +146,7 @@ LOADERS: dict[str, Callable[[Path, int, int], list[float]]] = {OURS: by_trainkit
 
 def seconds_of_image(times: list[float], batch: int, workers: int) -> list[float]:
     """Return the seconds of an image in the middle of an epoch."""
-    ends = 2 * workers + 2  # what a DataLoader has on its way, and a batch more
+    ends = 2 * workers + 2  # batches in flight of a DataLoader, and one more
     first, last = times[ends], times[-1 - ends]
     return [(last - first) / (batch * (len(times) - 1 - 2 * ends))]
 
@@ -184,7 +185,7 @@ def measure(short: bool) -> Findings:
 
 
 def one(loader: Callable[[Path, int, int], list[float]], root: Path, batch: int, workers: int) -> Callable[[], list[float]]:
-    """Return what runs a contender once."""
+    """Return a function that runs a contender once."""
     return lambda: seconds_of_image(loader(root, batch, workers), batch, workers)
 
 

@@ -1,14 +1,14 @@
-"""What `callbacks=elastic` with a commit after each step adds to it, beside Horovod's own commit and a bare copy.
+"""The cost of `callbacks=elastic` with a commit after each step, beside Horovod's own commit and a bare copy.
 
     python -m benchmarks.elastic [--short] [--json FILE]
 
-Two ranks on one host, elastic, one thread each, Adam; a small model, whose commit is all messages, and one of 25.6 million
-parameters (307 MB with Adam's state), whose commit is all copying. In one training kinds of blocks of steps take turns:
+Two ranks on one host, elastic, one thread each, Adam; a small model (the commit is all messages), and one of 25.6 million
+parameters, 307 MB with Adam's state (the commit is all copying). In one training kinds of blocks of steps take turns:
 
     none        steps, and no commit
     elastic     trainkit.Elastic commits after each
     horovod     hvd.elastic.TorchState of model and optimizer commits after each
-    copy        the same tensors are copied, into memory that is there already
+    copy        the same tensors are copied, into allocated memory
     cycle       one number is summed over ranks, which takes a cycle of Horovod's thread
 
 Each is timed by itself: the median of the calls on rank 0, the wait for a slower rank included. The target, of these: a
@@ -65,14 +65,14 @@ class Perceptron(trainkit.Task):
 
 
 class Timed(trainkit.Elastic):
-    """Notes what each commit takes, in ms."""
+    """Records the time of each commit, in ms."""
 
     def __init__(self) -> None:
         super().__init__(commit_every_n_steps=NEVER)
         self.commits: list[float] = []
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
-        """Commit, where one is due."""
+        """Commit if one is due."""
         begin = time.perf_counter()
         super().on_train_step_end(trainer, task)
         if self.commit_every_n_steps == 1:
@@ -80,7 +80,7 @@ class Timed(trainkit.Elastic):
 
 
 class Kinds(Callback):
-    """Lets kinds of blocks take turns and notes what a step of each takes, in ms; stands behind Elastic."""
+    """Lets kinds of blocks take turns and records the time of a step of each, in ms; comes after Elastic."""
 
     runs_last = True
 
@@ -97,7 +97,7 @@ class Kinds(Callback):
         self.before = time.perf_counter()
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
-        """Do what is of this block's kind; at its end note it, and set up the next."""
+        """Do this block's work; at its end record it, and set up the next."""
         done, begin = divmod(trainer.global_step, BLOCK), time.perf_counter()
         kind = KINDS[(trainer.global_step - 1) // BLOCK % len(KINDS)]
         if kind == "horovod":
@@ -148,7 +148,7 @@ def rank(model: str, steps: int, out: str) -> None:
 
 
 def run_ranks(model: str, steps: int) -> dict[str, Any]:
-    """Start two ranks and return what rank 0 wrote."""
+    """Start two ranks and return rank 0's results."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/found.json"
         launch = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "--min-np", "2", "-H", "localhost:2"]

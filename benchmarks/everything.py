@@ -1,9 +1,9 @@
-"""Runs all benchmarks one after the other and keeps what they found.
+"""Runs all benchmarks one after the other and saves their findings.
 
     python -m benchmarks.everything [--short] [--only NAME ...] [--out FILE]
 
 Results go to benchmarks/results.json, which `python -m benchmarks.page` turns into the tables of README.md beside
-it. With --only the others' results stay. A benchmark that fails keeps what was found before, and is named at the end.
+it. With --only the others' results stay. A failed benchmark keeps its earlier findings, and is named at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytor
 
 
 def machine() -> dict[str, Any]:
-    """Say what the figures were measured on."""
+    """Return the machine and versions of the figures."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = {name: _version(name) for name in PACKAGES}
@@ -59,7 +59,7 @@ def _version(package: str) -> str | None:
 
 
 def run(name: str, short: bool) -> dict[str, Any] | None:
-    """Run one benchmark; return what it found, or None where it failed."""
+    """Run one benchmark; return its findings, or None if it failed."""
     print(f"-- {name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
@@ -69,9 +69,9 @@ def run(name: str, short: bool) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the requested benchmarks."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--short", action="store_true", help="see that each contender runs; the figures mean nothing")
+    parser.add_argument("--short", action="store_true", help="smoke test of each contender; the figures mean nothing")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -3,11 +3,11 @@
     python -m benchmarks.gpu [--json FILE] [--seconds 550]     what `make bench-gpu` runs
     python -m benchmarks.gpu --device cpu --short              see that it runs: tiny models, the figures mean nothing
 
-Settings: gpu_training.py. Data: noise that lies on the device, and JPEGs that are made here. trainkit and the loop by hand take
+Settings: gpu_training.py. Data: noise on the device, and generated JPEGs. trainkit and the loop by hand take
 turns block by block in one process; a figure is the median over blocks. Further: host syncs a step, peak memory, the kernels
 that take longest, overlap of gradients' sums with backward (gpu_sums.py), with torch.compile and with CUDA graphs
-(mode="reduce-overhead"). What is most telling comes first; a part that there is no time for is named, one that takes too long
-is ended, and the JSON is written after each part.
+(mode="reduce-overhead"). The most important parts come first; a part without time left is named, one that takes too long is
+ended, and the JSON is written after each part.
 
 Ceilings: of arithmetic (MFU is the share of it) and of bytes, from a product of matrices and a copy that are measured here. An
 image's cost is computed: 24.3 and 105.2 GFLOP; of ResNet-50 9,176 images/s by bytes at 4.3 TB/s where each operator reads and
@@ -44,12 +44,12 @@ from recipes.imagefolder import ImageFolder
 RECORD = 7983  # images/s of a GPU: MLPerf v4.0, 8 x H200, MXNet on Horovod
 EAGER_BYTES, FUSED_BYTES, BYTES_PER_S = 9176, 12670, 4.3e12  # ResNet-50's images/s by bytes, at so many bytes/s
 GRAPHS = "reduce-overhead"
-GRACE_S = 20.0  # for what is under way when the time is over
+GRACE_S = 20.0  # for the part in progress when the time is over
 
 
 @contextlib.contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError where the context lasts longer."""
+    """Raise TimeoutError if the context lasts longer."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"it was ended after {seconds:.0f} s, when the time for all parts was over")
@@ -64,13 +64,13 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 class Bench:
-    """The parts, and what they have found.
+    """The parts, and their findings.
 
     Args:
-        device: where.
+        device: the device.
         short: whether it is the short form.
-        out: where the JSON goes after each part.
-        seconds: that all of it may take.
+        out: file for the JSON, written after each part.
+        seconds: time limit for all parts.
     """
 
     def __init__(self, device: torch.device, short: bool, out: Path | None, seconds: float) -> None:
@@ -120,7 +120,7 @@ class Bench:
         return self.found
 
     def attempt(self, name: str, part: Callable[[], None]) -> None:
-        """Run a part; what it raises costs that part alone. Then write what there is."""
+        """Run a part; an exception costs only that part. Then write the findings so far."""
         before = time.perf_counter()
         try:
             with ended_after(self.ends - before + GRACE_S):
@@ -133,14 +133,14 @@ class Bench:
             self.out.write_text(json.dumps(self.found.as_json(), indent=1) + "\n")
 
     def measure_ceilings(self) -> None:
-        """Measure what the device can do."""
+        """Measure the device's peak FLOP/s and bytes/s."""
         on_gpu = self.device.type == "cuda"
         self.flops = matmul_flops(self.device, 8192 if on_gpu else 128)
         self.bytes = copy_bytes(self.device, 2**32 if on_gpu else 2**20)
         self.ceilings.rows += [["TFLOP, bf16 matrices", self.flops / 1e12], ["TB, copied", self.bytes / 1e12]]
 
     def measure_rate(self, model: Model, mode: str | None) -> None:
-        """Measure images/s of noise that lies on the device."""
+        """Measure images/s of noise on the device."""
         ours, hand = in_blocks(model, self.device, mode)
         rate = model.batch / median(ours)
         shares: list[Any] = [100 * rate * model.flop / self.flops if self.flops else None, None, None, None]
@@ -246,7 +246,7 @@ class Bench:
         self.sums.rows.append([name, rate, 1 / median_ratio(own, hand), beside, overlap])
 
     def aim(self) -> None:
-        """Set what was found against what is to be reached."""
+        """Compare the findings with the targets."""
         for row in self.rates.rows:
             name, mode, ratio = row[0], row[1], float(row[4] or 0)
             self.found.targets.append(
@@ -261,7 +261,7 @@ class Bench:
 
 
 def measure(short: bool, device: str, out: Path | None, seconds: float) -> Findings:
-    """Run the parts; without a GPU, and not asked for the CPU, say so."""
+    """Run the parts; without a GPU, report that, unless the CPU was requested."""
     if device == "cuda" and not torch.cuda.is_available():
         return Findings(missing={"all": "there is no GPU here; --device cpu --short sees that the script runs"})
     torch.manual_seed(0)

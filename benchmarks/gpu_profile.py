@@ -1,4 +1,4 @@
-"""What gpu.py reads out of a GPU: its ceilings, and from torch's profiler what a step does on it."""
+"""Measurements of gpu.py on a GPU: its ceilings, and a step's work by torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.gpu_training import synchronize
 from trainkit import Callback
 
-# What makes the host wait. cudaMemcpyAsync to the host's pageable memory does too; torch follows it by one of these.
+# Calls that make the host wait. cudaMemcpyAsync to the host's pageable memory does too; torch follows it by one of these.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WINDOW = "benchmark window"
@@ -48,14 +48,14 @@ def _best(work: Any, device: torch.device) -> float:
 
 @dataclass
 class Profile:
-    """What some steps did.
+    """The work of some steps.
 
     Attributes:
-        steps: how many.
+        steps: their number.
         waits: calls of the host that wait for the device.
         kernels: name -> microseconds.
-        launches: how many kernels.
-        beside_us: what ran on another stream than the busiest (sums of gradients, copies of batches), in microseconds.
+        launches: number of kernels.
+        beside_us: work on other streams than the busiest (sums of gradients, copies of batches), in microseconds.
         overlapped_us: of it, while the busiest was busy too.
     """
 
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def overlap(self) -> float | None:
-        """The overlapped share of what ran beside."""
+        """The overlapped share of the work on other streams."""
         return self.overlapped_us / self.beside_us if self.beside_us else None
 
     def dominant(self, number: int) -> list[tuple[str, float]]:
@@ -104,7 +104,7 @@ class Window:
         self._mark.__enter__()
 
     def end(self, steps: int) -> Profile:
-        """Stop it, and return what it has seen."""
+        """Stop it, and return the profile."""
         self._mark.__exit__(None, None, None)
         synchronize(self.device)  # outside of the window: it is not the steps' own
         self._profiler.__exit__(None, None, None)
@@ -113,14 +113,12 @@ class Window:
             self._profiler.export_chrome_trace(str(path))
             found = read(json.loads(path.read_text())["traceEvents"], steps)
         if self.device.type == "cuda" and not found.launches:
-            raise RuntimeError(
-                "torch's profiler saw no kernel, so that it cannot count waits: does this user have CUPTI's rights?"
-            )
+            raise RuntimeError("torch's profiler saw no kernel, so it cannot count waits: does this user have CUPTI's rights?")
         return found
 
 
 def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
-    """Return what a trace in Chrome's format says of the window in it."""
+    """Return the profile of the window in a trace in Chrome's format."""
     found = Profile(steps)
     (window,) = [e for e in events if e.get("name") == _WINDOW and e.get("cat") == "user_annotation"]
     streams: dict[Any, list[tuple[float, float]]] = defaultdict(list)
@@ -128,7 +126,7 @@ def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
         inside = window["ts"] <= event.get("ts", -1.0) <= window["ts"] + window["dur"]
         if event.get("cat") == "cuda_runtime" and inside:
             found.waits += event["name"] in WAITS
-        if event.get("cat") in _ON_DEVICE:  # the device runs behind the host: all of what was launched in the window
+        if event.get("cat") in _ON_DEVICE:  # the device runs behind the host: count all kernels launched in the window
             found.kernels[event["name"]] += event["dur"]
             found.launches += 1
             streams[event["args"]["stream"]].append((event["ts"], event["ts"] + event["dur"]))

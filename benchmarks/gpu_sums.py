@@ -1,7 +1,7 @@
 """How sums of gradients overlap with backward, on one GPU: gpu.py's part about communication.
 
-At one rank trainkit sums nothing. Its engines are made to here, so that what is issued, and when, is that of many ranks; on the
-wire there is nothing, and of a sum over one rank NCCL may leave no kernel: then what is seen on other streams is copies alone.
+At one rank trainkit sums nothing. Here its engines are made to, so operations and their times are those of many ranks; nothing
+is on the wire, and NCCL may launch no kernel for a sum over one rank: other streams then show only copies.
 """
 
 from __future__ import annotations

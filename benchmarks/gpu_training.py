@@ -1,4 +1,4 @@
-"""What gpu.py trains: by hand, and by trainkit with the same settings, block by block in one process.
+"""The trainings of gpu.py: by hand, and by trainkit with the same settings, block by block in one process.
 
 Both: bf16 autocast, channels_last, fused optimizer (by hand asked for, by trainkit chosen), gradients set to None,
 cudnn.benchmark, the same compile mode. trainkit also keeps the mean of the loss, as its recipe does; the loop by hand reads no
@@ -73,7 +73,7 @@ TINY = (
 
 
 def synchronize(device: torch.device) -> float:
-    """Wait for the device; return what time it is then."""
+    """Wait for the device; return the time afterwards."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -117,7 +117,7 @@ class Turns(Callback):
         self.before = synchronize(self.by_hand.device)
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
-        """Note a block, and let the other one run."""
+        """Record a block, and let the other one run."""
         if trainer.global_step % self.block:
             return
         taken = (synchronize(self.by_hand.device) - self.before) / self.block
@@ -174,7 +174,7 @@ def in_blocks(model: Model, device: torch.device, mode: str | None) -> tuple[lis
 
 
 def forget(device: torch.device) -> None:
-    """Give back the memory of what was trained before."""
+    """Free the memory of the training before."""
     gc.collect()
     torch.compiler.reset()
     if device.type == "cuda":

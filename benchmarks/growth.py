@@ -5,7 +5,7 @@
 Steps       one process, one thread, batches in memory, plain SGD; quiet (no logger, bar, checkpoint). A bare loop and
             trainkit take turns; the figure is trainkit's step less the bare one of the same round, in microseconds, and
             how much of it one more tensor (callback, logged value) makes. A sample is the mean of a block of steps with
-            one log in it, so that what comes once a log counts.
+            one log in it, so costs once a log count.
 Samples     each number in a process of its own: RankSampler over a shuffled epoch, as a loader's, beside torch's
             DistributedSampler. Time to the first index, time of each further one, and what the peak of the process's
             memory grew by.
@@ -44,7 +44,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured against the bare loop.
+    """A case to measure against the bare loop.
 
     Attributes:
         tensors: parameter tensors of the model.
@@ -60,7 +60,7 @@ class Case:
 
 
 class Many(trainkit.Task):
-    """Tiny parameter tensors, whose sum scales the input; notes when each of its forward passes begins."""
+    """Tiny parameter tensors; their sum scales the input. Records the start of each forward pass."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Many(trainkit.Task):
         return (batch * torch.cat(tuple(self.weights)).sum()).mean()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return the loss, and log it so many times."""
+        """Return the loss, and log it `values` times."""
         loss = self.loss(batch)
         for name in self.names:
             self.log(name, loss)
@@ -101,7 +101,7 @@ class Idle(Callback):
 
 
 def batches(steps: int) -> list[Tensor]:
-    """Return one batch, so many times."""
+    """Return one batch, repeated."""
     return [torch.ones(BATCH, 8)] * steps
 
 
@@ -142,7 +142,7 @@ def with_trainkit(case: Case, block: int, blocks: int) -> list[float]:
 
 
 def overhead(case: Case, short: bool) -> tuple[float, float]:
-    """Return (microseconds of a bare step, what trainkit adds to it)."""
+    """Return microseconds of (a bare step, trainkit's addition to it)."""
     rounds = 1 if short else 7
     blocks, block = (1, 2) if short else (2, 10) if case.tensors >= 1_000 else (4, 100)
     samples = take_turns(
@@ -154,7 +154,7 @@ def overhead(case: Case, short: bool) -> tuple[float, float]:
 
 
 def growth_table(title: str, of: str, cases: dict[str, tuple[int, Case]], short: bool) -> Table:
-    """Measure cases, the first of which is what the others grow from."""
+    """Measure cases; the first is the base of the others."""
     rows: list[list[Cell]] = []
     start: tuple[int, float] | None = None
     for name, (number, case) in cases.items():
@@ -187,9 +187,9 @@ SAMPLERS: dict[str, Callable[[int], Iterator[int]]] = {"trainkit": ours_indices,
 
 
 def walk(sampler: str, num_samples: int, out: str) -> None:
-    """Draw indices in a process of its own, and write what it took."""
+    """Draw indices in a process of its own, and write its time and memory."""
     torch.set_num_threads(1)
-    next(SAMPLERS[sampler](1_000))  # what a first call loads is not the order's
+    next(SAMPLERS[sampler](1_000))  # exclude imports of a first call
     before, begin = status_mb("VmRSS"), time.perf_counter()
     indices = SAMPLERS[sampler](num_samples)
     next(indices)

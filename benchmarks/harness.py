@@ -1,8 +1,8 @@
-"""What all benchmarks share: contenders that take turns, findings as JSON, and a command line.
+"""Shared by all benchmarks: contenders that take turns, findings as JSON, and a command line.
 
 A benchmark is a module with `measure(short) -> Findings` that ends in `main(measure)`. Its figures are ratios of one run:
-contenders take turns (A B C, B C A, ...), so that what else the machine does falls on all of them alike. `--short` runs
-each of them once or twice with tiny numbers, to see that it runs; its figures mean nothing.
+contenders take turns (A B C, B C A, ...), so other load on the machine affects all alike. `--short` runs each of them once
+or twice with tiny numbers, as a smoke test; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cell = str | float | int | None
 
 @dataclass
 class Table:
-    """Figures as they are printed and kept.
+    """Figures as printed and saved.
 
     Attributes:
         title: what was measured, with its unit.
@@ -44,11 +44,11 @@ class Table:
 
 @dataclass
 class Target:
-    """What a figure must reach.
+    """The bound of a figure.
 
     Attributes:
         what: the figure, in words.
-        measured: it.
+        measured: its value.
         limit: the bound.
         unit: of both.
         bound: whether the limit is the most ("at most") or the least ("at least").
@@ -68,13 +68,13 @@ class Target:
 
 @dataclass
 class Findings:
-    """What one benchmark found.
+    """The findings of one benchmark.
 
     Attributes:
         tables: its figures.
-        targets: what is to be reached.
-        missing: contender -> why it did not take part.
-        settings: what the figures depend on (threads, batch size, rounds, ...).
+        targets: bounds of figures.
+        missing: contender -> reason of its absence.
+        settings: settings of the figures (threads, batch size, rounds, ...).
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Findings:
     settings: dict[str, Cell] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the JSON file holds."""
+        """Return the contents of the JSON file."""
         return asdict(self) | {"targets": [asdict(target) | {"met": target.met} for target in self.targets]}
 
 
@@ -95,9 +95,9 @@ def take_turns(
     A first round, which warms libraries and the allocator, is left out.
 
     Args:
-        contenders: name -> runs once and returns its samples (seconds of each step, say).
-        rounds: how often each counts.
-        between: called after each run (a barrier of the ranks, say).
+        contenders: name -> runs once and returns its samples (seconds of each step, for example).
+        rounds: number of counted runs of each.
+        between: called after each run (a barrier of the ranks, for example).
     """
     names = list(contenders)
     samples: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -130,7 +130,7 @@ def quartiles(values: Sequence[float]) -> str:
 
 
 def absent(modules: Mapping[str, str]) -> dict[str, str]:
-    """Return contender -> why, of those whose module is not installed."""
+    """Return contender -> reason, for modules that are not installed."""
     return {
         name: f"{module} is not installed (make peers)"
         for name, module in modules.items()
@@ -150,7 +150,7 @@ def shown(cell: Cell) -> str:
 
 
 def main(measure: Callable[[bool], Findings]) -> None:
-    """Measure, print the tables, and write them where --json says."""
+    """Measure, print the tables, and write them to the file of --json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--short", action="store_true", help="see that each contender runs; the figures mean nothing")
     parser.add_argument("--json", type=Path, default=None, help="write the findings here")

@@ -27,7 +27,7 @@ from benchmarks.links import bytes_so_far
 from trainkit.api.callback import Callback
 from trainkit.engine.select import make_engine
 
-WARM = 3  # in the first ones Horovod and the pulse learn how things go
+WARM = 3  # in the first ones Horovod's cache and the coordinator's pace settle
 
 
 def make_model() -> nn.Sequential:
@@ -43,7 +43,7 @@ def make_data(setting: Setting, steps: int) -> TensorDataset:
 
 @dataclass
 class Steps:
-    """Notes when steps end, and the bytes of those after the warm-up."""
+    """Records the ends of steps, and the bytes of those after the warm-up."""
 
     ends: list[float] = field(default_factory=list)
     counted: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Task(trainkit.Task):
 
 
 class Notes(Callback):
-    """Notes each step's end."""
+    """Records each step's end."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -144,7 +144,7 @@ def start_horovod(rank: int, folder: Path, address: str) -> None:
 
 
 def worker(framework: str, rank: int, folder: Path, address: str, short: bool) -> None:
-    """Let a framework's contenders take turns; rank 0 writes what it saw."""
+    """Let a framework's contenders take turns; rank 0 writes its results."""
     torch.set_num_threads(1)
     steps, rounds = (2, 1) if short else (4, 2)
     found: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Two network namespaces of this machine, each as good as a host, and a link of a set rate and delay between them.
+"""Two network namespaces of this machine that act as hosts, and a link of a set rate and delay between them.
 
     with Link(rate_mbit=100, delay_ms=10) as link:
         subprocess.run([*link.inside(0), "some", "command"])     # on host 0, whose address is link.address(0)
@@ -108,7 +108,7 @@ class Link:
         return ["ip", "netns", "exec", self._name(host)]
 
     def checked(self, seconds: float = 1.0) -> tuple[float, float]:
-        """Return what the link really does between two sockets: (round trip in ms, Mbit/s in one direction)."""
+        """Return the link's measured performance between two sockets: (round trip in ms, Mbit/s in one direction)."""
         this = [sys.executable, "-m", "benchmarks.links"]
         command = [*self.inside(1), *this, "answer", self.address(1)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
@@ -137,7 +137,7 @@ class Link:
 
 
 def bytes_so_far() -> int:
-    """Return what this process's host has sent and received over the link."""
+    """Return the bytes that this process's host has sent and received over the link."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
@@ -184,7 +184,7 @@ class _Direction:
             self.held.append((self.free_at + delay_s, frame))
 
     def give(self) -> float:
-        """Hand on what is due; return in how many seconds the next is."""
+        """Forward the frames that are due; return the seconds until the next one."""
         while self.held and (wait := self.held[0][0] - time.monotonic()) <= 0:
             with contextlib.suppress(OSError):  # a device that is down takes none, as a wire that was pulled
                 os.write(self.sink, self.held[0][1])

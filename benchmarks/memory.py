@@ -3,8 +3,8 @@
     python -m benchmarks.memory [--short] [--json FILE]
 
 Each training (peers.py: what prints or writes is off) has a process of its own, with one thread, one malloc arena and a fixed
-threshold for mmap, so that what is freed goes back to the system and threads do not hold pools of their own. A figure is the
-mean over two runs of what Linux says of the process:
+threshold for mmap, so freed memory returns to the system and threads hold no pools of their own. A figure is the mean over two
+runs, as reported by Linux:
 
     peak      the most that was resident (VmHWM; ru_maxrss may be that of the parent)
     growth    that, less what was resident before the training: torch, the trainer's modules and the batch
@@ -73,7 +73,7 @@ WORKS: dict[str, Callable[[int], Any]] = {"ResNet-50, SGD": resnet50, "MLP, Adam
 
 
 def train(work: str, name: str, modules_of: str, steps: int, out: Path) -> None:
-    """Train in this process; write what was resident before, and at most, in MB."""
+    """Train in this process; write the resident memory before, and its peak, in MB."""
     import torch._dynamo  # noqa: F401 - torch imports it with the first optimizer; here it counts as an import for all
 
     from benchmarks.peers import LOOPS, nothing_printed
@@ -95,7 +95,7 @@ def measure(short: bool) -> Findings:
     found = Findings(missing={name: why for name, why in missing().items() if name in IMPORTS})
     found.settings = {"threads": 1, "runs": runs, "steps": steps}
     names = [name for name in IMPORTS if name not in found.missing]
-    beside = {name: name if name == OURS or not short else BARE for name in names}  # whose modules the bare loop imports
+    beside = {name: name if name == OURS or not short else BARE for name in names}  # the bare loop imports their modules
     processes = {(name, name) for name in names} | {(BARE, other) for other in beside.values()}
     for work in works:
 

@@ -1,11 +1,11 @@
-"""What a trainer adds to a step: a tiny MLP, batches in memory, one thread, CPU time of the process.
+"""A trainer's overhead in a step: a tiny MLP, batches in memory, one thread, CPU time of the process.
 
     python -m benchmarks.overhead [--short] [--json FILE]
 
 MLP 16-32-4, batch 32, SGD with momentum. The contenders (peers.py) run in one process, in turn; a figure is the median over
-rounds of (the step's median, less that of the bare loop in the same round). Instructions, where valgrind is there, are exact
+rounds of (the step's median, less that of the bare loop in the same round). Instructions, if valgrind is installed, are exact
 (instructions.py). "trainkit, torch's loop" keeps the optimizer as torch makes it on a CPU, a loop over parameters, as all the
-others do; "trainkit" takes the fused one (optim/fused.py), as it does where nobody says otherwise.
+others do; "trainkit" takes the fused one (optim/fused.py), its default.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.page [--check]
 
 A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
-`targets` by all that is to be reached, `summary` by what a newcomer asks first. What stands between blocks is written by hand.
---check changes nothing, and fails where a page is not what it would be.
+`targets` by all targets, `summary` by the main figures. The text between blocks is written by hand. --check changes nothing,
+and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Return a benchmark's tables, what it depends on, and who did not take part."""
+    """Return a benchmark's tables, its settings, and the missing contenders."""
     parts = []
     for table in found["tables"]:
         head = " | ".join(table["columns"])
@@ -39,7 +39,7 @@ def tables(found: Mapping[str, Any]) -> str:
 
 
 def targets(results: Mapping[str, Any]) -> str:
-    """Return the table of what is to be reached."""
+    """Return the table of targets."""
     rows = ["| | measured | target | |", "| --- | ---: | ---: | --- |"]
     for name, found in results.items():
         for target in found["targets"]:
@@ -50,7 +50,7 @@ def targets(results: Mapping[str, Any]) -> str:
 
 
 def summary(results: Mapping[str, Any]) -> str:
-    """Return what each trainer adds to a step, and to a start."""
+    """Return the time that each trainer adds to a step, and to a start."""
     added = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
     imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
     bare = results["overhead"]["tables"][0]["rows"][0]
@@ -65,7 +65,7 @@ def summary(results: Mapping[str, Any]) -> str:
 
 
 def machines(results: Mapping[str, Any]) -> str:
-    """Say on what machine, with which versions."""
+    """Return the machines and versions."""
     kinds = {json.dumps(found["machine"], sort_keys=True) for found in results.values()}
     lines = []
     for kind in sorted(kinds):
@@ -79,7 +79,7 @@ def fill(page: str, results: Mapping[str, Any]) -> str:
     """Return the page with all blocks filled.
 
     Raises:
-        KeyError: a block's figures are not there.
+        KeyError: a block's figures are missing.
     """
 
     def block(match: re.Match[str]) -> str:
@@ -102,7 +102,7 @@ def main() -> None:
         if "--check" not in sys.argv:
             path.write_text(after)
         elif after != before:
-            sys.exit(f"{path} is not what results.json says: python -m benchmarks.page")
+            sys.exit(f"{path} is out of date with results.json: python -m benchmarks.page")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ MODULES = {"pytorch-ignite": "ignite", "Fabric": "lightning", "Accelerate": "acc
 
 
 class Clocked:
-    """A loss that notes the process' CPU seconds and the wall clock's each `every` calls.
+    """A loss that records the process' CPU seconds and the wall clock's each `every` calls.
 
     Attributes:
         every: calls between two notes.
@@ -54,7 +54,7 @@ class Clocked:
 
 @dataclass
 class Job:
-    """What all of them do.
+    """The training of all contenders.
 
     Attributes:
         model: makes the model, with the same weights each time.
@@ -250,7 +250,7 @@ def present(loops: dict[str, Callable[[Job], None]]) -> dict[str, Callable[[Job]
 
 @contextlib.contextmanager
 def nothing_printed() -> Iterator[None]:
-    """Send what anybody prints to the null device, bars and tables too."""
+    """Send all output to the null device, bars and tables too."""
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         yield
 
@@ -268,7 +268,7 @@ def tiny_mlp() -> nn.Module:
 
 
 def tiny_batches(steps: int, size: int = 32) -> list[Batch]:
-    """Return so many batches of 16 random numbers and one of 4 labels a sample; 64 of them, again and again."""
+    """Return `steps` batches of 16 random numbers and one of 4 labels a sample; 64 different ones, repeated."""
     draw = torch.Generator().manual_seed(0)
     some = [(torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)) for _ in range(64)]
     return [some[step % len(some)] for step in range(steps)]

@@ -18,16 +18,16 @@ ROOT = Path(__file__).parents[1]
 
 
 def environment(threads: int = 1, **more: str) -> dict[str, str]:
-    """Return what a contender's process sees: so many threads, and bytecode kept on disk, as Python does by default."""
+    """Return the environment of a contender's process: the number of threads, and bytecode on disk, as is Python's default."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return own | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)} | more
 
 
 def answer(module: str, *arguments: str, env: Mapping[str, str], ranks: int = 0) -> Any:
-    """Run `python -m module *arguments FILE` quietly, under horovodrun where `ranks` are given; return FILE's JSON.
+    """Run `python -m module *arguments FILE` quietly, under horovodrun if `ranks` are given; return FILE's JSON.
 
     Raises:
-        RuntimeError: it failed; with what it said.
+        RuntimeError: it failed; with its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "answer.json")
@@ -42,12 +42,12 @@ def answer(module: str, *arguments: str, env: Mapping[str, str], ranks: int = 0)
 def in_turns(
     contenders: Mapping[str, Callable[[], Sequence[float]]], rounds: int, at_once: int | None = None
 ) -> dict[str, list[list[float]]]:
-    """Return what `take_turns` returns; with no rounds let each contender run once, to see that it does.
+    """Return the result of `take_turns`; with no rounds run each contender once, as a smoke test.
 
     Args:
         contenders: name -> runs once and returns its samples.
-        rounds: how often each counts.
-        at_once: how many run at a time where there are no rounds: for processes of their own, as many as there are cores.
+        rounds: number of counted runs of each.
+        at_once: contenders that run at a time if there are no rounds: for processes of their own, the number of cores.
     """
     if rounds:
         return take_turns(contenders, rounds)

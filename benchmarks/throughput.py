@@ -56,7 +56,7 @@ STARTS: dict[Library, list[str]] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained.
+    """A training.
 
     Attributes:
         conf: trainkit's.
@@ -102,7 +102,7 @@ WORKS = {
 
 
 class Clock:
-    """Yields batches and notes the seconds between them."""
+    """Yields batches and records the seconds between them."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.seconds = steps, list[float]()
@@ -167,7 +167,7 @@ def by_hand_ddp(work: Work, steps: int) -> list[float]:
 
 
 class StepTimes(Callback):
-    """Notes the seconds of each step."""
+    """Records the seconds of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -198,7 +198,7 @@ def by_trainkit(work: Work, steps: int, overrides: Iterable[str] = ()) -> list[f
 
 
 def worker(library: Library, rounds: int, steps: int, out: Path) -> None:
-    """Let the contenders take turns on this rank, work by work; rank 0 writes what each of its steps took."""
+    """Let the contenders take turns on this rank, work by work; rank 0 writes the time of each of its steps."""
     if library == "horovod":
         import horovod.torch as hvd
 
@@ -251,9 +251,9 @@ def measure(short: bool) -> Findings:
     """Measure both works, at both numbers of ranks, with both libraries."""
     rounds, steps = ({1: 0, 2: 0}, WARM + 1) if short else ({1: 4, 2: 9}, WARM + 8)  # two ranks share caches and memory
     columns = ["", "library", "ranks", "samples/s", "of by hand", "rounds"]
-    told = "/".join(map(str, rounds.values()))
+    counts = "/".join(map(str, rounds.values()))
     found = Findings(
-        settings={"batch a rank": BATCH, "rounds at 1/2 ranks": told, "steps": steps - WARM, "threads": "cores / ranks"}
+        settings={"batch a rank": BATCH, "rounds at 1/2 ranks": counts, "steps": steps - WARM, "threads": "cores / ranks"}
     )
     libraries: list[Library] = ["horovod", "ddp"]
     found.tables = [Table(f"{name}, training", columns, []) for name in WORKS]

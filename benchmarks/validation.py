@@ -1,4 +1,4 @@
-"""What evaluating costs beside a bare loop, and what it costs to go from training to validation and back.
+"""The cost of evaluation beside a bare loop, and of a switch from training to validation and back.
 
     python -m benchmarks.validation [--short] [--json FILE]
 
@@ -11,8 +11,8 @@ contenders must agree on. Quiet otherwise. They take turns:
     Lightning       trainer.validate, trainer.fit
 
 A batch: the mean time from one forward pass to the next within an evaluation. The call: the whole of it, less its batches.
-The switch: a training whose every step is followed by a validation of one batch, less the same training without: one
-validation's forward pass and metric, and the way there and back. Medians over rounds.
+The switch: a training with a validation of one batch after every step, less the same training without: one validation's
+forward pass and metric, and the way there and back. Medians over rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ loss_of = nn.functional.cross_entropy
 
 
 class Noted(nn.Module):
-    """The model; notes when its forward passes begin, in training and in evaluation."""
+    """The model; records the start of its forward passes, in training and in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def evaluation(contender: Contender, batches: Batches) -> list[float]:
 
 
 def switch(contender: Contender, steps: int) -> list[float]:
-    """Train without and with a validation of one batch after each step; return what it adds to a step, in us."""
+    """Train without and with a validation of one batch after each step; return the added time of a step, in us."""
     taken: list[list[float]] = []
     for validation in (None, Batches(1)):
         model = Noted()

@@ -1,10 +1,10 @@
-"""What it costs to see everything: steps with all monitors and loggers on, beside none, in one run.
+"""The cost of all monitors and loggers: steps with all of them, beside steps with none, in one run.
 
     python -m benchmarks.watching [--short] [--json FILE]
 
 Blocks of steps take turns, off, on, off, on, ..., in the same processes of one training: the hooks of all callbacks and
-loggers are taken out of the loop and put back. Each block has one step at which values are logged. A block's figure is the
-mean of its steps, so that what comes once a block counts; the result is the median over pairs of neighbouring blocks.
+loggers are taken out of the loop and put back. Each block has one step that logs values. A block's figure is the mean of its
+steps, so costs once a block count; the result is the median over pairs of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ LOGGERS = "csv,jsonl,tensorboard,wandb,mlflow,prometheus"
 
 
 class Off:
-    """Hooks without those of a step; epochs begin and end as ever, so that callbacks know where they are."""
+    """Hooks without those of a step; epochs begin and end as usual, for the callbacks' counters."""
 
     def __init__(self, on: Hooks, turns: TakesTurns, trainer: Any, task: Any) -> None:
         self.on, self.left = on, Hooks(trainer, task, [turns])
 
     def __call__(self, name: str, *args: Any) -> None:
-        """Call what is left."""
+        """Call the remaining hooks."""
         (self.left if name in OF_A_STEP else self.on)(name, *args)
 
 
 class TakesTurns(Callback):
-    """Takes all other hooks out of the loop, and puts them back, block by block; notes the seconds of each block."""
+    """Takes all other hooks out of the loop, and puts them back, block by block; records the seconds of each block."""
 
     def __init__(self, block: int) -> None:
         self.block, self.seconds = block, list[float]()
@@ -92,7 +92,7 @@ def worker(conf: str, block: int, blocks: int, out: str) -> None:
         turns = TakesTurns(block)
         built = build(jobs[0].config, [turns])
         built.trainer.callbacks.remove(turns)
-        built.trainer.callbacks.append(turns)  # behind what it takes out
+        built.trainer.callbacks.append(turns)  # after the callbacks that it takes out
         built.trainer.fit(built.task, datamodule=built.datamodule)
     if hvd.rank() == 0:
         Path(out).write_text(json.dumps(turns.seconds))

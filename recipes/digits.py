@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real images that come with the recipe (digits.npz), so that nothing is downloaded.
+"""Handwritten digits: 1,797 real images shipped with the recipe (digits.npz), so nothing is downloaded.
 
 They are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine
 Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-learn ships them: 8 x 8 pixels of 0 to 16.
@@ -23,8 +23,8 @@ class Digits(trainkit.DataModule):
     Args:
         batch_size: the microbatch of one rank.
         image_size: the images are upsampled to this many pixels square, in three equal channels.
-        num_classes: 10; here for the model to refer to.
-        num_workers: processes that load; the images are in memory, so none is fastest.
+        num_classes: 10; for the model's config to refer to.
+        num_workers: loader processes; the images are in memory, so none is fastest.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _BYTES = 256
 
 
 class Block(nn.Module):
-    """Causal attention and a wide layer, each after a norm and added to what came in."""
+    """Causal attention and a wide layer, each after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class GPT(nn.Module):
     """Bytes [B, T] in, logits of the next byte [B, T, 256] out.
 
     Args:
-        context: bytes that it looks back on at most.
-        width: numbers for each byte inside.
-        depth: blocks.
+        context: the longest input, in bytes.
+        width: features of each byte.
+        depth: number of blocks.
         heads: of attention; they divide `width`.
-        dropout: share of numbers dropped while training.
+        dropout: share of activations dropped while training.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(_BYTES, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _BYTES, bias=False)
-        for table in (self.tokens, self.places):  # at 0.02, as in GPT-2, it learns slower: 2.36 after 220 steps, 2.26 so
+        for table in (self.tokens, self.places):  # 0.02, as in GPT-2, learns slower: 2.36 after 220 steps instead of 2.26
             nn.init.normal_(table.weight, std=0.05)
         for layer in self.blocks.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
-        for block in self.blocks:  # what each block adds shrinks with their number (Radford et al. 2019, section 2.3)
+        for block in self.blocks:  # scaled down by the number of blocks (Radford et al. 2019, section 2.3)
             for layer in (block.out, block.wide[2]):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.tokens.weight  # tied (Press & Wolf 2017)
@@ -87,7 +87,7 @@ class GPT(nn.Module):
 
 
 class LanguageModel(trainkit.Task):
-    """Predicts each next byte, under the cross-entropy. All windows are of one length, so that each byte weighs the same.
+    """Predicts each next byte, under the cross-entropy. All windows have one length, so each byte weighs the same.
 
     Args:
         model: bytes [B, T] to logits [B, T, 256], T up to `model.context`.
@@ -139,7 +139,7 @@ class LanguageModel(trainkit.Task):
 
 
 class Windows(Dataset):
-    """Windows of `length` bytes, int64; each begins with the last byte of the one before, the last one ends with the text."""
+    """Windows of `length` bytes, int64; each begins with the last byte of the one before, the last ends with the text."""
 
     def __init__(self, text: Tensor, length: int) -> None:
         last = len(text) - length
@@ -157,11 +157,11 @@ class TextBytes(trainkit.DataModule):
     """The bytes of all files of a folder, the last tenth of them for validation.
 
     Args:
-        root: a folder; null reads trainkit's own sources, so that nothing is downloaded.
+        root: a folder; null reads trainkit's own sources, so nothing is downloaded.
         pattern: of the files below it.
         batch_size: the microbatch of one rank, in windows.
         context: bytes that the model sees of a window.
-        num_workers: processes that load; the text is in memory, so none is fastest.
+        num_workers: loader processes; the text is in memory, so none is fastest.
     """
 
     def __init__(

@@ -21,24 +21,24 @@ from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_JPEG = b"\xff\xd8"  # what its files begin with
+_JPEG = b"\xff\xd8"  # the first bytes of its files
 
 
 def load_image(path: str) -> Tensor:
     """Decode a file to RGB, uint8 [3, height, width]; an error names the file.
 
-    JPEGs go straight into a tensor, whose transforms cost a third less than those of PIL's images (benchmarks/data.py);
-    what torchvision cannot decode, and all else, goes through PIL.
+    JPEGs are decoded to a tensor, whose transforms cost a third less than those of PIL's images (benchmarks/data.py); PIL
+    decodes other formats, and files that torchvision cannot decode.
     """
     try:
         data = Path(path).read_bytes()
         if data.startswith(_JPEG):
-            with contextlib.suppress(RuntimeError):  # PIL knows more kinds, and says better what is wrong
+            with contextlib.suppress(RuntimeError):  # PIL decodes more formats, and has better errors
                 return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
         with Image.open(io.BytesIO(data)) as image:
             return v2.functional.pil_to_tensor(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path} cannot be decoded as an image ({error}). Mend or remove the file.") from error
+        raise DataError(f"{path} cannot be decoded as an image ({error}). Replace or remove the file.") from error
 
 
 class ImageFolder(trainkit.DataModule):

@@ -1,7 +1,7 @@
-"""A recommender: ratings by matrix factorization (Koren et al. 2009), with sparse embeddings, on ratings that it makes itself.
+"""A recommender: ratings by matrix factorization (Koren et al. 2009), with sparse embeddings, on generated ratings.
 
-Each step touches a few rows of large tables, so that their gradients are sparse: ranks exchange the rows that were used,
-and SparseAdam updates these alone.
+Each step uses a few rows of large tables, so their gradients are sparse: ranks exchange only the used rows, and SparseAdam
+updates only these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Recommender(trainkit.Task):
     Args:
         num_users: rows of the users' table.
         num_items: rows of the items' table.
-        optimizer: makes the optimizer of what is dense.
+        optimizer: makes the optimizer of the dense parameters.
         sparse_lr: rate of SparseAdam, which updates the tables.
         width: numbers of an embedding.
     """
@@ -71,12 +71,12 @@ class Ratings(trainkit.DataModule):
 
     Args:
         batch_size: the microbatch of one rank.
-        num_users: who rates.
-        num_items: what is rated.
+        num_users: number of users.
+        num_items: number of items.
         num_ratings: pairs, some of them twice.
-        tastes: numbers behind a user and an item.
-        noise: standard deviation of what cannot be learned; the tastes' part has 1.
-        num_workers: processes that load; the ratings are in memory, so none is fastest.
+        tastes: hidden features of a user and an item.
+        noise: standard deviation of the noise; the part of the tastes has 1.
+        num_workers: loader processes; the ratings are in memory, so none is fastest.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Images of noise, for measuring: no disk, no decoding."""
+"""Images of noise, for measurements: no disk, no decoding."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Synthetic(trainkit.DataModule):
         image_size: in pixels.
         num_classes: number of different labels.
         num_samples: of an epoch.
-        num_workers: processes that load.
+        num_workers: loader processes.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """trainkit: a trainer for PyTorch on Horovod.
 
-The public names are loaded when they are first used, so that `python -m trainkit --help` and an error in a config need
-no torch.
+Public names are imported on first use: `python -m trainkit --help` and a config error need no torch.
 """
 
 from __future__ import annotations
@@ -52,47 +51,23 @@ if TYPE_CHECKING:
     from trainkit.run.predictions import read_predictions as read_predictions
     from trainkit.trainer import Trainer as Trainer
 
-_HOMES = {
-    "BackboneFinetuning": "trainkit.callbacks",
-    "BaseFinetuning": "trainkit.callbacks",
-    "Callback": "trainkit.api.callback",
-    "CrashCapsule": "trainkit.callbacks",
-    "CSVLogger": "trainkit.loggers",
-    "DataModule": "trainkit.api.datamodule",
-    "DeviceStatsMonitor": "trainkit.callbacks",
-    "EarlyStopping": "trainkit.callbacks",
-    "Elastic": "trainkit.callbacks",
-    "EMA": "trainkit.callbacks",
-    "export": "trainkit.export.export",
-    "FaultInjection": "trainkit.callbacks",
-    "Goodput": "trainkit.callbacks",
-    "GradientMonitor": "trainkit.callbacks",
-    "JSONLLogger": "trainkit.loggers",
-    "LearningRateMonitor": "trainkit.callbacks",
-    "MLFlowLogger": "trainkit.loggers",
-    "ModelCheckpoint": "trainkit.callbacks",
-    "ModelSummary": "trainkit.callbacks",
-    "Preempted": "trainkit.errors",
-    "ProgressBar": "trainkit.callbacks",
-    "PrometheusLogger": "trainkit.loggers",
-    "PyTorchProfiler": "trainkit.callbacks",
-    "read_predictions": "trainkit.run.predictions",
-    "replay": "trainkit.replay.replay",
-    "seed_everything": "trainkit.data.seeding",
-    "SimpleProfiler": "trainkit.callbacks",
-    "SpikeDetection": "trainkit.callbacks",
-    "StochasticWeightAveraging": "trainkit.callbacks",
-    "Stragglers": "trainkit.callbacks",
-    "Task": "trainkit.api.task",
-    "TensorBoardLogger": "trainkit.loggers",
-    "ThroughputMonitor": "trainkit.callbacks",
-    "Timeline": "trainkit.callbacks",
-    "Timer": "trainkit.callbacks",
-    "Trainer": "trainkit.trainer",
-    "TrainkitError": "trainkit.errors",
-    "WandbLogger": "trainkit.loggers",
-    "Watchdog": "trainkit.callbacks",
+_NAMES = {
+    "trainkit.api.callback": "Callback",
+    "trainkit.api.datamodule": "DataModule",
+    "trainkit.api.task": "Task",
+    "trainkit.callbacks": "BackboneFinetuning BaseFinetuning CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic "
+    "FaultInjection Goodput GradientMonitor LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar "
+    "PyTorchProfiler SimpleProfiler SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor "
+    "Timeline Timer Watchdog",
+    "trainkit.data.seeding": "seed_everything",
+    "trainkit.errors": "Preempted TrainkitError",
+    "trainkit.export.export": "export",
+    "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
+    "trainkit.replay.replay": "replay",
+    "trainkit.run.predictions": "read_predictions",
+    "trainkit.trainer": "Trainer",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605
 

@@ -1,9 +1,9 @@
-"""What an argument may be: the annotations that both constructors and configs are checked against.
+"""Checks arguments against annotations, for constructors and configs alike.
 
-An annotation is read as text, so that one table serves live objects (`__annotations__` under
+An annotation is read as text, so one table serves live objects (`__annotations__` under
 `from __future__ import annotations`) and sources that were never imported (`signature.py`). Beside builtin types,
 `Literal[...]`, `X | None`, `list[X]` and `dict[K, V]`, the names below carry a range. An annotation that is not known
-here (a class, a callable) accepts everything: Python itself will complain about it.
+here (a class, a callable) accepts everything: Python itself reports errors.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ExistingFolder": (_is_folder, "an existing folder"),
 }
 
-# Classes that no plain value is one of: beside a type that is checked, they do not make everything legal.
+# Classes without plain values: beside a checked type, they do not make everything legal.
 _NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataLoader", "Callback"}
 
 
 def problem(annotation: str, value: object) -> str | None:
-    """Return what is legal, in words, where `value` does not fit `annotation`; None where it fits.
+    """Return the legal values in words if `value` does not fit `annotation`, else None.
 
     Args:
         annotation: the source text of a type annotation.
@@ -211,29 +211,29 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
         key: the full key as the user wrote it, as "trainer.max_epoch".
         name: its last part, as "max_epoch".
         known: the names that exist.
-        explained: names that users expect from elsewhere, each with what to do instead.
+        explained: names that users know from elsewhere, each with its replacement.
     """
     if explained and name in explained:
         return f"{key}: {explained[name]}"
     if not known:
         return f"{key} is not a setting: it has none. Write it as an argument of its __init__."
-    near = did_you_mean(name, known) or did_you_mean(name, explained or {})  # the right name, or one that will be explained
+    near = did_you_mean(name, known) or did_you_mean(name, explained or {})  # the right name, or one with an explanation
     return f"{key} is not a setting.{near} Known here: {', '.join(sorted(known))}."
 
 
 def not_logged(monitor: str, values: Iterable[str]) -> str:
-    """Return the end of a sentence about a monitored value that is not among those that there are."""
+    """Return the end of a sentence about a monitored value that was not logged."""
     return (
-        f"'{monitor}', which was not logged for an epoch; there are {', '.join(sorted(values)) or 'none'}. What "
-        "training_step logs is a step's value, unless it says self.log(..., on_epoch=True)."
+        f"'{monitor}', which was not logged for an epoch; there are {', '.join(sorted(values)) or 'none'}. "
+        "training_step logs a step's value, unless it calls self.log(..., on_epoch=True)."
     )
 
 
 def checked(cls: _Class) -> _Class:
     """Class decorator: check the arguments of `cls(...)` against their annotations.
 
-    Unknown names and illegal values raise ConfigError with the same words that a config with the same mistake gets.
-    A class attribute `explained_arguments` (name -> text) answers for names that users know from other trainers.
+    Unknown names and illegal values raise the ConfigError of the same mistake in a config. A class attribute
+    `explained_arguments` (name -> text) explains names that users know from other trainers.
     """
     init: Callable[..., None] = vars(cls)["__init__"]
     signature = inspect.signature(init)

@@ -1,4 +1,4 @@
-"""How things are shown to people: a console, and paths as seen from where they stand. Imports no torch."""
+"""Output for people: a console, and paths relative to the current folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.console import Console
 
 
 def console_of() -> Console:
-    """Return a console; where there is no terminal its lines are long enough not to be folded."""
+    """Return a console; without a terminal its lines are long enough not to be folded."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def short(path: Path | str) -> str:
-    """Return a path as seen from where the user stands, where it lies below; a URL stays what it is."""
+    """Return a path relative to the current folder, if it is inside; a URL unchanged."""
     if "://" in str(path):
         return str(path)
     path = Path(path)
@@ -28,7 +28,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def try_to_write(work: Callable[[], object], problem: str) -> None:
-    """Do work that a disk may refuse, and print the problem if it does: training continues.
+    """Do work that may fail with OSError, and print the problem if it does: training continues.
 
     Args:
         work: writes files.

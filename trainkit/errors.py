@@ -1,19 +1,19 @@
-"""The errors a user can meet, and what they mean for the exit code.
+"""The errors that a user can meet, and their exit codes.
 
-    TrainkitError            exit code 1: the run could not go on
-        ConfigError          exit code 2: what was asked for is not legal; found before anything was written
+    TrainkitError            exit code 1: the run could not continue
+        ConfigError          exit code 2: a setting is not legal; found before anything was written
         DataError            a data set or a sample is not usable
-        TaskError            the user's Task does not do what the loop needs
+        TaskError            the user's Task does not meet the loop's requirements
             SyncError        a step read a value off the device, which assert_no_sync forbids
         DivergenceError      a loss is not finite, or ranks no longer have the same weights
-        EngineError          launcher, Horovod, torch.distributed or device are not what the run needs
-            JobEnded         the elastic job that this worker belongs to is over
+        EngineError          launcher, Horovod, torch.distributed or device do not suit the run
+            JobEnded         this worker's elastic job is over
         CheckpointError      a checkpoint is missing, damaged or does not fit
 
-    Preempted                exit code 75: a signal ended the run, and a checkpoint is there to go on from
-    Dismissed                exit code 0: an elastic job goes on without this worker
+    Preempted                exit code 75: a signal ended the run, and a checkpoint was written to resume from
+    Dismissed                exit code 0: an elastic job continues without this worker
 
-Every message says which key or name, the value given, what is legal, and what to do next.
+Every message names the key, the value given, the legal values, and the next step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 class TrainkitError(Exception):
     """Base of all errors that trainkit raises on purpose.
 
-    A command ends with `exit_code` and prints the message alone, without a traceback.
+    A command ends with `exit_code` and prints only the message, without a traceback.
     """
 
     exit_code = 1
@@ -50,18 +50,18 @@ class SyncError(TaskError):
 
 
 class DivergenceError(TrainkitError):
-    """A loss is not finite, or what must be equal on all ranks is not."""
+    """A loss is not finite, or ranks differ in values that must be equal."""
 
 
 class EngineError(TrainkitError):
-    """The launcher, Horovod, torch.distributed or the device is not what the run needs."""
+    """The launcher, Horovod, torch.distributed or the device does not suit the run."""
 
 
-class JobEnded(EngineError):  # noqa: N818 - it is what happened
-    """The elastic job that this worker belongs to is over, or its driver cannot be reached any more.
+class JobEnded(EngineError):  # noqa: N818 - an event
+    """This worker's elastic job is over, or its driver can no longer be reached.
 
     Attributes:
-        is_told: whether the driver itself says so to the user.
+        is_told: whether the driver itself reports it to the user.
     """
 
     def __init__(self, text: str, is_told: bool = False) -> None:
@@ -84,7 +84,7 @@ class Preempted(SystemExit):  # noqa: N818 - it is no error
 
 
 class Dismissed(SystemExit):  # noqa: N818 - it is no error
-    """An elastic job has no use for this worker any more, as its host was taken away; uncaught, it ends the process with 0."""
+    """An elastic job no longer needs this worker, as its host was removed; uncaught, it ends the process with 0."""
 
     exit_code = 0
 
@@ -94,6 +94,6 @@ class Dismissed(SystemExit):  # noqa: N818 - it is no error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known name, or an empty string when none is near."""
+    """Return " Did you mean 'x'?" for the nearest known name, or "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""

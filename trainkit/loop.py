@@ -1,17 +1,18 @@
 """The training loop, top to bottom.
 
-    fit                 epochs, until a limit or a stop
-      train_epoch       the epoch's steps, validation inside or after it
-        train_step      one optimizer update:
-          train_batch     forward and backward of one microbatch, weighted by its share of the step's samples
-          update          reduce over ranks -> unscale -> clip -> step
-        end_step        validation where it is due, hooks; then a signal may end the run
-      validate          evaluation.py
+    fit                     epochs, until a limit or a stop
+      train_epoch           the epoch's steps, validation inside or after it
+        train_step          one optimizer update:
+          train_batch         forward and backward of one microbatch, weighted by its share of the step's samples
+          finish_gradients    reduce over ranks -> unscale -> divide -> clip
+          engine.step         update the weights, clear the gradients
+        end_step            validation if it is due, hooks; then a signal may end the run
+      validate              run/evaluator.py
 
 The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
-multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device but
-what `log_every_n_steps` reads (and fp16, whose loss scale must know of overflows, and Horovod's sums on GPUs, see
-engine/horovod.py); `Run.sync_guard` asserts it.
+multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device except
+the values that `log_every_n_steps` reads (and fp16, whose loss scale depends on overflows, and Horovod's sums on GPUs, see
+engine/horovod/engine.py); `trainer.assert_no_sync` checks it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
 from trainkit.run.oom import NO_OBJECTS
+from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
 
 
@@ -36,18 +38,16 @@ def fit(run: Run) -> None:
 
 
 def train_epoch(run: Run) -> None:
-    """Train on the rest of the current epoch, from the step it stands at."""
+    """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.hooks("on_train_epoch_start")
-    if not state.end_open:  # else a signal came within the validation at this epoch's or the run's end
+    if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
         stopped = _train_steps(run, validates)
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(state.current_epoch)
         if state.epoch_done and state.step_in_epoch == 0:
-            raise DataError(
-                "The training data yielded no batch in this epoch. An iterable must be able to start anew each epoch."
-            )
+            raise DataError("The training data yielded no batch in this epoch. An iterable must be able to restart each epoch.")
         _report_epoch(run)
         due = stopped or (validates and not evaluation.val_check_interval)
         state.end_open = due and state.validated_at != state.global_step
@@ -62,10 +62,10 @@ def train_epoch(run: Run) -> None:
 
 
 def _train_steps(run: Run, validates: bool) -> bool:
-    """Take the steps that are left of the epoch; return whether a limit or a stop ended them."""
+    """Take the epoch's remaining steps; return whether a limit or a stop ended them."""
     state = run.state
     state.epoch_done = False
-    if state.step_open:  # a signal came within its validation
+    if state.step_open:  # a signal came during its validation
         end_step(run, validates)
         if _finished(run):
             return True
@@ -79,7 +79,7 @@ def _train_steps(run: Run, validates: bool) -> bool:
 
 
 def end_step(run: Run, validates: bool) -> None:
-    """Do what follows an update: the validation that is due inside an epoch, and hooks."""
+    """Run the validation that is due inside an epoch, then the hooks."""
     state, interval = run.state, run.options.evaluation.val_check_interval
     state.step_open = True
     if validates and interval and state.step_in_epoch % interval == 0:
@@ -97,12 +97,14 @@ def train_step(run: Run, step: Step) -> None:
     if run.step.halving is None:
         compute_gradients(run, step)
     else:
-        undo = partial(run.forget_gradients, run.step.log.copy(), state.batch_idx)
+        undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
         run.step.halving(step, partial(compute_gradients, run), undo)
         if objects := run.step.log.objects:
             raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
     with run.step.sync_guard:
-        updated = update(run, step)
+        finish_gradients(run, step)
+        state.half_updated = True
+        updated = run.engine.step(run.step.before_clear)
     state.global_step += 1
     state.step_in_epoch += 1
     state.half_updated = False
@@ -142,8 +144,8 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     task._log_to(None)
 
 
-def update(run: Run, step: Step) -> bool:
-    """Make one update from the gradients of all ranks; return False if mixed precision held it back."""
+def finish_gradients(run: Run, step: Step) -> None:
+    """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
     parts, numerics = run.step, run.options.numerics
     run.engine.finish_gradients(
         partial(parts.weights.correction, step.num_samples),
@@ -155,8 +157,6 @@ def update(run: Run, step: Step) -> bool:
         parts.finite.decide()
     for optimizer in run.optimizers:
         run.hooks("on_before_optimizer_step", optimizer)
-    run.state.half_updated = True
-    return run.engine.step(before_clear=partial(run.hooks, "on_before_zero_grad"))
 
 
 def validate(run: Run) -> None:
@@ -175,7 +175,7 @@ def _finished(run: Run) -> bool:
 
 
 def _report_epoch(run: Run) -> None:
-    # Of a part of an epoch, what was collected stays: a run with a higher limit may go on from here.
+    # The values of an unfinished epoch are retained: a run with a higher limit may resume from here.
     values = run.step.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)

@@ -19,7 +19,7 @@ from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import read_options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
-from trainkit.api.view import elastic_settings
+from trainkit.api.view import asks_for_elastic
 from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -43,45 +43,45 @@ class Trainer:
         max_steps: optimizer steps.
         max_time: of training, over all starts of the run: seconds, a timedelta, "DD:HH:MM:SS", or {hours: 2}; see Timer.
         global_batch_size: samples of a step on all ranks; the accumulation is derived from it.
-        accumulate_grad_batches: microbatches of one rank in a step (default 1), where no `global_batch_size` is given; or
+        accumulate_grad_batches: microbatches of one rank in a step (default 1), if `global_batch_size` is not given; or
             {first epoch: microbatches}, as {0: 4, 10: 1}.
         lr_scaling: how learning rates follow the global batch: "linear" (Goyal et al. 2017), "sqrt" or "none".
         lr_reference_batch_size: the global batch that the user's rates are meant for. Default: one rank's batch of a
-            step, so that the factor is the number of ranks.
+            step; the factor is then the number of ranks.
         lr_warmup_epochs: epochs of warm-up.
         lr_warmup_steps: steps of warm-up.
-        lr_momentum_correction: true lets SGD's momentum follow a rate that changes, as torch does; see optim/schedule.py.
+        lr_momentum_correction: true: SGD's momentum follows a changing rate, as in torch; see optim/schedule.py.
         precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true".
-        channels_last: weights and inputs of four dimensions take that memory format; "auto": on a GPU, where it pays.
-        compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see compiling.py.
-        sync_batchnorm: batch norm's statistics are those of all ranks' microbatches.
-        halve_batch_on_oom: where a GPU's memory does not hold a microbatch, all ranks split theirs and take the step anew.
+        channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a GPU, where it is faster.
+        compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see run/compile.py.
+        sync_batchnorm: compute batch norm's statistics over all ranks' microbatches.
+        halve_batch_on_oom: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
         gradient_clip_val: clip the gradients of the whole step at this.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
         pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then count twice. Default:
-            it is short, and weighted as such.
+            weight it by its samples.
         limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data (a float).
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
-        val_check_interval: validate each so many steps inside an epoch; default: at its end.
+        val_check_interval: steps between two validations inside an epoch. Default: validate at its end.
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training.
         log_every_n_steps: steps between two logs of step values.
-        overfit_batches: train again and again on so many batches, unshuffled (a count or a share); validation takes as many.
-        fast_dev_run: run so many batches (true: 1) of one epoch and of validation, without files.
+        overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share); limits validation too.
+        fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without files.
         callbacks: a callback or a list.
         logger: a logger or a list; true for CSV and TensorBoard, false for none.
-        enable_progress_bar: show progress on rank 0 (a ProgressBar is added where `callbacks` has none); false drops it.
-        enable_checkpointing: write checkpoints (a ModelCheckpoint is added where `callbacks` has none); false drops those.
+        enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none); false removes it.
+        enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none); false removes it.
         enable_model_summary: print the banner on rank 0.
         profiler: "simple" (time by hook and part of a step), "pytorch" (by operator), or a callback; see callbacks/profiler.py.
         deterministic: ask torch for deterministic algorithms.
-        benchmark: let cuDNN try out which algorithm is the fastest for each shape.
-        detect_anomaly: let autograd name the operation whose backward gave NaN; slow.
-        stop_on_nonfinite: end the run before the update where a loss is not finite; waits for the device in each step.
-        assert_no_sync: end the run where a step reads a value off the device.
-        run_dir: where all files go. Default: runs/<Task>/<time>.
+        benchmark: let cuDNN search the fastest algorithm for each shape.
+        detect_anomaly: let autograd name the operation that gave NaN in backward; slow.
+        stop_on_nonfinite: end the run before the update if a loss is not finite; waits for the device in each step.
+        assert_no_sync: end the run if a step reads a value off the device.
+        run_dir: folder of all files. Default: runs/<Task>/<time>.
         seed: of order, augmentation and each rank's random numbers.
     """
 
@@ -155,18 +155,18 @@ class Trainer:
         """Train.
 
         Args:
-            task: what to train.
+            task: the Task to train.
             train_dataloaders: a DataLoader, a Dataset, or an iterable of batches.
             val_dataloaders: the same, or a list of DataLoaders.
-            datamodule: brings both, in place of the two.
-            ckpt_path: go on from this checkpoint: "last" (the newest that is whole) or "best" of `run_dir`, "auto" (the last
-                one, or from the start where there is none), a folder, or an fsspec URL.
-            init_weights: start from these weights alone: a checkpoint's folder, a .safetensors file, a state dict (.pt,
-                .pth), or a Lightning checkpoint (.ckpt). A checkpoint to go on from wins.
-            strict: whether all of `init_weights` must fit; false loads what fits, and lists the rest.
+            datamodule: provides both, in place of the two.
+            ckpt_path: resume from this checkpoint: "last" (the newest complete one) or "best" of `run_dir`, "auto" (the last
+                one, or a new run if there is none), a folder, or an fsspec URL.
+            init_weights: start from these weights only: a checkpoint's folder, a .safetensors file, a state dict (.pt,
+                .pth), or a Lightning checkpoint (.ckpt). Ignored if a checkpoint is resumed.
+            strict: whether all of `init_weights` must match; false loads the matching ones and lists the rest.
 
         Raises:
-            Preempted: SIGTERM, SIGUSR1 or SIGINT came to a rank; a checkpoint is there. Uncaught it ends the process with 75.
+            Preempted: a rank received SIGTERM, SIGUSR1 or SIGINT; a checkpoint is written. Uncaught, the exit code is 75.
             ConfigError: none of max_epochs, max_steps and max_time, or settings that contradict each other.
             TaskError: the task lacks a method.
         """
@@ -179,10 +179,10 @@ class Trainer:
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
-        if elastic_settings(self.callbacks) is None:
-            self._fit_once(task, data, start)
-        else:
+        if asks_for_elastic(self.callbacks):
             ElasticRun().go(partial(self._fit_once, task, data, start))
+        else:
+            self._fit_once(task, data, start)
 
     def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
         with self._open("fit", task, data, attempts) as stage:
@@ -199,7 +199,7 @@ class Trainer:
     def _open(self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None) -> Stage:
         """Return the stage of an entry point, not entered; an evaluation continues in the folder of the run before it."""
         options, earlier = self.options, self._run
-        if kind != "fit" and options.run_dir is None and earlier is not None and "run_dir" in vars(earlier):
+        if kind != "fit" and options.run_dir is None and earlier is not None and isinstance(earlier.run_dir, Path):
             options = replace(options, run_dir=str(earlier.run_dir))
         stage = Stage(kind, task, data, self.callbacks, options, attempts)
         self._run = stage.run
@@ -236,15 +236,15 @@ class Trainer:
         ckpt_path: str | None = None,
         write_to: str | Path | bool = False,
     ) -> list[Any] | None:
-        """Return what `predict_step` returned for the batches of all ranks, on the CPU, in the data's order, on all ranks.
+        """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
 
         Args:
-            task: what predicts.
+            task: the model.
             dataloaders: as in `fit`; one.
-            datamodule: brings it, in place of `dataloaders`.
-            return_predictions: false returns None and keeps nothing in memory.
+            datamodule: provides it, in place of `dataloaders`.
+            return_predictions: false returns None and holds nothing in memory.
             ckpt_path: the weights to load.
-            write_to: a folder for the batches, each written when it is there; true for `predictions` in the run's folder.
+            write_to: a folder for the batches, each written once it is computed; true: `predictions` in the run's folder.
                 `trainkit.read_predictions` reads them.
         """
         check_overrides(task, ())
@@ -259,11 +259,11 @@ class Trainer:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`.
 
         Raises:
-            ConfigError: there was no fit yet.
+            ConfigError: no fit has run yet.
         """
         if self.engine.ranks.takes_part:
             if self._fitted is None:
-                raise ConfigError("There was no fit yet, so there is nothing trained: call fit first.")
+                raise ConfigError("No fit has run yet, so there are no trained weights: call fit first.")
             self._fitted.save_checkpoint(filepath, weights_only)
 
     def request_stop(self, reason: str) -> None:
@@ -297,30 +297,20 @@ class Trainer:
     def run_dir(self) -> Path:
         """The run's folder, the same on all ranks."""
         if not self.engine.ranks.takes_part:
-            raise ConfigError("trainer.run_dir: this rank is none of engine.process_set, and has no part in the run's files.")
+            raise ConfigError("trainer.run_dir: this rank is not in engine.process_set and has no run folder.")
         return self.run.run_dir
 
     @property
     def batch_plan(self) -> BatchPlan:
         """The arithmetic of batch and learning rate of the last fit."""
         if self._fitted is None:
-            raise ConfigError("There was no fit yet, so there is no plan of batch and rate: call fit first.")
+            raise ConfigError("No fit has run yet, so there is no batch plan: call fit first.")
         return self._fitted.batch_plan
 
     @property
     def callback_metrics(self) -> dict[str, float]:
         """The latest logged values; empty before the first run."""
         return {} if self._run is None else self._run.callback_metrics
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.state.global_step
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch in progress, from 0."""
-        return self.state.current_epoch
 
     @property
     def max_epochs(self) -> int | None:
@@ -332,27 +322,8 @@ class Trainer:
         """The limit of steps."""
         return self.options.limits.max_steps
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether training ends, or ended, after the current step."""
-        return self.state.should_stop
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.engine.ranks.is_main
-
-    @property
-    def global_rank(self) -> int:
-        """This rank."""
-        return self.engine.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.engine.ranks.world_size
-
-    @property
-    def estimated_stepping_batches(self) -> int:
-        """Optimizer steps of the whole run; see RunView."""
-        return self.run.estimated_stepping_batches
+    def __getattr__(self, name: str) -> Any:
+        """Ask the run for what a Trainer of Lightning's has too: global_step, current_epoch, world_size, is_global_zero, ..."""
+        if name.startswith("_") or name not in dir(Run):
+            raise AttributeError(f"'Trainer' object has no attribute '{name}'")
+        return getattr(self.run, name)

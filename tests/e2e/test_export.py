@@ -70,9 +70,7 @@ def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
     """An unknown setting ends with exit code 2, a missing checkpoint with 1, neither with a traceback."""
     wrong = run_command("python -m trainkit export ckpt_path=best fromat=onnx", place)
     assert wrong.code == 2
-    assert wrong.err.startswith("Error: 'fromat' is no setting of export. Did you mean 'format'? There are ckpt_path,"), (
-        wrong.text
-    )
+    assert wrong.err.startswith("Error: 'fromat' is no setting of export. Did you mean 'format'? Use ckpt_path,"), wrong.text
     absent = run_command("python -m trainkit export ckpt_path=last run_dir=.", place)
     assert (absent.code, len(absent.err.splitlines())) == (1, 1), absent.text
     assert "there are no checkpoints there" in absent.err

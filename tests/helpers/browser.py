@@ -34,7 +34,7 @@ class Opened:
 
 
 def find_browser() -> str:
-    """Return Chromium's program; skip the test where there is none, unless TRAINKIT_NEEDS_BROWSER says that there must be."""
+    """Return Chromium's program; without one skip the test, unless TRAINKIT_NEEDS_BROWSER is set."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path

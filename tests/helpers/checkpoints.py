@@ -27,7 +27,7 @@ def snapshot(model: nn.Module | None = None, training: Any = None, **about: Any)
 
 
 def store_of(tmp_path: Path) -> LocalStore:
-    """Return where the checkpoints of the run `tmp_path/run` lie."""
+    """Return the store of the checkpoints of the run `tmp_path/run`."""
     return LocalStore(tmp_path / "run" / "checkpoints")
 
 
@@ -38,7 +38,7 @@ def written(tmp_path: Path, name: str = "one", model: nn.Module | None = None, t
 
 
 def fill(store: Store, *names: str) -> None:
-    """Write checkpoints of these names, with weights that tell them apart."""
+    """Write checkpoints of these names, each with different weights."""
     for i, name in enumerate(names):
         store.write(name, snapshot(line(i), {"step": i}, global_step=i))
 

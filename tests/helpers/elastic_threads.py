@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 class _Generation(World):
-    """A World whose ranks may be lost."""
+    """A World with ranks that may be lost."""
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
         try:

@@ -1,4 +1,4 @@
-"""What a run hands to its loggers."""
+"""The values that a run passes to its loggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainkit.api.callback import Callback
 
 
 class Written(Callback):
-    """Keeps (step, values) of what is written, of the names that begin with one of `starts` (all where none is given)."""
+    """Records (step, values) of the logged names that begin with one of `starts` (by default all)."""
 
     def __init__(self, *starts: str) -> None:
         self.starts = starts

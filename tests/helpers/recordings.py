@@ -106,7 +106,7 @@ def _head(gradients: Mapping[str, int]) -> list[Event]:
 
 
 def _operation(gradients: Mapping[str, int], start: float, end: float) -> list[Event]:
-    """What Horovod writes for one fused allreduce: a tenth of the time in copies in, a tenth in copies out."""
+    """Horovod's events of one fused allreduce: a tenth of the time in copies in, a tenth in copies out."""
     tenth, pids = (end - start) / 10, range(1, len(gradients) + 1)
     events: list[Event] = [{"ph": "B", "name": "ALLREDUCE", "ts": start, "pid": pid} for pid in pids]
     for name, begun, ended in (

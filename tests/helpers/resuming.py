@@ -1,4 +1,4 @@
-"""Runs that break off in the middle, and how to tell that the run that went on ended like one that did not."""
+"""Interrupted runs, and a comparison of the resumed run with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainkit.checkpoint.compare import differences
 
 
 class BrokenOffError(Exception):
-    """What ends a run in the middle."""
+    """The error that interrupts a run."""
 
 
 class BreaksOff(Callback):

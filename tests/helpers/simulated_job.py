@@ -1,4 +1,4 @@
-"""An elastic job without processes: a roster, a clock, and workers that do what a test says."""
+"""An elastic job without processes: a state machine, a clock, and workers controlled by a test."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainkit.launch.elastic.state_machine import Roster
 
 
 class Simulated:
-    """Tells a roster what happens, and checks all that must hold whatever happens.
+    """Sends events to a state machine, and checks its invariants after each.
 
     Attributes:
         alive: the names of processes that were started and have not ended, in the order of their start.
         starts: all that were started.
         sent: signals by worker.
-        said: what the user was told.
+        said: messages for the user.
     """
 
     def __init__(self, hosts: dict[str, int] | None = None, **rules: Any) -> None:
@@ -46,7 +46,7 @@ class Simulated:
             self._obey(self.roster.joined(self.now, name, commit, own))
 
     def beat(self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None) -> list[dict[str, Any]]:
-        """Workers beat; returns what each hears."""
+        """Workers beat; returns the replies."""
         replies = []
         for name in names:
             seat = self.seat(name)
@@ -91,7 +91,7 @@ class Simulated:
 
     @property
     def code(self) -> int | None:
-        """Exit code of the job, None while it goes on."""
+        """Exit code of the job, None while it runs."""
         return None if self.roster.job.over is None else self.roster.job.over.code
 
     def wanted(self, name: str) -> bool:

@@ -98,7 +98,7 @@ class Recorder(Callback):
 
 
 def quiet(run_dir: Path | str, **settings: Any) -> Trainer:
-    """Return a Trainer that shows nothing and writes nothing, where `settings` do not say otherwise."""
+    """Return a Trainer that shows nothing and writes nothing, unless `settings` change that."""
     callbacks = settings.get("callbacks") or []
     own = callbacks if isinstance(callbacks, list) else [callbacks]
     silent = {
@@ -132,7 +132,7 @@ class Numbered(Dataset[Any]):
 
 
 class Numbers(Line):
-    """A Line on numbered rows, with momentum; its epoch value tells whether each sample was counted once."""
+    """A Line on numbered rows, with momentum; its epoch value shows whether each sample was counted once."""
 
     def __init__(self) -> None:
         super().__init__(lr=0.05, momentum=0.9)

@@ -28,12 +28,12 @@ def line_of(launcher: str, ranks: int, worker: str) -> str:
 
 
 class Starts(dict[Any, Results]):
-    """What every scenario of a worker ended with, by the name of a start.
+    """The result of every scenario of a worker, by the name of a start.
 
     Args:
-        line: returns a start's command line, in which {out} stands for the file of results.
+        line: returns a start's command line; {out} is replaced by the file of results.
         folders: makes a folder for each start.
-        timeout_s: how long a start may take.
+        timeout_s: time limit of a start.
 
     Attributes:
         output: what a start printed, once it has run.

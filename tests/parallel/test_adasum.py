@@ -1,4 +1,4 @@
-"""Adasum, where this machine's Horovod was built with MPI."""
+"""Adasum, if this machine's Horovod was built with MPI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adasum(a: Tensor, b: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
-    """What came out on each rank, of both splits."""
+    """The results of each rank, of both splits."""
     folder = tmp_path_factory.mktemp("adasum")
     line = f"{MPIRUN} {sys.executable} {WORKER} {folder / 'out.pt'}"
     done = run_command(line, folder, timeout_s=90, PYTHONPATH=str(Path(__file__).parents[2]))
@@ -43,7 +43,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tenso
 
 @pytest.mark.parametrize(("name", "split"), [("equal", 2), ("unequal", 1)])
 def test_adasum_is_that_of_the_ranks_own_means(name: str, split: int, ranks: list[dict[str, list[Tensor]]]) -> None:
-    """Each rank's own mean gradient, weighted by its share where shares differ, goes into the paper's formula."""
+    """Each rank's own mean gradient, weighted by its share if shares differ, enters the paper's formula."""
     own = []
     for rows in (models.batch()[:split], models.batch()[split:4]):
         net = models.net()

@@ -1,4 +1,4 @@
-"""Averages of weights, LARS, LAMB and thaws on two ranks: equal on all, equal to one process, and gone on with to the bit."""
+"""Averages of weights, LARS, LAMB and unfreezing on two ranks: equal on all, equal to one process, resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_two_ranks_are_one_process(start: str, name: str, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", GOES_ON)
-def test_going_on_changes_no_bit_on_any_rank(start: str, name: str, results: Any) -> None:
+def test_resuming_changes_no_bit_on_any_rank(start: str, name: str, results: Any) -> None:
     """A run that was stopped inside an epoch ends with the bits of the run that never stopped."""
     for rank in results[start][name]:
         whole, parts = rank["whole"], rank["parts"]

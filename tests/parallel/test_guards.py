@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_found_and_repaired(start: tuple[str, int], results: St
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_metric_objects_are_exact(start: tuple[str, int], results: Starts) -> None:
-    """A torchmetrics value is that of all samples, also where ranks have no batch."""
+    """A torchmetrics value is that of all samples, also if ranks have no batch."""
     for rank in results[start]["metric_objects"]:
         for kind in ("many", "few"):
             expected = results["single", start[1]]["metric_objects"][0][kind]

@@ -143,9 +143,9 @@ def words_by_hand(ranks: int, kind: type[torch.optim.Optimizer], factor: float =
     ],
 )
 def test_sparse_gradients_are_exact(start: str, scenario: str, kind: Any, sparse: list[Any], results: Any) -> None:
-    """Embeddings that some ranks or nobody used, ranks without a sample, accumulation: all as in one process.
+    """Embeddings used by some ranks or by none, ranks without a sample, accumulation: all as in one process.
 
-    Sparse where `sparse` says so: raw, table, bags, unused (None: nobody used it), head's weight and bias.
+    Sparse according to `sparse`: raw, table, bags, unused (None: not used), head's weight and bias.
     """
     factor = size_of(start) if scenario == "sparse_total" else 1.0
     grads, weights = words_by_hand(size_of(start), kind, factor)
@@ -160,7 +160,7 @@ def test_sparse_gradients_are_exact(start: str, scenario: str, kind: Any, sparse
 
 @pytest.mark.parametrize("start", STARTS)
 def test_values_of_rows_are_compressed_too(start: str, results: Any) -> None:
-    """What travels of sparse gradients are whole numbers (the rows) and float16 (their values)."""
+    """Sparse gradients are sent as whole numbers (the rows) and float16 (their values)."""
     grads, _ = words_by_hand(size_of(start), torch.optim.SGD)
     for rank in results[start]["sparse_half"]:
         kinds = {kind for kind, _ in rank["wires"]}

@@ -107,7 +107,7 @@ def test_each_sample_is_trained_on_once_an_epoch(start: str, scenario: str, rest
 
 @pytest.mark.parametrize("start", STARTS)
 def test_an_idle_layer_is_left_alone_and_a_thawed_one_trained(start: str, results: Any) -> None:
-    """Weight decay does not touch a layer that nobody used; a layer that was frozen first is trained later."""
+    """Weight decay does not touch an unused layer; a layer that was frozen first is trained later."""
     assert all(rank["idle_kept"] and rank["thawed_moved"] for rank in results[start]["parts"])
 
 
@@ -119,7 +119,7 @@ def test_an_overflow_on_one_rank_holds_back_all(start: str, results: Any) -> Non
 
 @pytest.mark.parametrize(("start", "tolerance"), [("horovod, 2 ranks", 0.0), ("horovod, 3 ranks", 1e-6)])
 def test_our_sums_are_those_of_the_stock_optimizer(start: str, tolerance: float, results: Any) -> None:
-    """What hvd.DistributedOptimizer gives, in float32 with accumulation, momentum and channels_last; bit for bit at 2 ranks."""
+    """As hvd.DistributedOptimizer, in float32 with accumulation, momentum and channels_last; bit for bit at 2 ranks."""
     # Of three numbers the order of summing matters, and Horovod's depends on what it happened to fuse.
     ours, stock = (results[start][name][0]["weights"] for name in ("channels_last", "stock_wrapper"))
     torch.testing.assert_close(ours, stock, rtol=0, atol=tolerance)
@@ -135,7 +135,7 @@ def test_evaluation_is_exact(start: str, results: Any) -> None:
 
 @pytest.mark.parametrize("start", SEVERAL)
 def test_streams_of_unequal_length_lose_nothing(start: str, results: Any) -> None:
-    """Ranks whose streams end at different times train on all samples of all, and end together."""
+    """Ranks with streams of different lengths train on all samples of all, and end together."""
     samples = STARTS[start][1] * BATCH * 2 + 3
     ranks = results[start]["streams"]
     assert sorted(value for rank in ranks for value in rank["seen"]) == sorted(problem(samples)[0][:, 0].tolist() * 2)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parallel
         ("python -m trainkit fit conf=mlp engine.device=cuda", "torch sees no GPU here"),
     ],
 )
-def test_a_mismatch_of_launcher_and_engine_is_told(line: str, words: str, command: Command) -> None:
+def test_a_mismatch_of_launcher_and_engine_raises(line: str, words: str, command: Command) -> None:
     """The message names what was started and what to use, once, and nothing is trained."""
     done = command(line, timeout_s=90)
     assert done.code != 0

@@ -24,7 +24,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_going_on_changes_no_bit_on_any_rank(start: str, results: Any) -> None:
+def test_resuming_changes_no_bit_on_any_rank(start: str, results: Any) -> None:
     """A run that was stopped inside an epoch ends with the bits of the run that never stopped, dropout included."""
     for rank in results[start]["resumed"]:
         assert rank["whole metrics"] == rank["parts metrics"]
@@ -33,7 +33,7 @@ def test_going_on_changes_no_bit_on_any_rank(start: str, results: Any) -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_run_goes_on_where_most_ranks_have_no_sample(start: str, results: Any) -> None:
+def test_a_run_resumes_if_most_ranks_have_no_sample(start: str, results: Any) -> None:
     """A task's own weights are known to ranks that have had no batch since the restart."""
     for rank in results[start]["resumed_without_a_sample"]:
         assert rank["samples"] == 17
@@ -67,7 +67,7 @@ def test_a_users_sampler_draws_one_order_for_all_ranks(start: str, results: Any)
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_full_disk_keeps_the_ranks_together(start: str, results: Any) -> None:
-    """Where rank 0 cannot write, training goes on everywhere, and the first checkpoint stays."""
+    """If rank 0 cannot write, training continues on all ranks, and the first checkpoint stays."""
     ranks = results[start]["full_disk"]
     assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
     assert len(ranks[0]["written"]) >= 5
@@ -103,7 +103,7 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_sum_is_on_its_way_beside_other_collectives(start: str, results: Any) -> None:
-    """What was started before others and is read behind them is not mixed up with them."""
+    """A collective started before others and read after them is not mixed up with them."""
     ranks = results[start]["sum_on_its_way"]
     n = len(ranks)
     whole = n * (n + 1) // 2  # each rank adds its number, counted from 1

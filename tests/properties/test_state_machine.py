@@ -112,7 +112,7 @@ def test_workers_that_all_crash_bring_the_job_to_its_end(
 def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
-    """Processes that are silent and die of SIGKILL alone hold up nothing for ever, once they have told their stall_s."""
+    """Silent processes that only SIGKILL ends do not block a job indefinitely, once they have reported their stall_s."""
     job = play(shape, sequence)
     for name in list(job.alive):
         job.beat(name, stall_s=5.0)

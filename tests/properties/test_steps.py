@@ -121,7 +121,7 @@ def streamed(draw: st.DrawFn) -> Case:
 
 @dataclass
 class Seen:
-    """What one rank saw, by (epoch, step)."""
+    """The samples of one rank, by (epoch, step)."""
 
     samples: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     before: dict[tuple[int, int], Tensor] = field(default_factory=dict)

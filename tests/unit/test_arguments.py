@@ -1,4 +1,4 @@
-"""Annotations as rules: what fits, what does not, and in which words the user is told."""
+"""Annotations as rules: legal and illegal values, and the words of the errors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_values_are_shown_as_in_a_config() -> None:
     assert [show(v) for v in (None, True, "a", 3, [1])] == ["null", "true", "'a'", "3", "[1]"]
 
 
-def test_a_missing_folder_is_told_apart() -> None:
+def test_a_missing_folder_has_its_own_message() -> None:
     """For a folder the message says that it is not there."""
     assert illegal("data.root", "/x", "an existing folder").startswith("data.root is '/x', and there is no such folder.")
 

@@ -66,7 +66,7 @@ def test_a_duration_is_read(written: Any, seconds: float) -> None:
 
 @pytest.mark.parametrize("written", BAD, ids=[repr(written) for written in BAD])
 def test_anything_else_is_refused(written: Any) -> None:
-    """What is no duration, or none above 0, is refused by its value, with what is legal."""
+    """A value that is no duration above 0 is refused; the error names it, and the legal ones."""
     assert not is_duration(written)
     with pytest.raises(ConfigError) as caught:
         seconds_of(written)

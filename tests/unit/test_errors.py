@@ -13,6 +13,6 @@ def test_every_error_is_a_trainkit_error() -> None:
 
 
 def test_only_a_near_name_is_suggested() -> None:
-    """A suggestion is made where a name is near, and none otherwise."""
+    """A suggestion is made if a name is near, and none otherwise."""
     assert errors.did_you_mean("max_epoch", ["max_epochs", "max_steps"]) == " Did you mean 'max_epochs'?"
     assert errors.did_you_mean("zzz", ["max_epochs"]) == ""

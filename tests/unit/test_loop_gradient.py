@@ -49,7 +49,7 @@ class Tokens(Line):
 
 
 def test_a_tasks_own_weights_are_used(tmp_path: Path) -> None:
-    """Where the task returns num_samples, the step's gradient is that of the mean over all its tokens."""
+    """If the task returns num_samples, the step's gradient is that of the mean over all its tokens."""
     task, plain = Tokens(), Line().double()
     quiet(tmp_path, max_steps=1, precision="64-true", accumulate_grad_batches=3).fit(task, loader(11))
     x_NI, y_NO = (t.double() for t in rows(11).tensors)
@@ -173,7 +173,7 @@ def test_forms_of_a_loss(tmp_path: Path, form: str) -> None:
     ],
 )
 def test_what_is_no_loss_is_refused(tmp_path: Path, make: Any, words: str) -> None:
-    """What cannot be trained on is refused with the task's name and what to return."""
+    """A result that cannot be trained on is refused with the task's name and the legal results."""
 
     class Wrong(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -228,7 +228,7 @@ def test_mixed_precisions_compute_in_half(tmp_path: Path, precision: str, dtype:
 
 
 def test_an_overflow_of_fp16_holds_the_update_back(tmp_path: Path) -> None:
-    """Gradients that are not finite skip the update and the schedule; the step counts, and the run goes on."""
+    """Gradients that are not finite skip the update and the schedule; the step counts, and the run continues."""
 
     class Overflow(Gentle):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -25,7 +25,7 @@ class Watch(Callback):
         self.epochs = 0
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
-        """Stop where told."""
+        """Stop at the given step."""
         if trainer.global_step == self.stop_at:
             trainer.request_stop("the test says so")
 
@@ -120,7 +120,7 @@ def test_validation_comes_when_asked_for(tmp_path: Path, settings: dict[str, Any
     ("settings", "validated"), [({"val_check_interval": 4}, [4, 8]), ({"check_val_every_n_epoch": 9}, [8])]
 )
 def test_a_run_ends_with_a_validation(tmp_path: Path, settings: dict[str, Any], validated: list[int]) -> None:
-    """A run that stops inside an epoch validates what it ends with, also where no validation is due."""
+    """A run that stops inside an epoch validates its final weights, also if no validation is due."""
     watch = Watch()
     quiet(tmp_path, max_steps=8, callbacks=watch, **settings).fit(Line(), loader(23), loader(4))
     assert watch.validated == validated
@@ -182,7 +182,7 @@ def test_a_stream_ends_when_it_is_used_up(tmp_path: Path) -> None:
     assert (trainer.global_step, trainer.state.samples_seen) == (4, 20)
 
 
-def test_a_stream_that_is_used_up_is_told(tmp_path: Path) -> None:
-    """An iterable that cannot start anew yields nothing in its second epoch, which is an error."""
-    with pytest.raises(DataError, match=r"yielded no batch in this epoch\. .*start anew each epoch"):
+def test_a_stream_that_is_used_up_raises(tmp_path: Path) -> None:
+    """An iterable that cannot restart yields nothing in its second epoch, which is an error."""
+    with pytest.raises(DataError, match=r"yielded no batch in this epoch\. .*restart each epoch"):
         quiet(tmp_path, max_epochs=2).fit(Line(), iter([[torch.zeros(2, 3), torch.zeros(2, 1)]]))

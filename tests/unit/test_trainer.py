@@ -136,7 +136,7 @@ def test_the_length_of_a_run_is_known_to_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quick", [True, 2])
 def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any) -> None:
-    """fast_dev_run trains and validates so many batches, and writes neither logs nor checkpoints, whoever asks for them."""
+    """fast_dev_run trains and validates this many batches, and writes neither logs nor checkpoints, even if requested."""
     validated: list[int] = []
 
     class Count(Line):
@@ -192,8 +192,8 @@ def test_data_from_two_sides_is_refused(tmp_path: Path) -> None:
         quiet(tmp_path).fit(Line(), Data())
 
 
-def test_no_training_data_is_told(tmp_path: Path) -> None:
-    """Without training data fit says where it looks for it."""
+def test_no_training_data_raises(tmp_path: Path) -> None:
+    """Without training data fit raises and names the places for it."""
     with pytest.raises(ConfigError, match=r"There is no training data: pass train_dataloaders or a datamodule"):
         quiet(tmp_path).fit(Line())
 
@@ -213,7 +213,7 @@ def test_more_ranks_than_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_best_and_last_are_found_after_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "best" and "last" after a fit are those of that fit, also where no run_dir was given."""
+    """ "best" and "last" after a fit are those of that fit, also without a run_dir."""
     monkeypatch.chdir(tmp_path)
     silent: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(max_epochs=2, callbacks=ModelCheckpoint(monitor="val/loss"), **silent)
@@ -238,7 +238,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkey
     assert {folder.parent for folder in folders} == {tmp_path / "runs" / "Line"}
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
     """A run_dir that cannot be made is refused before anything is trained."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"run_dir is '.*file/run', which cannot be written: Not a directory"):
@@ -257,14 +257,14 @@ def test_a_checkpoint_can_be_saved_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_needs_a_fit(tmp_path: Path) -> None:
-    """Where nothing was trained there is nothing to save, which is told."""
+    """Without a fit, saving a checkpoint raises."""
     trainer = quiet(tmp_path)
     with pytest.raises(ConfigError, match="The Trainer has not run yet"):
         _ = trainer.global_step
     trainer.validate(Line(), loader(4))
-    with pytest.raises(ConfigError, match="There was no fit yet"):
+    with pytest.raises(ConfigError, match="No fit has run yet"):
         trainer.save_checkpoint(tmp_path / "mine")
-    with pytest.raises(ConfigError, match="There was no fit yet"):
+    with pytest.raises(ConfigError, match="No fit has run yet"):
         _ = trainer.batch_plan
 
 
@@ -304,7 +304,7 @@ def test_seeding_everything_seeds_all_three() -> None:
 
 
 def test_optimizers_may_be_in_any_form(tmp_path: Path) -> None:
-    """A task that returns something else than optimizers is told the forms."""
+    """A task that returns something else than optimizers raises; the error lists the forms."""
 
     class Wrong(Line):
         def configure_optimizers(self) -> Any:

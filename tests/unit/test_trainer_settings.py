@@ -60,7 +60,7 @@ def test_gradients_stay_where_graphs_are_replayed(
 
 
 def test_compile_needs_a_module(tmp_path: Path) -> None:
-    """A task whose weights are its own attributes has nothing to compile, and is told so; a mode must be torch's."""
+    """A task with weights as its own attributes has nothing to compile, and raises; a mode must be torch's."""
 
     class Bare(Line):
         def __init__(self) -> None:
@@ -110,7 +110,7 @@ def test_switches_hold_for_the_run_alone(tmp_path: Path) -> None:
 
 
 def test_detect_anomaly_names_the_operation(tmp_path: Path) -> None:
-    """A backward that gives NaN is told by its forward operation."""
+    """The error of a backward that gives NaN names the forward operation."""
 
     class Root(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -129,8 +129,8 @@ def test_accumulation_by_epoch(tmp_path: Path) -> None:
     assert (run.global_step, run.state.samples_seen, run.estimated_stepping_batches) == (15, 72, 15)
 
 
-def test_accumulation_by_epoch_goes_on_inside_an_epoch(tmp_path: Path) -> None:
-    """A run with accumulation by epoch that was stopped goes on to the same bits."""
+def test_accumulation_by_epoch_resumes_inside_an_epoch(tmp_path: Path) -> None:
+    """A stopped run with accumulation by epoch resumes to the same bits."""
     settings = {"max_epochs": 4, "accumulate_grad_batches": {0: 1, 2: 3}, "lr_reference_batch_size": 4}
     whole, parts = Net(momentum=0.9), Net(momentum=0.9)
     quiet(tmp_path / "whole", **settings).fit(whole, loader(24, shuffle=True))
@@ -141,7 +141,7 @@ def test_accumulation_by_epoch_goes_on_inside_an_epoch(tmp_path: Path) -> None:
 
 
 def uncorrected(lrs: list[float], momentum: float) -> Tensor:
-    """Return the weights of a loop that keeps v = m v + lr g, as frameworks do whose momentum wants correction."""
+    """Return the weights of a loop with v = m v + lr g, as in frameworks that need momentum correction."""
     task = Line().double()
     x_NI, y_NO = (t.double() for t in rows(24).tensors)
     velocity = [torch.zeros_like(p) for p in task.parameters()]
@@ -174,7 +174,7 @@ def test_momentum_without_correction(tmp_path: Path) -> None:
     assert not torch.allclose(weights(corrected), weights(task))
 
 
-def test_momentum_without_correction_goes_on(tmp_path: Path) -> None:
+def test_momentum_without_correction_resumes(tmp_path: Path) -> None:
     """The last rate is kept over a restart."""
     settings = {"lr_warmup_steps": 5, "lr_momentum_correction": False}
     whole, parts = Line(momentum=0.9), Line(momentum=0.9)
@@ -185,7 +185,7 @@ def test_momentum_without_correction_goes_on(tmp_path: Path) -> None:
 
 
 def test_momentum_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """Without momentum, or where a scheduler moves it, the setting is refused."""
+    """Without momentum, or if a scheduler moves it, the setting is refused."""
 
     class Cycle(Line):
         def configure_optimizers(self) -> Any:
@@ -197,8 +197,8 @@ def test_momentum_that_is_not_there_is_refused(tmp_path: Path) -> None:
             quiet(tmp_path, lr_momentum_correction=False).fit(task, loader(4))
 
 
-def test_another_contract_is_told_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is other than in the checkpoint is told; inside an epoch the samples that were seen are not left out or repeated."""
+def test_another_contract_is_reported_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Changes since the checkpoint are reported; inside an epoch no sample is left out or repeated."""
     seen: list[float] = []
 
     class Keep(Line):
@@ -210,7 +210,7 @@ def test_another_contract_is_told_on_resume(tmp_path: Path, capsys: pytest.Captu
     quiet(tmp_path).fit(Keep(), loader(32), ckpt_path="last")
     told = capsys.readouterr().out
     changes = "accumulate_grad_batches was 2, is 1; global_batch_size was 8, is 4; step 6 of the epoch comes next, 0 samples"
-    assert f"Other than in the checkpoint: {changes}" in told
+    assert f"Changed since the checkpoint: {changes}" in told
     assert seen == rows(32).tensors[0][24:, 0].tolist()
     quiet(tmp_path).fit(Line(), loader(32, batch_size=5), ckpt_path="last")
     assert "step 4 of the epoch comes next, 4 samples of it for the second time" in capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_a_setting_without_effect_is_refused(tmp_path: Path, settings: dict[str,
 def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
     wish: Any, device: str, laid_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` takes the layout on a GPU, where it pays; true takes it anywhere."""
+    """`auto` uses the layout on a GPU, where it is faster; true uses it anywhere."""
 
     class Image(Line):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from trainkit.api.view import RunView
 
 
 class Callback:
-    """Override the hooks that you need; each runs on all ranks. Those left alone cost nothing.
+    """Override the hooks that you need; each runs on all ranks. A hook that is not overridden costs nothing.
 
     The order of a fit (a batch is one microbatch of this rank; a step is one optimizer update):
 
@@ -22,13 +22,13 @@ class Callback:
             on_train_epoch_end
         on_train_end, on_fit_end, teardown
 
-    `on_exception` is called where the run ends with an error; not where a signal ended it (trainkit.Preempted).
+    `on_exception` is called if the run ends with an error; not if a signal ends it (trainkit.Preempted).
 
     Attributes:
-        runs_last: its hooks run behind those of all others, the Task's included.
+        runs_last: its hooks run after those of all others, the Task's included.
         uses_step_clock: it reads `trainer.step_clock`, which runs only if a callback does.
         is_step_clock: it is `trainer.step_clock`.
-        ends_run: it ends the run by itself, as a limit of time does; max_epochs and max_steps may then both be None.
+        ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
     """
 
     runs_last = False
@@ -43,13 +43,13 @@ class Callback:
         """After everything of `stage` has run."""
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
-        """Everything is built and on its device; no sample was seen."""
+        """After everything is built and on its device, before the first sample."""
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """The last hook of a fit that ended well."""
+        """The last hook of a successful fit."""
 
     def on_sanity_check_start(self, trainer: RunView, task: Task) -> None:
-        """Before the few validation batches that are tried first."""
+        """Before the few validation batches that are run before training."""
 
     def on_sanity_check_end(self, trainer: RunView, task: Task) -> None:
         """After them."""
@@ -76,7 +76,7 @@ class Callback:
         """Before `training_step`."""
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After backward; `outputs` is what `training_step` returned."""
+        """After backward; `outputs` is the result of `training_step`."""
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """`loss` is as returned, before it is weighted by the batch's share of the step."""
@@ -133,16 +133,16 @@ class Callback:
         """After `predict_step`."""
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Numbers are ready to be written: step values each log_every_n_steps, epoch values at an epoch's end."""
+        """Values to write: a step's each log_every_n_steps, an epoch's at its end."""
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """The run ends with this error."""
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Add plain values and tensors to what a checkpoint keeps."""
+        """Add plain values and tensors to a checkpoint."""
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
-        """After a checkpoint was written, or was not."""
+        """After a checkpoint was written or failed."""
 
     def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Read them back."""
@@ -152,8 +152,8 @@ class Callback:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this callback must remember over a restart: plain values and tensors."""
+        """Return the state that survives a restart: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore it."""

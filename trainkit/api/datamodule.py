@@ -1,4 +1,4 @@
-"""DataModule: what brings the loaders, apart from the Task that learns from them."""
+"""DataModule: provides the loaders, apart from the Task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ StageName = Literal["fit", "validate", "test", "predict"]
 class DataModule:
     """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
 
-    A loader's `batch_size` is the microbatch of one rank. The trainer deals the samples to the ranks.
+    A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
     """
 
     def prepare_data(self) -> None:
@@ -20,20 +20,20 @@ class DataModule:
         """Make data sets; called on all ranks."""
 
     def teardown(self, stage: StageName) -> None:
-        """Let go of what `setup` took."""
+        """Release the resources of `setup`."""
 
     def train_dataloader(self) -> Any:
-        """Return what `fit` trains on, or None."""
+        """Return the training data of `fit`, or None."""
         return None
 
     def val_dataloader(self) -> Any:
-        """Return what `fit` and `validate` evaluate on, or None."""
+        """Return the validation data, or None."""
         return None
 
     def test_dataloader(self) -> Any:
-        """Return what `test` evaluates on, or None."""
+        """Return the test data, or None."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """Return what `predict` runs on, or None."""
+        """Return the data of `predict`, or None."""
         return None

@@ -1,6 +1,6 @@
-"""Calls hooks: of each callback in the order of the list, then of the Task. Only hooks that someone overrode cost anything.
+"""Calls hooks: of each callback in the order of the list, then of the Task. Only overridden hooks cost anything.
 
-What saves checkpoints (`runs_last`) comes behind the Task: it saves what the Task did.
+Callbacks with `runs_last` come after the Task: a checkpoint must contain the Task's changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Hooks:
     """A table from a hook's name to the methods that implement it."""
 
     def __init__(self, trainer: RunView, task: Task, callbacks: Sequence[Callback]) -> None:
-        """Look up once who overrides what.
+        """Collect the overridden hooks.
 
         Raises:
             ConfigError: a callback has a method that looks like a hook and is none.
@@ -30,7 +30,7 @@ class Hooks:
         names = [n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_")]
         for callback in callbacks:
             if stray := _stray_hook(type(callback), names):
-                raise ConfigError(_nobody_calls(type(callback), stray, "Callback", names))
+                raise ConfigError(_no_hook(type(callback), stray, "Callback", names))
         _check_task(task, names)
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for name in names:
@@ -49,10 +49,10 @@ class Hooks:
         self._calls = self._table
 
     def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call from now on, in place of what was before.
+        """Wrap each call from now on; replaces an earlier wrapper.
 
         Args:
-            around: takes the class whose object it is, the hook's name and what implements it; returns what is called.
+            around: receives the owner's class name, the hook's name and its implementation; returns the function to call.
         """
         self._calls = {
             name: [around(owner, name, method) for owner, method in zip(self.owners(name), methods, strict=True)]
@@ -60,7 +60,7 @@ class Hooks:
         }
 
     def owners(self, name: str) -> list[str]:
-        """Return the classes whose objects the hook `name` calls, in order."""
+        """Return the class names of the objects that implement the hook `name`, in order of the calls."""
         found = (getattr(implementation, "func", implementation) for implementation in self._table.get(name, ()))
         return [type(method.__self__).__name__ for method in found]  # type: ignore[union-attr]
 
@@ -70,29 +70,31 @@ class Hooks:
             implementation(*args)
 
     def of_task(self, name: str, *args: Any) -> None:
-        """Call the hook `name` of the Task alone."""
+        """Call the hook `name` of the Task only."""
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if not isinstance(method, functools.partial):
                 implementation(*args)
 
     def of_callbacks(self, name: str, *args: Any) -> None:
-        """Call the hook `name` of the callbacks alone."""
+        """Call the hook `name` of the callbacks only."""
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if isinstance(method, functools.partial):
                 implementation(*args)
 
 
 def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
-    """Refuse what would be passed over in silence: hooks that a Task has not got, methods that Lightning alone would call."""
+    """Refuse methods that would silently never be called: unknown hooks, and hooks that only Lightning has."""
     own = type(task)
     for name, advice in TASK_METHODS.items():
         if callable(getattr(own, name, None)):
-            raise TaskError(f"{own.__name__}.{name}() is a hook of Lightning's, and none here: nobody would call it. {advice}")
+            raise TaskError(
+                f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be called. {advice}"
+            )
     if not getattr(task, "automatic_optimization", True):
         raise TaskError(f"{own.__name__}.{MANUAL_OPTIMIZATION}")
     if stray := _stray_hook(own, TASK_HOOKS):
         where = " A Callback has it: Trainer(callbacks=[...])." if stray in of_callbacks else ""
-        raise TaskError(_nobody_calls(own, stray, "Task", TASK_HOOKS) + where)
+        raise TaskError(_no_hook(own, stray, "Task", TASK_HOOKS) + where)
 
 
 def _stray_hook(cls: type, known: Collection[str]) -> str | None:
@@ -100,5 +102,5 @@ def _stray_hook(cls: type, known: Collection[str]) -> str | None:
     return next((n for n in dir(cls) if n.startswith("on_") and n not in known and callable(getattr(cls, n))), None)
 
 
-def _nobody_calls(cls: type, name: str, kind: str, known: Collection[str]) -> str:
-    return f"{cls.__name__}.{name}() is no hook of a {kind}: nobody would call it.{did_you_mean(name, known)}"
+def _no_hook(cls: type, name: str, kind: str, known: Collection[str]) -> str:
+    return f"{cls.__name__}.{name}() is no hook of a {kind}: it would never be called.{did_you_mean(name, known)}"

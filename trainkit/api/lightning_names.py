@@ -1,4 +1,4 @@
-"""Names that users bring from Lightning and that mean nothing here, each with what to do instead."""
+"""Names of Lightning that trainkit does not have, each with its replacement."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TRAINER_ARGUMENTS: dict[str, str] = {
     "num_nodes": _LAUNCHER_DECIDES,
     "strategy": _LAUNCHER_DECIDES,
     "default_root_dir": "trainkit calls it run_dir: the folder of one run.",
-    "use_distributed_sampler": "data is always dealt to the ranks, each sample once; leave it out.",
+    "use_distributed_sampler": "data is always sharded over the ranks, each sample once; leave it out.",
 }
 
 LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist": "leave it out: an epoch's value is always exact over the samples of all ranks.",
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
     "rank_zero_only": "leave it out: all ranks' samples count, and rank 0 writes.",
-    "logger": "leave it out: what is logged goes to each logger.",
-    "add_dataloader_idx": "leave it out: values of several loaders are always told apart by their number.",
+    "logger": "leave it out: logged values go to each logger.",
+    "add_dataloader_idx": "leave it out: values of several loaders always carry the loader's number.",
     "enable_graph": "leave it out: a logged value holds no graph.",
-    "metric_attribute": "leave it out: a torchmetrics object is known by itself.",
+    "metric_attribute": "leave it out: a torchmetrics object is recognised.",
 }
 
 _ONE_PASS = "An evaluation is one pass over the data: use "
@@ -37,10 +37,10 @@ _OWN_UPDATE = (
 
 TASK_METHODS: dict[str, str] = {
     "on_validation_epoch_start": f"{_ONE_PASS}on_validation_start.",
-    "on_validation_epoch_end": f"{_ONE_PASS}on_validation_end. What is logged in validation_step is averaged over all samples; "
+    "on_validation_epoch_end": f"{_ONE_PASS}on_validation_end. Values logged in validation_step are averaged over all samples; "
     "a torchmetrics object is logged there as it is (self.log('val/acc', self.acc)), combined over all ranks and reset.",
     "on_test_epoch_start": f"{_ONE_PASS}on_test_start.",
-    "on_test_epoch_end": f"{_ONE_PASS}on_test_end. What is logged in test_step is averaged over all samples; a torchmetrics "
+    "on_test_epoch_end": f"{_ONE_PASS}on_test_end. Values logged in test_step are averaged over all samples; a torchmetrics "
     "object is logged there as it is (self.log('test/acc', self.acc)), combined over all ranks and reset.",
     "on_predict_epoch_start": f"{_ONE_PASS}on_predict_start.",
     "on_predict_epoch_end": f"{_ONE_PASS}on_predict_end.",
@@ -57,10 +57,10 @@ TASK_METHODS: dict[str, str] = {
     "optimizer_zero_grad": "Gradients are set to None before each step; on_before_zero_grad comes before it.",
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
     "lr_scheduler_step": 'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from configure_optimizers.',
-    "configure_callbacks": "Give them to the trainer: RunView(callbacks=[...]), or callbacks=... in a config.",
+    "configure_callbacks": "Give them to the trainer: Trainer(callbacks=[...]), or callbacks=... in a config.",
 }
 
 MANUAL_OPTIMIZATION = (
-    "automatic_optimization is False, which trainkit does not have: return the loss from training_step, and it is trained on. "
-    "Parts that take turns (as in a GAN) need a loop of your own."
+    "automatic_optimization is False, but trainkit has no manual optimization: return the loss from training_step. "
+    "Alternating updates (as in a GAN) need a loop of your own."
 )

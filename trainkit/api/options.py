@@ -36,7 +36,7 @@ class BatchOptions:
         if self.lr_scaling == "none" and self.lr_reference_batch_size is not None:
             raise ConfigError(
                 f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but trainer.lr_scaling is 'none': rates "
-                "are not scaled, so that it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
+                "are not scaled, so it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
             )
 
 
@@ -92,7 +92,7 @@ class NumericOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All that a Trainer was given, but for its callbacks.
+    """All arguments of a Trainer except its callbacks.
 
     Attributes:
         config: the resolved config that the Trainer was built from, if any.

@@ -14,23 +14,23 @@ _BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_val
 
 @dataclass
 class TrainState:
-    """Where a run is.
+    """The position of a run.
 
     Attributes:
         global_step: optimizer steps taken since the beginning.
-        current_epoch: the epoch that is going on, from 0; after it has ended, the next.
+        current_epoch: the epoch in progress, from 0; after it has ended, the next.
         step_in_epoch: steps taken in this epoch.
         batch_idx: microbatches this rank has trained on in this epoch.
         samples_seen: samples trained on by all ranks since the beginning.
         validated_at: the step of the last validation in this epoch; -1 before the first.
-        epoch_values: the logged values of this epoch, which schedules look at when it ends.
-        step_open: whether the last step's end (its validation, its hooks) is still to come.
-        end_open: whether the validation at the epoch's or the run's end is still to come.
+        epoch_values: the logged values of this epoch, which schedules read when it ends.
+        step_open: whether the last step's end (its validation, its hooks) is pending.
+        end_open: whether the validation at the epoch's or the run's end is pending.
         epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch, once the
             validation at the end is done.
-        skipped_steps: steps whose update mixed precision held back (gradients that are not finite).
+        skipped_steps: steps without an update, skipped by mixed precision (gradients that are not finite).
         half_updated: between an update's first change of weights and its count.
-        oom_pieces: into how many pieces each microbatch is split for memory (trainer.halve_batch_on_oom); 1 for whole.
+        oom_pieces: pieces that each microbatch is split into for memory (trainer.halve_batch_on_oom); 1: not split.
         should_stop: set it (or call request_stop) to end after the current step.
         stop_reason: why, in words for the user.
     """
@@ -58,7 +58,7 @@ class TrainState:
         self.should_stop, self.stop_reason = True, reason
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters that a checkpoint keeps."""
+        """Return the counters that a checkpoint saves."""
         saved = {f.name for f in fields(self) if f.metadata.get("saved", True)}
         state = {name: value for name, value in asdict(self).items() if name in saved}
         if self.epoch_done and not self.end_open:
@@ -66,21 +66,21 @@ class TrainState:
         return state
 
     def next_epoch(self) -> None:
-        """Stand at the beginning of the next epoch."""
+        """Move to the beginning of the next epoch."""
         self.load_state_dict(self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING})
 
     @property
     def num_updates(self) -> int:
-        """Updates made: steps without those that mixed precision held back."""
+        """Updates made: steps without those that mixed precision skipped."""
         return self.global_step - self.skipped_steps
 
     @property
     def owes_validation(self) -> bool:
-        """Whether a signal ended the run within a validation."""
+        """Whether a signal ended the run during a validation."""
         return self.step_open or self.end_open
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take counters over from a checkpoint."""
+        """Restore the counters from a checkpoint."""
         for name in self.state_dict():
             value = state[name]
             setattr(self, name, dict(value) if isinstance(value, dict) else value)

@@ -1,4 +1,4 @@
-"""Task: the model and how it learns; what LightningModule is to Lightning's users, with the same names."""
+"""Task: the model and how it is trained; the counterpart of LightningModule, with the same names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainkit.metrics.objects import is_metric
 
 
 class LogTarget(NamedTuple):
-    """Where `log` writes now, set by the loop: the table, this batch's samples, and the defaults of the stage."""
+    """Target of `log`, set by the loop: the table, this batch's samples, and the defaults of the stage."""
 
     table: MetricLog
     num_samples: int
@@ -28,7 +28,7 @@ class LogTarget(NamedTuple):
 
 
 class HyperParameters(dict[str, Any]):
-    """What `save_hyperparameters` kept; its entries are attributes too."""
+    """The arguments saved by `save_hyperparameters`; its entries are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -38,10 +38,10 @@ class HyperParameters(dict[str, Any]):
 
 
 class Task(TaskHooks, nn.Module):
-    """Subclass it, write `training_step` and `configure_optimizers`, and hand it to `Trainer.fit`.
+    """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
-    All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce
-    anything over ranks here: the Trainer does.
+    All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce over
+    ranks here: the Trainer does.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Task(TaskHooks, nn.Module):
 
         Returns:
             A scalar with grad. A dict may hold "num_samples" too (a number or a scalar tensor): the batch's weight
-            among the step's batches, where it is not the number of samples (tokens, say).
+            among the step's batches, if it is not the number of samples (tokens, for example).
         """
         raise TaskError(_missing(self, "training_step", "return the loss"))
 
@@ -70,7 +70,7 @@ class Task(TaskHooks, nn.Module):
 
         With several loaders, take a third argument `dataloader_idx`; names then get the suffix "/dataloader_idx_N".
         """
-        raise TaskError(_missing(self, "validation_step", "log what you want to know"))
+        raise TaskError(_missing(self, "validation_step", "log values"))
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         """Like `validation_step`, for `test`. By default it is `validation_step`."""
@@ -84,30 +84,32 @@ class Task(TaskHooks, nn.Module):
         """Return an optimizer, or any of Lightning's forms: a list, (optimizers, schedulers), or
         {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency", "monitor"}}.
         """
-        raise TaskError(_missing(self, "configure_optimizers", "return torch.optim.SGD(self.parameters(), lr=0.1), say"))
+        raise TaskError(
+            _missing(self, "configure_optimizers", "return an optimizer, as torch.optim.SGD(self.parameters(), lr=0.1)")
+        )
 
     def _log_to(self, target: LogTarget | None) -> None:
         self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch
 
-    # -- data, where no DataModule brings it ------------------------------------------------------------------------
+    # -- data, without a DataModule ---------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Download or unpack; called on the first rank of each host only. Set no attributes here."""
 
     def train_dataloader(self) -> Any:
-        """Return what `fit` trains on."""
+        """Return the training data of `fit`."""
         return None
 
     def val_dataloader(self) -> Any:
-        """Return what `fit` and `validate` evaluate on."""
+        """Return the validation data."""
         return None
 
     def test_dataloader(self) -> Any:
-        """Return what `test` evaluates on."""
+        """Return the test data."""
         return None
 
     def predict_dataloader(self) -> Any:
-        """Return what `predict` runs on."""
+        """Return the data of `predict`."""
         return None
 
     # -- to call ----------------------------------------------------------------------------------------------------
@@ -128,14 +130,14 @@ class Task(TaskHooks, nn.Module):
         Args:
             name: as "train/loss" or "val/acc".
             value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object that
-                was called or updated with the batch: it is combined over all ranks at the epoch's end, and reset.
+                was called or updated with the batch: combined over all ranks at the epoch's end, and reset.
             prog_bar: show it in the progress bar.
             on_step: log this rank's value of the step, each `log_every_n_steps`; for training: an evaluation logs no steps.
                 Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
             reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
-            batch_size: the weight of this value, where it is not the number of samples of the batch.
-            other: nothing; what Lightning's `log` takes beside these is answered with what to do.
+            batch_size: the weight of this value, if it is not the number of samples of the batch.
+            other: none; the error for an argument of Lightning's `log` names the replacement.
 
         Raises:
             TaskError: called outside a step, or with other arguments, or the value is not one number.
@@ -146,15 +148,15 @@ class Task(TaskHooks, nn.Module):
         target = self._log_target
         if target is None:
             raise TaskError(
-                f"log('{name}', ...) was called outside training_step, validation_step and test_step, where a value has no "
-                "samples to be averaged over. Log it there: an epoch's value is the mean over all samples, and a torchmetrics "
-                "object is logged as it is."
+                f"log('{name}', ...) was called outside training_step, validation_step and test_step, so there are no samples "
+                "to average it over. Log it there: an epoch's value is the mean over all samples, and a torchmetrics object "
+                "is logged as it is."
             )
-        if is_metric(value):  # it is an epoch's value by its nature
+        if is_metric(value):  # an epoch's value by default
             on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
         if on_step and on_epoch is False and target.on_epoch:
             raise TaskError(
-                f"log('{name}', ..., on_step=True, on_epoch=False): an evaluation logs no steps, so that this goes nowhere. "
+                f"log('{name}', ..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. "
                 "Leave both out to log the mean of all samples."
             )
         target.table.add(
@@ -178,10 +180,10 @@ class Task(TaskHooks, nn.Module):
             print(*values, **options)
 
     def save_hyperparameters(self, *names: str, ignore: tuple[str, ...] = ()) -> None:
-        """Keep the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
+        """Save the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
 
         Args:
-            names: the arguments to keep; all when none are given.
+            names: the arguments to save. Default: all.
             ignore: arguments to leave out.
         """
         frame = inspect.currentframe()
@@ -194,7 +196,7 @@ class Task(TaskHooks, nn.Module):
 
     @property
     def trainer(self) -> RunView:
-        """The run of this Task: what hooks receive as `trainer`, too.
+        """The run of this Task; hooks receive it as `trainer`.
 
         Raises:
             TaskError: no Trainer runs it yet.
@@ -205,7 +207,7 @@ class Task(TaskHooks, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -216,7 +218,7 @@ class Task(TaskHooks, nn.Module):
 
     @property
     def current_epoch(self) -> int:
-        """The epoch that is going on, from 0."""
+        """The epoch in progress, from 0."""
         return self.trainer.current_epoch
 
 
@@ -225,10 +227,10 @@ def _missing(task: Task, method: str, what: str) -> str:
 
 
 def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
-    """Return the task where it is a Task that defines the methods.
+    """Return the task after checking that it is a Task and defines the methods.
 
     Raises:
-        TaskError: it is not, or does not.
+        TaskError: it is none, or a method is missing.
     """
     if not isinstance(task, Task):
         raise TaskError(f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of nn.Module).")
@@ -239,15 +241,15 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
             near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
             hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
             what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}
-            raise TaskError(_missing(task, method, what.get(method, "log what you want to know")) + hint)
+            raise TaskError(_missing(task, method, what.get(method, "log values")) + hint)
     return task
 
 
 def loss_of(outputs: Any, task: Task) -> Tensor:
-    """Return the loss in what `training_step` returned, as a scalar.
+    """Return the loss from `training_step`'s result, as a scalar.
 
     Raises:
-        TaskError: there is none, or none that can be trained on.
+        TaskError: there is none, it is not one number, or it has no grad.
     """
     loss = outputs if isinstance(outputs, Tensor) else outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     name = f"{type(task).__name__}.training_step"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class TaskHooks:
-    """Override what you need; what is left alone costs nothing."""
+    """Override the hooks that you need; the others cost nothing."""
 
     def setup(self, stage: str) -> None:
         """Before anything of `stage` runs."""
@@ -18,10 +18,10 @@ class TaskHooks:
         """After everything of `stage` has run."""
 
     def on_fit_start(self) -> None:
-        """Everything is built and on its device."""
+        """After everything is built and on its device."""
 
     def on_fit_end(self) -> None:
-        """The last hook of a fit that ended well."""
+        """The last hook of a successful fit."""
 
     def on_train_start(self) -> None:
         """Before the first epoch."""
@@ -72,7 +72,7 @@ class TaskHooks:
         """After a prediction."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add plain values and tensors to what a checkpoint keeps."""
+        """Add plain values and tensors to a checkpoint."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read them back."""

@@ -1,7 +1,9 @@
 """RunView: what hooks see of a run, under the argument name `trainer`; `Task.trainer` is the same.
 
-Lightning's names where the meaning is Lightning's, then the services that callbacks use. run/run.py's Run implements it.
+It has Lightning's names if the meaning is Lightning's, and the services that callbacks use. run/run.py's Run implements and
+documents it.
 """
+# ruff: noqa: D102
 
 from __future__ import annotations
 
@@ -25,68 +27,46 @@ from trainkit.optim.schedule import LearningRates
 
 
 class Agreement(Protocol):
-    """A question to rank 0, as run/coordinator.py answers it.
-
-    Attributes:
-        agreed: set on all ranks at the same step, once rank 0 answered yes; clear it to ask again.
-    """
+    """A question to rank 0. `agreed` is set on all ranks at the same step, once rank 0 answered yes; clear it to ask again."""
 
     agreed: bool
 
 
 class Coordination(Protocol):
-    """What all ranks agree on at the same step.
-
-    Attributes:
-        now: seconds since the start by rank 0's clock, the same on all ranks; at most about half a second old.
-    """
+    """See run/coordinator.py. `now` is rank 0's clock in seconds since the start, the same on all ranks, at most 0.5 s old."""
 
     now: float
 
-    def sync_clock(self) -> float:
-        """Bring `now` up to date and return it, by a message. Call it on all ranks."""
-
-    def expect_new_pace(self) -> None:
-        """Exchange at the next round: rounds are of another kind from here on. Call it on all ranks."""
-
-    def register(self, name: str, ask: Callable[[], bool]) -> Agreement:
-        """Ask rank 0 about twice a second from now on. Call it on all ranks, in the same order."""
+    def sync_clock(self) -> float: ...
+    def expect_new_pace(self) -> None: ...
+    def register(self, name: str, ask: Callable[[], bool]) -> Agreement: ...
 
 
 class Evaluation(Protocol):
-    """The validations of a fit.
-
-    Attributes:
-        num_validations: that have run.
-        names: of the values that validation logged.
-        prog_bar_names: of the values that are meant for the progress bar, training's included.
-        num_batches: of this rank in the evaluation in progress, if known.
-    """
+    """See run/evaluator.py."""
 
     num_validations: int
     names: set[str]
     num_batches: int | None
 
     @property
-    def prog_bar_names(self) -> set[str]:
-        """See the class."""
-
+    def prog_bar_names(self) -> set[str]: ...
     @property
-    def is_awaited(self) -> bool:
-        """Whether there is validation data, and no validation has run yet."""
-
-    def validate(self) -> Mapping[str, float]:
-        """Validate inside a fit and return the logged values; empty without validation data. Call it on all ranks."""
+    def is_awaited(self) -> bool: ...
+    def validate(self) -> Mapping[str, float]: ...
 
 
 class Commits(Protocol):
     """What an elastic run keeps in memory; see run/elastic.py."""
 
-    def begin(self) -> None:
-        """Handle signals from here on, and commit. Call it on all ranks when training starts."""
+    def begin(self) -> None: ...
+    def commit(self) -> None: ...
 
-    def commit(self) -> None:
-        """Keep in memory what a checkpoint would hold. Call it on all ranks."""
+
+class HookTable(Protocol):
+    """See api/dispatch.py."""
+
+    def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None: ...
 
 
 class RunView(Protocol):
@@ -101,95 +81,63 @@ class RunView(Protocol):
     precision: Precision
     checkpoints: CheckpointManager
 
-    @property
-    def task(self) -> nn.Module: ...  # noqa: D102
-    @property
-    def global_step(self) -> int: ...  # noqa: D102
-    @property
-    def current_epoch(self) -> int: ...  # noqa: D102
-    @property
-    def max_epochs(self) -> int | None: ...  # noqa: D102
-    @property
-    def max_steps(self) -> int | None: ...  # noqa: D102
-    @property
-    def should_stop(self) -> bool: ...  # noqa: D102
-    @property
-    def sanity_checking(self) -> bool: ...  # noqa: D102
-    @property
-    def is_global_zero(self) -> bool: ...  # noqa: D102
-    @property
-    def global_rank(self) -> int: ...  # noqa: D102
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-    @property
-    def coordinator(self) -> Coordination: ...  # noqa: D102
-    @property
-    def evaluator(self) -> Evaluation: ...  # noqa: D102
-    @property
-    def elastic(self) -> Commits | None: ...  # noqa: D102
-
     train_feed: Feed
     batch_plan: BatchPlan
     optimizers: Sequence[torch.optim.Optimizer]
     rates: LearningRates
 
+    # Read-only: a Run has a subtype of each.
     @property
-    def total_steps(self) -> int | None: ...  # noqa: D102
+    def task(self) -> nn.Module: ...
     @property
-    def estimated_stepping_batches(self) -> int: ...  # noqa: D102
+    def hooks(self) -> HookTable: ...
     @property
-    def step_clock(self) -> Any: ...  # noqa: D102
+    def coordinator(self) -> Coordination: ...
+    @property
+    def evaluator(self) -> Evaluation: ...
+    @property
+    def elastic(self) -> Commits | None: ...
 
-    def request_stop(self, reason: str) -> None:
-        """End training after the current step. Call it on all ranks at the same step."""
+    @property
+    def global_step(self) -> int: ...
+    @property
+    def current_epoch(self) -> int: ...
+    @property
+    def max_epochs(self) -> int | None: ...
+    @property
+    def max_steps(self) -> int | None: ...
+    @property
+    def should_stop(self) -> bool: ...
+    @property
+    def sanity_checking(self) -> bool: ...
+    @property
+    def is_global_zero(self) -> bool: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def total_steps(self) -> int | None: ...
+    @property
+    def estimated_stepping_batches(self) -> int: ...
 
-    def say(self, text: str) -> None:
-        """Print on rank 0."""
-
-    def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers."""
-
-    def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call of a hook; see Hooks.wrap."""
-
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
+    def request_stop(self, reason: str) -> None: ...
+    def say(self, text: str) -> None: ...
+    def log_metrics(self, values: dict[str, float]) -> None: ...
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None: ...
 
 
 class CheckpointPolicy(Protocol):
-    """A callback that decides which checkpoints are written, and which stay; ModelCheckpoint is one.
-
-    Attributes:
-        store: where its checkpoints are.
-        dirpath: the folder that the user chose, if any.
-        save_weights_only: whether a run cannot resume from them.
-        last_model_path: the newest one; "" before the first.
-    """
+    """A callback that decides which checkpoints are written, and which stay; ModelCheckpoint is one, and documents it."""
 
     dirpath: str | None
     save_weights_only: bool
 
-    def store_of(self, run_dir: Path) -> Store:
-        """Return where its checkpoints are in a run with this folder."""
-
+    def store_of(self, run_dir: Path) -> Store: ...
     @property
-    def last_model_path(self) -> str: ...  # noqa: D102
-
-    def save_now(self, trainer: RunView) -> bool:
-        """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
-
-    def renew(self) -> None:
-        """Save again when a save is due, though no step was taken: the weights were changed."""
-
-
-class ElasticSettings(Protocol):
-    """A callback that asks for an elastic run; Elastic is one.
-
-    Attributes:
-        commit_every_n_steps: steps between two commits.
-    """
-
-    commit_every_n_steps: int
+    def last_model_path(self) -> str: ...
+    def save_now(self, trainer: RunView) -> bool: ...
+    def renew(self) -> None: ...
 
 
 def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
@@ -197,6 +145,11 @@ def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
     return [callback for callback in callbacks if hasattr(callback, "save_now")]
 
 
-def elastic_settings(callbacks: Sequence[Any]) -> ElasticSettings | None:
-    """Return the callback that asks for an elastic run, if any."""
-    return next((callback for callback in callbacks if hasattr(callback, "commit_every_n_steps")), None)
+def asks_for_elastic(callbacks: Sequence[Any]) -> bool:
+    """Return whether a callback asks for an elastic run; Elastic does."""
+    return any(hasattr(callback, "commit_every_n_steps") for callback in callbacks)
+
+
+def step_clock_of(trainer: RunView) -> Any:
+    """Return the StepClock among the callbacks; it is there if one of them has `uses_step_clock`."""
+    return next(callback for callback in trainer.callbacks if callback.is_step_clock)

@@ -1,51 +1,26 @@
 """Callbacks that come with trainkit."""
 
-from trainkit.callbacks.averaging.ema import EMA
-from trainkit.callbacks.averaging.swa import StochasticWeightAveraging
-from trainkit.callbacks.checkpoint import ModelCheckpoint
-from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule
-from trainkit.callbacks.device_stats_monitor import DeviceStatsMonitor
-from trainkit.callbacks.divergence_guard import DivergenceGuard
-from trainkit.callbacks.early_stopping import EarlyStopping
-from trainkit.callbacks.elastic import Elastic
-from trainkit.callbacks.fault_injection import FaultInjection
-from trainkit.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
-from trainkit.callbacks.goodput import Goodput
-from trainkit.callbacks.gradient_monitor import GradientMonitor
-from trainkit.callbacks.learning_rate_monitor import LearningRateMonitor
-from trainkit.callbacks.model_summary.model_summary import ModelSummary
-from trainkit.callbacks.profiler import PyTorchProfiler, SimpleProfiler
-from trainkit.callbacks.progress.progress import ProgressBar
-from trainkit.callbacks.spike_detection.spike_detection import SpikeDetection
-from trainkit.callbacks.stragglers import Stragglers
-from trainkit.callbacks.throughput import ThroughputMonitor
-from trainkit.callbacks.timeline.timeline import Timeline
-from trainkit.callbacks.timer import Timer
-from trainkit.callbacks.watchdog.watchdog import Watchdog
-
-__all__ = [
-    "BackboneFinetuning",
-    "BaseFinetuning",
-    "CrashCapsule",
-    "DeviceStatsMonitor",
-    "DivergenceGuard",
-    "EMA",
-    "EarlyStopping",
-    "Elastic",
-    "FaultInjection",
-    "Goodput",
-    "GradientMonitor",
-    "LearningRateMonitor",
-    "ModelCheckpoint",
-    "ModelSummary",
-    "ProgressBar",
-    "PyTorchProfiler",
-    "SimpleProfiler",
-    "SpikeDetection",
-    "StochasticWeightAveraging",
-    "Stragglers",
-    "ThroughputMonitor",
-    "Timeline",
-    "Timer",
-    "Watchdog",
-]
+from trainkit.callbacks.averaging.ema import EMA as EMA
+from trainkit.callbacks.averaging.swa import StochasticWeightAveraging as StochasticWeightAveraging
+from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
+from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule as CrashCapsule
+from trainkit.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor
+from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
+from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from trainkit.callbacks.elastic import Elastic as Elastic
+from trainkit.callbacks.fault_injection import FaultInjection as FaultInjection
+from trainkit.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
+from trainkit.callbacks.finetuning import BaseFinetuning as BaseFinetuning
+from trainkit.callbacks.goodput import Goodput as Goodput
+from trainkit.callbacks.gradient_monitor import GradientMonitor as GradientMonitor
+from trainkit.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
+from trainkit.callbacks.model_summary.model_summary import ModelSummary as ModelSummary
+from trainkit.callbacks.profiler import PyTorchProfiler as PyTorchProfiler
+from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
+from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
+from trainkit.callbacks.spike_detection.spike_detection import SpikeDetection as SpikeDetection
+from trainkit.callbacks.stragglers import Stragglers as Stragglers
+from trainkit.callbacks.throughput import ThroughputMonitor as ThroughputMonitor
+from trainkit.callbacks.timeline.timeline import Timeline as Timeline
+from trainkit.callbacks.timer import Timer as Timer
+from trainkit.callbacks.watchdog.watchdog import Watchdog as Watchdog

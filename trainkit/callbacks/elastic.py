@@ -1,4 +1,4 @@
-"""Elastic: a run goes on in its living processes when ranks die, leave or come."""
+"""Elastic: a run continues in its living processes when ranks die, leave or join."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from trainkit.arguments import PositiveInt, checked
 
 @checked
 class Elastic(Callback):
-    """Keeps what a checkpoint would hold in the memory of each process, so that a run survives the loss of others.
+    """Commits the run's state to the memory of each process, so that it survives the loss of other ranks.
 
-    Started by an elastic horovodrun (`--min-np`, `--host-discovery-script`), the processes that live go on from the last
-    commit, with the ranks that there are then. Elsewhere nothing is kept in memory, and a run that is started again, at
-    whatever number of ranks, goes on from its checkpoint.
+    In a job that an elastic horovodrun started (`--min-np`, `--host-discovery-script`) the living processes resume from the
+    last commit, with the ranks there are then. Elsewhere nothing is committed, and a run that is started again, at any number
+    of ranks, resumes from its checkpoint. In both cases the samples of a step, the learning rate and the schedule stay those
+    of the run's beginning, and each sample of an epoch counts once. Streams (iterables) cannot be dealt again: a step takes
+    nearly as many of their batches, and samples of the epoch in which ranks change may be left out or come again; a message
+    says so.
 
-    In both cases the samples of a step, the learning rate and the schedule stay those of the run's beginning, and each sample
-    of an epoch counts once. Streams (iterables) cannot be dealt anew: a step takes nearly as many of their batches, and of the
-    epoch in which ranks change samples may be left out or come again; it is told.
-
-    A process that comes later starts the script from its top: an elastic script has one fit, and begins with it.
-
-    After each change a fit's beginning is gone through again on all ranks: configure_optimizers, dataloaders, and hooks from
-    on_fit_start to on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are
-    called once a process. What the Task keeps in attributes of its own is not put back, as with a checkpoint: what a validation
-    gathers in a list is to be cleared in on_validation_start.
+    A process that joins later starts the script from its top: an elastic script has one fit, and begins with it. After each
+    change all ranks repeat the beginning of the fit: configure_optimizers, dataloaders, hooks from on_fit_start to
+    on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are called once a
+    process. Attributes of the Task are not restored, as with a checkpoint: clear a list that a validation gathers in
+    on_validation_start.
 
     Args:
-        commit_every_n_steps: steps between two commits: what is lost with a rank, at most. A commit costs a copy of weights
-            and optimizer state into host memory, and one gathering of each rank's random numbers and epoch means.
+        commit_every_n_steps: steps between two commits; the loss of a rank costs at most as many. A commit copies weights and
+            optimizer state to host memory, and gathers each rank's random numbers and epoch means.
     """
 
-    runs_last = True  # it keeps what the others, and the Task's own hooks, did
+    runs_last = True  # a commit includes the effects of the other callbacks' and the Task's hooks
 
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
         self.commit_every_n_steps = commit_every_n_steps

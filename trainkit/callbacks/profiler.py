@@ -48,7 +48,7 @@ class SimpleProfiler(Callback):
             self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
             self._began = time.perf_counter()
             if self._is_timed:
-                trainer.wrap_hooks(self._around)
+                trainer.hooks.wrap(self._around)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Start the wait for data."""

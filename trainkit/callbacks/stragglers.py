@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import Times
 from trainkit.errors import ConfigError
@@ -99,14 +99,14 @@ class Stragglers(Callback):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset."""
-        self._before = trainer.step_clock.read()
+        self._before = step_clock_of(trainer).read()
         self._reported: set[tuple[int, str]] = set()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Compare every `every_n_steps` steps."""
         assert self._before is not None, "training has begun"
-        if trainer.world_size > 1 and trainer.step_clock.steps - self._before.steps >= self.every_n_steps:
-            times = trainer.step_clock.read()
+        if trainer.world_size > 1 and step_clock_of(trainer).steps - self._before.steps >= self.every_n_steps:
+            times = step_clock_of(trainer).read()
             self._compare(trainer, times - self._before)
             self._before = times
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trainkit.api.callback import Callback
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.model_summary.layers import flop_counter
 from trainkit.callbacks.step_clock import is_log_step, write
@@ -153,7 +153,7 @@ class ThroughputMonitor(Callback):
             samples = engine.comm.sum_number(self._samples)
         if self.length_fn is not None:
             items = engine.comm.sum_number(self._items)
-        times = trainer.step_clock.read()  # waits for the device, so that the time fits the samples
+        times = step_clock_of(trainer).read()  # waits for the device, so that the time fits the samples
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 
     def _values(self, trainer: RunView, before: _Mark, now: _Mark) -> dict[str, float]:
@@ -162,7 +162,7 @@ class ThroughputMonitor(Callback):
         values = {"samples_per_s": rate}
         if self.length_fn is not None:
             values["items_per_s"] = (now.items - before.items) / seconds
-        values |= percentiles(list(trainer.step_clock.durations)[before.step - now.step :])
+        values |= percentiles(list(step_clock_of(trainer).durations)[before.step - now.step :])
         parts = (now.times - before.times).seconds
         total = max(1e-9, sum(parts.values()))
         values |= {f"{part}_share": parts[part] / total for part in ("data", "communication")}

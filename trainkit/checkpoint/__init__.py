@@ -1,1 +1,1 @@
-"""Checkpoints: the format (format.py), and what of a run goes in and comes back (contents.py)."""
+"""Checkpoints: the format (format.py), and saving and restoring of a run (manager.py)."""

@@ -1,7 +1,7 @@
-"""Batches as tensors and plain values alone, and back: what a reader that runs no code can build again.
+"""Batches as tensors and plain values, and back: a reader rebuilds them without running code.
 
-Each value is a tuple that begins with its kind. Named tuples come back as such, with their fields and another class; an object
-of any other class does not, and says which it was.
+Each value is a tuple that begins with its kind. Named tuples are rebuilt with their fields and another class; an object of any
+other class is not saved, only its class name.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def unpack(packed: tuple[Any, ...], place: str = "batch") -> Any:
     """Return the batch that was packed.
 
     Args:
-        packed: what `pack` returned.
-        place: how to call it in an error.
+        packed: the result of `pack`.
+        place: its name in errors.
 
     Raises:
-        CheckpointError: an object of it could not be kept.
+        CheckpointError: it contains an object that could not be saved.
     """
     kind, *rest = packed
     if kind in ("tensor", "value"):
@@ -58,8 +58,8 @@ def unpack(packed: tuple[Any, ...], place: str = "batch") -> Any:
         return {key: unpack(item, f"{place}[{key!r}]") for key, item in rest[0]}
     if kind == "other":
         raise CheckpointError(
-            f"{place} was a {rest[0]}, which a capsule does not keep: it holds tensors, numbers and texts in tuples, lists and "
-            "mappings. Let the loader (its collate_fn) return such a batch."
+            f"{place} was a {rest[0]}, which a capsule cannot save: it holds tensors, numbers and strings in tuples, lists and "
+            "mappings. Return such a batch from the loader (its collate_fn)."
         )
     items = [unpack(item, f"{place}[{i}]") for i, item in enumerate(rest[-1])]
     if kind == "named":

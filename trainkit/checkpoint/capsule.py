@@ -1,10 +1,10 @@
-"""A capsule's folder: what is in it, and how it is read without running anything of it.
+"""A capsule's folder: its contents, and how it is read without running code from it.
 
 step=180-rank=1/
     step.pt               the microbatches of this rank's step, each with the random states before it and its loss; the loss
-                          scale: tensors and plain values alone
-    weights.safetensors   weights and buffers as the step began, where they were still there
-    manifest.json         what this is, for people too; sizes and SHA-256 of the others; written last
+                          scale: tensors and plain values only
+    weights.safetensors   weights and buffers at the step's beginning, if they were still available
+    manifest.json         a readable description; sizes and SHA-256 of the other files; written last
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FOLDER = "capsules"  # in the run's folder
 
 @dataclass(frozen=True)
 class Capsule:
-    """What was read.
+    """A capsule that was read.
 
     Attributes:
-        folder: where it lies.
+        folder: its path.
         about: the manifest.
         step: the content of step.pt.
     """
@@ -44,15 +44,15 @@ class Capsule:
 
     @property
     def weights(self) -> Path | None:
-        """The file of the step's own weights, where it has them."""
+        """The file of the step's own weights, or None."""
         return self.folder / WEIGHTS if WEIGHTS in self.about["files"] else None
 
 
 def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:
-    """Write a capsule, as a whole or not at all; one of the same name goes.
+    """Write a capsule, as a whole or not at all; replaces one of the same name.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the write failed.
     """
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -60,7 +60,7 @@ def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weigh
     try:
         try:
             torch.save(dict(step), draft / STEP)
-        except RuntimeError as error:  # what its writer says of a full disk
+        except RuntimeError as error:  # torch's writer raises it on a full disk
             raise OSError(f"{STEP}: {error}") from error
         if weights is not None:
             write_safetensors(draft / WEIGHTS, *find_aliases(weights))
@@ -87,7 +87,7 @@ def read(path: str | Path) -> Capsule:
         files = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in about["files"].items()}
         missing = {"step", "epoch", "rank", "world_size", "settings", "num_samples"} - about.keys()
         if missing or STEP not in files:
-            raise ValueError(f"it does not say {', '.join(sorted(missing)) or STEP}")
+            raise ValueError(f"it lacks {', '.join(sorted(missing)) or STEP}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole capsule: its {MANIFEST} cannot be read ({error}).") from error
     for name, (size, digest) in files.items():
@@ -102,7 +102,7 @@ def read(path: str | Path) -> Capsule:
 def _load(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # it does, and that is well
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
             step: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]
@@ -111,7 +111,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _missing(folder: Path) -> str:
-    """Say what is wrong with a path, and which capsules there are near it."""
+    """Describe the fault of a path, and list capsules near it."""
     what = f"capsule is '{folder}', and there is no such folder" if not folder.exists() else f"'{folder}' is no capsule"
     near = sorted({path.parent for pattern in (f"*/{MANIFEST}", f"{FOLDER}/*/{MANIFEST}") for path in folder.glob(pattern)})
     if not near:

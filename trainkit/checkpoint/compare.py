@@ -1,13 +1,13 @@
-"""What differs between two checkpoints, in words.
+"""The differences of two checkpoints, in words.
 
     differences   the parts that differ
-    compare       all parts, equal ones too, each with how much was compared
-    unsteady      what a callback or a task keeps that two equal runs do not share, a time for instance
+    compare       all parts, equal ones too, each with the number of things compared
+    unsteady      values of callbacks and tasks that differ between two equal runs, as a time does
       _values     a checkpoint as part -> name in words -> value
       _first      the first value that differs, leaf by leaf, and how
 
-At the same number of ranks everything must be equal bit for bit. At another one (`rounding`) sums are made in another
-order: tensors and rates are then compared within BOUNDS, and what is by nature of each rank is not compared.
+At the same number of ranks everything must be equal bit for bit. At another one (`rounding`) the order of sums changes:
+tensors and rates are compared within BOUNDS, and rank-local state is not compared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from trainkit.checkpoint.format import load_training, read_state
 
-# The largest difference allowed at another number of ranks, as a share of the tensor's largest element: what a few steps
-# of sums in another order lead to, and some digits to spare. What a restart loses moves weights by more.
+# The largest difference allowed at another number of ranks, as a share of the tensor's largest element: the effect of a
+# few steps of sums in another order, and some digits to spare. State lost in a restart moves weights by more.
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
-# part -> what is counted in it
+# part -> unit of its count
 _PARTS = {
     "weights": "tensors",
     "buffers": "tensors",
@@ -43,15 +43,15 @@ _PARTS = {
 }
 _BOUNDED = ("weights", "buffers", "optimizer state", "schedules")
 _OF_RANKS = ("random states", "metrics so far", "callbacks", "kept by hooks")
-# Parts that others fill, with whatever they like.
+# Parts with arbitrary contents.
 _OTHERS = ("callbacks", "kept by hooks")
-# Which checkpoints are on disk is of the folder, not of the training.
+# The list of checkpoints on disk is state of the folder, not of the training.
 _PLACES = {"ModelCheckpoint": ("kept", "best", "last", "dropping")}
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the numbers in a checkpoint stand for; without it all tensors are weights, and states have numbers.
+    """Names for a checkpoint's numbers; without them all tensors are weights, and states are numbered.
 
     Attributes:
         parameters: names in the state_dict that are parameters; the others are buffers.
@@ -68,10 +68,10 @@ class Compared:
 
     Attributes:
         what: the part, as "weights".
-        count: how many things were compared.
-        unit: what was counted, as "tensors".
-        first: the first difference in words, or None where there is none.
-        left_out: why it was not compared, or None.
+        count: the number of things compared.
+        unit: their unit, as "tensors".
+        first: the first difference in words, or None.
+        left_out: the reason for not comparing it, or None.
     """
 
     what: str
@@ -94,18 +94,18 @@ def compare(
     Args:
         a: a checkpoint's folder.
         b: another's.
-        rounding: they are of different numbers of ranks: equal within BOUNDS, and without what is of each rank.
-        names: what to call parameters.
-        ignored: what is passed over, as `unsteady` names it.
+        rounding: their numbers of ranks differ: compare within BOUNDS, and without rank-local state.
+        names: names of the parameters.
+        ignored: values to skip, as named by `unsteady`.
 
     Raises:
-        CheckpointError: one of them holds weights alone, or is damaged.
+        CheckpointError: one of them holds only weights, or is damaged.
     """
     left, right = (_values(folder, names, rounding) for folder in (a, b))
     parts = []
     for what, unit in _PARTS.items():
         if rounding and what in _OF_RANKS:
-            parts.append(Compared(what, 0, unit, left_out="of each rank, and the ranks are others"))
+            parts.append(Compared(what, 0, unit, left_out="local to a rank, and the ranks differ"))
             continue
         one, other = ({k: v for k, v in side[what].items() if k not in ignored} for side in (left, right))
         if one or other:
@@ -115,7 +115,7 @@ def compare(
 
 
 def unsteady(a: Path, b: Path) -> list[str]:
-    """Return what callbacks and tasks keep in which two checkpoints differ that should be equal."""
+    """Return the values of callbacks and tasks that differ in two checkpoints that should be equal."""
     left, right = (_values(folder, None, False) for folder in (a, b))
     return [key for what in _OTHERS for key, value in left[what].items() if _first(value, right[what].get(key), None)]
 
@@ -130,8 +130,8 @@ Bounds = Mapping[torch.dtype, float] | None
 
 def _first(a: Any, b: Any, bounds: Bounds) -> str | None:
     for place, left, right in _leaves(a, b, ""):
-        if (told := _unlike(left, right, bounds)) is not None:
-            return f"{place}: {told}" if place else told
+        if (text := _unlike(left, right, bounds)) is not None:
+            return f"{place}: {text}" if place else text
     return None
 
 
@@ -144,19 +144,19 @@ _NOTHING = _Nothing()
 
 
 def _leaves(a: Any, b: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the leaves of two nested values side by side, each with its place; what one lacks is _NOTHING there."""
+    """Yield the leaves of two nested values side by side, each with its place; _NOTHING stands for a missing one."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
             yield from _leaves(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{place}.{key}" if place else str(key))
     elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and max(len(a), len(b)) <= 16:
         for i in range(max(len(a), len(b))):
             yield from _leaves(a[i] if i < len(a) else _NOTHING, b[i] if i < len(b) else _NOTHING, f"{place}[{i}]")
-    else:  # a long list is one value to a reader: the numbers of a generator's state
+    else:  # a long list is one value: the numbers of a generator's state
         yield place, a, b
 
 
 def _unlike(a: Any, b: Any, bounds: Bounds) -> str | None:
-    """Say how two leaves differ, or return None. Without bounds not even the sign of a zero may."""
+    """Describe the difference of two leaves, or return None. Without bounds the sign of a zero counts."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return _unlike_tensors(a, b, bounds)
     if isinstance(a, float) and isinstance(b, float):
@@ -164,7 +164,7 @@ def _unlike(a: Any, b: Any, bounds: Bounds) -> str | None:
         same = near or struct.pack("d", a) == struct.pack("d", b) or (math.isnan(a) and math.isnan(b))
         return None if same else f"{a!r} and {b!r}"
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        found = [told for x, y in zip(a, b, strict=True) if (told := _first(x, y, bounds))]
+        found = [text for x, y in zip(a, b, strict=True) if (text := _first(x, y, bounds))]
         return f"{len(found)} of {len(a)} numbers differ, the first: {found[0]}" if found else None
     return None if type(a) is type(b) and a == b else f"{_shown(a)} and {_shown(b)}"
 
@@ -184,7 +184,7 @@ def _unlike_tensors(a: Tensor, b: Tensor, bounds: Bounds) -> str | None:
         return None
     bound = None
     if bounds is None or not a.is_floating_point():
-        # By their bits: NaN is like NaN, and 0 is unlike -0.
+        # By their bits: NaN equals NaN, and 0 differs from -0.
         unlike = (left.view(torch.uint8) != right.view(torch.uint8)).reshape(len(left), -1).any(1)
     else:
         bound = bounds[a.dtype] * float(left.nan_to_num(0.0, 0.0, 0.0).abs().max())
@@ -195,8 +195,8 @@ def _unlike_tensors(a: Tensor, b: Tensor, bounds: Bounds) -> str | None:
         return None
     first = int(places[0])
     where = f" at {[int(i) for i in torch.unravel_index(places[0], a.shape)]}" if a.dim() else ""
-    told = f"{len(places)} of {len(left)} elements differ, the first{where}: {left[first].item()!r} and {right[first].item()!r}"
-    return told if bound is None else f"{told} (allowed: {bound:.1e})"
+    text = f"{len(places)} of {len(left)} elements differ, the first{where}: {left[first].item()!r} and {right[first].item()!r}"
+    return text if bound is None else f"{text} (allowed: {bound:.1e})"
 
 
 def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict[str, Any]]:
@@ -210,7 +210,7 @@ def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict
         "optimizer state": _optimizers(training["optimizers"], names),
         "schedules": {f"schedule, {key}": value for key, value in training["rates"].items()},
         "loss scale": {f"loss scale, {key}": value for key, value in training["scaler"].items()},
-        # A rank's microbatches are others where the ranks are.
+        # A rank's microbatches change with the number of ranks.
         "counters": {f"counter {key}": value for key, value in counters if not (rounding and key == "batch_idx")},
         "random states": _by_rank(training["random"], "random state"),
         "metrics so far": _by_rank(training.get("metrics", []), "metrics")

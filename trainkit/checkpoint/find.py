@@ -1,7 +1,7 @@
-"""Which checkpoint is meant, and is it whole: "last", "best", "auto", a folder or a URL.
+"""Finds and verifies a checkpoint: "last", "best", "auto", a folder or a URL.
 
-`last` and `auto` take the newest that is whole: a damaged one is named, and the one before it is taken. What was asked
-for by its own name, or as the best, is taken or refused.
+`last` and `auto` take the newest complete checkpoint: a damaged one is named, and the one before it is taken. A checkpoint
+requested by name, or as the best, is loaded or raises.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OTHER = "Take another one: ckpt_path=PATH."
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint whose weights are in the model.
+    """A checkpoint with its weights loaded into the model.
 
     Attributes:
-        path: where it lies.
-        training: what was saved beside the weights, where it was asked for.
+        path: its path or URL.
+        training: the state saved beside the weights, if requested.
     """
 
     path: str
@@ -36,25 +36,25 @@ class Loaded:
 
 
 def load(
-    ckpt_path: str, stores: Sequence[Store], model: nn.Module, resume: bool, tell: Callable[[str], None] = print
+    ckpt_path: str, stores: Sequence[Store], model: nn.Module, resume: bool, say: Callable[[str], None] = print
 ) -> Loaded | None:
     """Find a checkpoint, verify it, and load its weights into the model.
 
     Args:
         ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder, or a URL.
-        stores: where this run's checkpoints lie.
-        model: gets the weights.
-        resume: whether a run is to go on from it: those with weights alone do not count, and `training` is read.
-        tell: is called with a sentence for each that is damaged and passed over.
+        stores: locations of this run's checkpoints.
+        model: receives the weights.
+        resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads `training`.
+        say: prints a sentence for each damaged checkpoint that is skipped.
 
     Returns:
-        None for "auto" where there are no checkpoints.
+        None for "auto" if there are no checkpoints.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
     try:
-        with _find(ckpt_path, stores, resume, tell) as found:
+        with _find(ckpt_path, stores, resume, say) as found:
             if found is None:
                 return None
             path, folder = found
@@ -67,11 +67,11 @@ def load(
 
 @contextmanager
 def _find(
-    ckpt_path: str, stores: Sequence[Store], resume: bool, tell: Callable[[str], None]
+    ckpt_path: str, stores: Sequence[Store], resume: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
-            yield _newest(stores, resume, tell, stack, ckpt_path == "auto")
+            yield _newest(stores, resume, say, stack, ckpt_path == "auto")
             return
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
         folder = stack.enter_context(store.fetch(name))
@@ -83,9 +83,9 @@ def _find(
 
 
 def _newest(
-    stores: Sequence[Store], resume: bool, tell: Callable[[str], None], stack: ExitStack, or_none: bool
+    stores: Sequence[Store], resume: bool, say: Callable[[str], None], stack: ExitStack, or_none: bool
 ) -> tuple[str, Path] | None:
-    """Return the newest checkpoint that is whole, as (where it lies, its folder on this machine); None where none counts."""
+    """Return the newest complete checkpoint as (path or URL, its folder on this machine), or None."""
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
     weights_alone, damaged = "", False
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
@@ -93,7 +93,7 @@ def _newest(
         try:
             manifest = verify(folder)
         except CheckpointError as error:
-            tell(f"{error} The one before it is taken.")
+            say(f"{error} The one before it is taken.")
             damaged = True
             continue
         if resume and TRAINING not in manifest["files"]:
@@ -102,23 +102,23 @@ def _newest(
         return store.path_of(name), folder
     if or_none and not damaged:
         if weights_alone:
-            tell(f"{weights_alone} holds weights alone: nothing to go on from, the run begins anew.")
+            say(f"{weights_alone} holds only weights: there is nothing to resume from, a new run starts.")
         return None
     if weights_alone:
         raise CheckpointError(
-            f"{weights_alone} holds weights alone: a run cannot go on from it. It can be validated and tested, and a new run "
+            f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated and tested, and a new run "
             f"can start from its weights: init_weights={weights_alone}"
         )
     raise CheckpointError(_nothing("last", stores))
 
 
 def written(store: Store, name: str) -> str:
-    """Return when a checkpoint was written, so that text order is time's order; the latest of all where nobody can read it."""
+    """Return the time of writing as text that sorts by time; if it cannot be read, text that sorts last."""
     with store.fetch(name, manifest_alone=True) as folder:
         try:
             return str(read_manifest(folder)["written"])
         except (CheckpointError, KeyError):
-            return "unknown"  # behind all digits: tried first, and so told of
+            return "unknown"  # sorts after all digits: tried first, and so reported
 
 
 def _best(stores: Sequence[Store]) -> tuple[Store, str]:
@@ -143,11 +143,11 @@ def _named(ckpt_path: str) -> tuple[Store, str]:
     return make_store(path.parent), path.name
 
 
-def _nothing(wish: str, stores: Sequence[Store]) -> str:
+def _nothing(requested: str, stores: Sequence[Store]) -> str:
     there = sorted(name for store in stores for name in store.names())
     found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     hint = "" if there else _newest_run_hint(Path(stores[-1].place).parent)
-    return f"ckpt_path is '{wish}', and {stores[0].place} has no '{wish}' that is whole; {found}.{hint}"
+    return f"ckpt_path is '{requested}', and {stores[0].place} has no complete '{requested}'; {found}.{hint}"
 
 
 def _newest_run_hint(run_dir: Path) -> str:

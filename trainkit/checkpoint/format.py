@@ -1,12 +1,12 @@
-"""A checkpoint's folder: what is in it, how it is sealed, and how it is read without running anything of it.
+"""A checkpoint's folder: its contents, its hashes, and how it is read without running code from it.
 
     epoch=3-step=180/
-        weights.safetensors   the model; a tensor that has several names is stored once (metadata "aliases")
+        weights.safetensors   the model; a tensor with several names is stored once (metadata "aliases")
         training.pt           optimizers, schedules, counters, random states, callbacks: tensors and plain values only
-        manifest.json         what this is, for people too; sizes and SHA-256 of the others and of itself; written last
+        manifest.json         a readable description; sizes and SHA-256 of all files, its own too; written last
 
-`write` makes the files in a folder that is there, `verify` finds every bit that differs. Where folders lie and how they
-appear whole or not at all is store.py's; which one is meant is finding.py's.
+`write` writes the files into an existing folder, `verify` finds every changed bit. store.py places folders and makes them
+appear as a whole or not at all; find.py selects one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is made of, on the host.
+    """The contents of a checkpoint, on the host.
 
     Attributes:
         weights: name -> tensor, each tensor once.
-        aliases: further name -> the name under which its tensor is kept.
-        training: tensors and plain values, or None for weights alone.
+        aliases: further name -> the name under which its tensor is stored.
+        training: tensors and plain values, or None for weights only.
         about: plain values for the manifest.
     """
 
@@ -54,7 +54,7 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint's files into an empty folder, the manifest last, each on disk before this returns.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the write failed.
     """
     write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
     if snapshot.training is not None:
@@ -150,20 +150,20 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[
     """Write tensors, each once, and the further names of some in the metadata.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the write failed.
     """
     path.touch()
-    mode = path.stat().st_mode  # what the user's umask gives; safetensors lets nobody else read
+    mode = path.stat().st_mode  # by the user's umask; safetensors makes the file readable for its owner only
     try:
         whole = {name: tensor.contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(whole, path, {"format": "pt", "aliases": json.dumps(dict(aliases))})
         path.chmod(mode)
-    except SafetensorError as error:  # what its writer says of a full disk
+    except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path.name}: {error}") from error
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Load the weights into the model, all of them.
+    """Load all weights into the model.
 
     Raises:
         CheckpointError: they do not fit this model.
@@ -177,17 +177,17 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_training(folder: Path) -> dict[str, Any]:
-    """Return what was saved beside the weights, on the CPU.
+    """Return the state saved beside the weights, on the CPU.
 
     Raises:
-        CheckpointError: there is none (weights alone), or the file would run code.
+        CheckpointError: there is none (only weights), or the file would run code.
     """
     path = folder / TRAINING
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds weights alone: a run cannot go on from it. It can be validated and tested.")
+        raise CheckpointError(f"{folder} holds only weights: a run cannot resume from it. It can be validated and tested.")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # it does, and that is well
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
             training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]
@@ -205,7 +205,7 @@ def sha256_of(path: Path) -> str:
 
 
 def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's entries, on disk."""
+    """Flush a file's bytes, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -214,7 +214,7 @@ def flush(path: Path) -> None:
 
 
 def _with_seal(text: bytes, seal: str) -> bytes:
-    """Put a seal in the place of the one that the text has; it is the last entry."""
+    """Replace the text's seal, which is the last entry."""
     sealed = f'"{_SEAL}": "{seal}"'.encode()
     at = text.rfind(f'"{_SEAL}": "'.encode())
     return text[:at] + sealed + text[at + len(sealed) :]

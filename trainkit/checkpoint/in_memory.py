@@ -1,4 +1,4 @@
-"""Memory: the state of a run, kept in this process, from which it goes on when other ranks are lost."""
+"""Memory: a run's state in host memory, from which it continues after other ranks are lost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainkit.checkpoint.writer import HostCopy
 
 
 class Memory:
-    """Holds one commit: what a checkpoint holds, in host memory that is made once and used again by the next commit.
+    """Holds one commit: a checkpoint's contents in host memory, which the next commit reuses.
 
     Attributes:
-        step: the optimizer step that it is of; -1 while there is none.
+        step: its optimizer step; -1 if there is none.
     """
 
     def __init__(self) -> None:
@@ -28,27 +28,27 @@ class Memory:
     def keep(
         self, step: int, weights: Mapping[str, Tensor], training: Mapping[str, Any], ranks: Sequence[bytes | memoryview]
     ) -> None:
-        """Copy the state of `step`; the copy from a GPU is queued, and nobody waits for it.
+        """Copy the state of `step`; the copy from a GPU is only queued.
 
         Args:
             step: its number.
             weights: by name.
-            training: what is kept beside them, but for the ranks' own.
-            ranks: each rank's own, packed: they stay as they came until somebody goes on from them.
+            training: the state beside them, without the ranks' parts.
+            ranks: each rank's parts, packed; unpacked only when a run resumes from them.
         """
-        self.step = -1  # a copy that breaks off half-way is none
+        self.step = -1  # an interrupted copy is no commit
         self._kept = self._host.take({"weights": dict(weights), "training": dict(training)})
         self._host.mark()
         self._ranks = ranks
         self.step = step
 
     def load_into(self, model: nn.Module) -> dict[str, Any]:
-        """Load the weights into `model`; return what was kept beside them, as the caller's own."""
+        """Load the weights into `model`; return a copy of the state beside them."""
         self._host.wait()
         model.load_state_dict(self._kept["weights"])
-        # Its own: an optimizer takes tensors over as they are, and would train what is kept here.
+        # A copy: an optimizer does not copy loaded tensors, and would train those of the commit.
         return copy.deepcopy(with_ranks(self._kept["training"], self._ranks))
 
     def forget(self) -> None:
-        """Let go of what is kept."""
+        """Release the commit."""
         self.step, self._kept, self._ranks, self._host = -1, {}, (), HostCopy()

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
+from trainkit.checkpoint.contents import NOTHING, Changes, Contents, StepUndo
 from trainkit.checkpoint.find import load
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.stateful import require_plain
@@ -29,69 +28,6 @@ from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError, TrainkitError
 
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
-
-
-class Part(Protocol):
-    """A part of a run whose state is the same on all ranks."""
-
-    def state_dict(self) -> Any:
-        """Return tensors and plain values."""
-
-    def load_state_dict(self, state: Any) -> Sequence[str] | None:
-        """Take them back; return, in words, states that found no place."""
-
-
-class RankPart(Protocol):
-    """A part of a run whose state differs between ranks."""
-
-    def state_dict(self) -> Any:
-        """Return this rank's tensors and plain values."""
-
-    def load_state_dicts(self, states: list[Any]) -> Sequence[str] | None:
-        """Take back this rank's share of the states of all ranks that saved, in their order; return as above."""
-
-
-class StepUndo(Protocol):
-    """Brings a run back to where a step that failed began."""
-
-    def remember(self) -> None:
-        """Note where this rank is, before a step."""
-
-    def undo(self) -> dict[str, Any] | None:
-        """Return this rank's parts as of the last update; None if the weights are half updated."""
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a checkpoint is made of.
-
-    Attributes:
-        task: its weights and buffers.
-        parts: by name, in the order in which they are restored.
-        rank_parts: the same, of each rank.
-        about: returns what the manifest says of the run.
-        saving: a context within which the weights are those to save; yields what hooks add (plain values and tensors).
-    """
-
-    task: nn.Module
-    parts: Mapping[str, Part]
-    rank_parts: Mapping[str, RankPart]
-    about: Callable[[], dict[str, Any]]
-    saving: Callable[[], AbstractContextManager[dict[str, Any]]]
-    rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What follows a checkpoint that was written, in the same thread.
-
-    Attributes:
-        links: a link's name -> the checkpoint that it points to.
-        removed: checkpoints to remove.
-    """
-
-    links: Mapping[str, str] = field(default_factory=dict)
-    removed: Sequence[str] = ()
 
 
 class CheckpointManager:
@@ -142,7 +78,7 @@ class CheckpointManager:
 
     # -- save -------------------------------------------------------------------------------------------------------
 
-    def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = Changes()) -> Future[bool]:  # noqa: B008
+    def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING) -> Future[bool]:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
 
         Args:

@@ -1,21 +1,24 @@
-"""Which checkpoints a run keeps, and which of them is best: names and scores, no files."""
+"""Which checkpoints of a run are retained, and which of them is best: names, scores and outcomes of writing; no files."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Literal
 
 
-class Kept:
-    """The checkpoints of one ModelCheckpoint.
+class Retained:
+    """The names of the retained checkpoints, with their scores.
 
     Args:
         mode: whether less ("min") or more ("max") is better.
-        top_k: how many of the best are kept; -1 for all.
-        keeps_last: whether the newest is kept, however it scores.
+        top_k: how many of the best are retained; -1 for all.
+        keeps_last: whether the newest is retained, however it scores.
 
     Attributes:
-        scores: name -> score, in the order of writing. NaN, for a value that is none, is the worst.
+        scores: name -> score, in the order of writing. NaN is the worst.
         last: the newest's name, or "".
     """
 
@@ -24,14 +27,14 @@ class Kept:
         self.scores: dict[str, float] = {}
         self.last = ""
 
-    def copy(self) -> Kept:
-        """Return one that goes its own way."""
-        other = Kept(self._mode, self._top_k, self._keeps_last)
+    def copy(self) -> Retained:
+        """Return an independent copy."""
+        other = Retained(self._mode, self._top_k, self._keeps_last)
         other.scores, other.last = dict(self.scores), self.last
         return other
 
     def add(self, name: str, score: float) -> list[str]:
-        """Take the newest in; return the names of those that are no longer kept, which may be its own."""
+        """Add the newest; return the names that are no longer retained, which may include its own."""
         before = list(self.scores)
         self.scores.pop(name, None)
         self.scores[name] = score
@@ -44,21 +47,113 @@ class Kept:
 
     @property
     def best(self) -> str:
-        """The best one's name; the newest's where none has a score; "" where there is none."""
+        """The best one's name; the newest's if none has a score; "" if there is none."""
         best = min(self.scores, key=self._rank, default="")
         return self.last if best and self._rank(best) == math.inf and self.last in self.scores else best
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return names and scores."""
-        return {"kept": dict(self.scores), "best": self.best, "last": self.last}
-
-    def load_state_dict(self, state: dict[str, Any], there: set[str]) -> None:
-        """Take over those that are still there."""
-        self.scores = {name: score for name, score in state["kept"].items() if name in there}
-        self.last = state["last"] if state["last"] in there else ""
 
     def _rank(self, name: str) -> float:
         score = self.scores[name]
         if math.isnan(score):
             return math.inf
         return -score if self._mode == "max" else score
+
+
+@dataclass(frozen=True)
+class _Save:
+    """A save whose outcome is not known yet, and the names retained before it."""
+
+    name: str
+    before: Retained
+    outcome: Future[bool]
+
+
+class Retention:
+    """The checkpoints of one ModelCheckpoint: what each save retains and removes, and what follows from its outcome.
+
+    Args:
+        retained: empty.
+
+    Attributes:
+        names: of the retained checkpoints.
+        dropped: names that the last save removes.
+        temporary: written only to resume from: removed with the next save, or at the end of the run.
+        failed: rank 0: whether the last save was not written.
+    """
+
+    def __init__(self, retained: Retained) -> None:
+        self.names = retained
+        self.dropped: list[str] = []
+        self.temporary: list[str] = []
+        self.failed = False
+        self._written = ""  # the name of the last save; "" if it failed
+        self._save: _Save | None = None
+        self._earlier: _Save | None = None  # a save of an earlier attempt of an elastic fit
+
+    def restarted(self) -> Retention:
+        """Return the empty retention of another run, which may still have to learn the outcome of this one's last save."""
+        other = Retention(self.names.copy())
+        other.names.scores, other.names.last = {}, ""
+        other._earlier = self._save
+        return other
+
+    def plan(self, name: str, score: float, again: bool) -> Retained:
+        """Decide what a save retains and drops, before it is written, so that the checkpoint contains it.
+
+        Args:
+            name: of the checkpoint.
+            score: of the checkpoint.
+            again: whether it replaces the last save, of the same step.
+
+        Returns:
+            The names retained before, for `begin`.
+        """
+        before, last = self.names.copy(), self._written
+        if again and last:
+            self.names.scores.pop(last, None)
+        dropped = dict.fromkeys([*self.names.add(name, score), *[last] * again, *self.temporary])
+        self.dropped = [known for known in dropped if known and known != name]
+        return before
+
+    def begin(self, name: str, before: Retained, outcome: Future[bool]) -> None:
+        """Take the future of a save that was planned."""
+        self._save = _Save(name, before, outcome)
+
+    def settle(self) -> None:
+        """Take the outcome of the last save into account; waits for it."""
+        if self._earlier is not None:  # of an attempt before ranks changed: what was restored counts
+            name, written = self._earlier.name, self._earlier.outcome.result()
+            self._earlier = None
+            if not written:
+                self.names.scores.pop(name, None)
+            elif name not in self.names.scores and name not in self.temporary:
+                self.temporary.append(name)
+        if self._save is not None:
+            written = self._save.outcome.result()
+            self.failed, self._written = not written, self._save.name if written else ""
+            if not written:
+                self.names = self._save.before
+            self._save = None
+
+    def settle_if_done(self) -> None:
+        """The same, unless a checkpoint is still being written."""
+        if all(save is None or save.outcome.done() for save in (self._earlier, self._save)):
+            self.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return names and scores."""
+        self.settle_if_done()
+        names = {"kept": dict(self.names.scores), "best": self.names.best, "last": self.names.last}
+        return names | {"dropping": list(self.dropped), "unkept": list(self.temporary)}
+
+    def load_state_dict(self, state: dict[str, Any], there: Collection[str]) -> None:
+        """Take back those that are still there.
+
+        Args:
+            state: from `state_dict`.
+            there: the names in the store.
+        """
+        there = {*there, self._earlier.name if self._earlier else ""}
+        self.names.scores = {name: score for name, score in state["kept"].items() if name in there}
+        self.names.last = state["last"] if state["last"] in there else ""
+        self.dropped = [name for name in state["dropping"] if name in there and name not in self.names.scores]
+        self.temporary, self._written = list(state["unkept"]), self.names.last

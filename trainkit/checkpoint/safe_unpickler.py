@@ -1,9 +1,9 @@
-"""Reads a pickle that holds objects of any class and runs nothing of it: torch.load(..., pickle_module=inert).
+"""Reads a pickle with objects of any class without running its code: torch.load(..., pickle_module=safe_unpickler).
 
-A pickle is a program: it names functions and has them called. Here the few names that a state_dict is made of lead to
-functions of this file, and every other name leads to a stand-in that swallows whatever is done to it. No name leads to a
-function or class from elsewhere, so that there is nothing to call. Objects of other classes (a Lightning checkpoint's
-hyper-parameters, say) come out as stand-ins, tensors as plain tensors.
+A pickle is a program: it names functions to be called. Here the few names of a state_dict resolve to functions of this file,
+and every other name to a stand-in that ignores all operations. No name resolves to a function or class from elsewhere, so
+there is nothing to call. Objects of other classes (a Lightning checkpoint's hyper-parameters, for example) become stand-ins,
+tensors plain tensors.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 
 class StandIn:
-    """In the place of an object that was not made; takes what an unpickler does to objects, and does nothing."""
+    """Replaces an object that was not built; accepts an unpickler's operations, and does nothing."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
-        """Swallow a constructor's arguments."""
+        """Ignore a constructor's arguments."""
         return object.__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def __call__(self, *args: Any, **kwargs: Any) -> StandIn:
-        """Swallow a call's arguments."""
+        """Ignore a call's arguments."""
         return self
 
     def __setstate__(self, state: Any) -> None:
@@ -38,17 +38,17 @@ class StandIn:
         pass
 
     def append(self, item: Any) -> None:
-        """Swallow an item."""
+        """Ignore an item."""
 
     def extend(self, items: Any) -> None:
         """Swallow items."""
 
     def add(self, item: Any) -> None:
-        """Swallow an item."""
+        """Ignore an item."""
 
 
 class _Function:
-    """A function that a pickle can call and do nothing else with: of a bare function it could set attributes."""
+    """A function that a pickle can only call: on a bare function it could set attributes."""
 
     __slots__ = ("_function",)
     _function: Callable[..., Any]
@@ -65,7 +65,7 @@ class _Function:
 
 
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
-    """Return a view of the storage; one that reaches beyond its end raises RuntimeError."""
+    """Return a view of the storage; raises RuntimeError if it reaches beyond its end."""
     return torch.empty(0, dtype=storage.dtype).set_(storage).as_strided(size, stride, offset)
 
 
@@ -90,7 +90,7 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class Unpickler(pickle.Unpickler):
-    """What torch.load takes from a `pickle_module`."""
+    """The class that torch.load uses of a `pickle_module`."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of this file's functions, or a new stand-in; imports nothing."""

@@ -18,17 +18,17 @@ from torch import Tensor
 from trainkit.errors import TaskError
 from trainkit.version import __version__
 
-# What a reader that runs no code can build again. By exact type: numpy.float64 is a float, and is refused when read.
+# Types that a reader can rebuild without running code. By exact type: numpy.float64 is a float, and is refused when read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 
 
 def packed_part(own: dict[str, Any], of_rank_0: dict[str, Any] | None) -> bytes:
-    """Return a rank's parts for a commit; on rank 0 with the parts that it alone knows in full."""
+    """Return a rank's parts for a commit; on rank 0 with the parts that only it has in full."""
     return pack(own if of_rank_0 is None else own | {"of_rank_0": without_tensors(of_rank_0)})
 
 
 def with_ranks(contents: dict[str, Any], packed: Sequence[bytes | memoryview]) -> dict[str, Any]:
-    """Return contents that were collected of no ranks, with each rank's `packed_part`: any rank can resume as rank 0."""
+    """Return contents collected without ranks, with each rank's `packed_part`: any rank can resume as rank 0."""
     ranks = [unpack(part) for part in packed]
     of_rank_0: dict[str, Any] = with_tensors(ranks[0].pop("of_rank_0"), contents)
     return contents | {name: [own[name] for own in ranks] for name in ranks[0]} | of_rank_0
@@ -38,11 +38,11 @@ _SMALL_BYTES = 1 << 20  # of a tensor that a callback may have on rank 0 alone
 
 
 class _Tensor:
-    """Stands where a tensor was; the class itself, which is pickled by name."""
+    """Placeholder of a tensor; the class itself is pickled by name."""
 
 
 def without_tensors(tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples whose large tensors are left out; those are equal on all ranks."""
+    """Return a tree of dicts, lists and tuples without its large tensors, which are equal on all ranks."""
     if isinstance(tree, torch.Tensor):
         return _Tensor if tree.numel() * tree.element_size() > _SMALL_BYTES else tree.detach().cpu()
     if isinstance(tree, dict):
@@ -51,7 +51,7 @@ def without_tensors(tree: Any) -> Any:
 
 
 def with_tensors(tree: Any, own: Any) -> Any:
-    """Return what `without_tensors` has left, with the tensors of `own` in their places (None where it has none)."""
+    """Return the result of `without_tensors` with the tensors of `own` in their places (None if it has none)."""
     if tree is _Tensor:
         return own
     if isinstance(tree, dict):
@@ -64,7 +64,7 @@ def with_tensors(tree: Any, own: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a reader of a checkpoint may ask for."""
+    """Return the versions of Python, torch and trainkit for a checkpoint's manifest."""
     return {"trainkit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -80,7 +80,7 @@ def random_state() -> dict[str, Any]:
             torch.from_numpy(drawn["state"]["key"].astype(np.int64)),
             *(float(drawn[name] if name in drawn else drawn["state"][name]) for name in ("pos", "has_gauss", "gauss")),
         ],
-        # As one tensor, since 625 numbers would be walked through one by one; and by way of an array, which is fast.
+        # As one tensor, since 625 numbers would be visited one by one; by way of an array, which is fast.
         "python": [version, torch.frombuffer(array.array("q", numbers), dtype=torch.int64), gauss_next],
     }
 
@@ -97,7 +97,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def require_plain(value: Any, place: str = "") -> None:
-    """Refuse what no reader would take that runs no code.
+    """Refuse objects that cannot be read without running code.
 
     Raises:
         TaskError: an object is no tensor and no plain value; names its place.
@@ -113,14 +113,14 @@ def require_plain(value: Any, place: str = "") -> None:
             require_plain(item, f"{place}[{i}]")
     else:
         raise TaskError(
-            f"The checkpoint's {place} is of type {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps "
-            "tensors and plain values alone, since it is read without running code. Save float(x), x.tolist() or str(x)."
+            f"The checkpoint's {place} is of type {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds "
+            "only tensors and plain values, since it is read without running code. Save float(x), x.tolist() or str(x)."
         )
 
 
 class _Packer(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Reduce a plain tensor of the host to its bytes; leave all else as it is."""
+        """Reduce a plain tensor of the host to its bytes; leave other objects unchanged."""
         if type(value) is not Tensor or value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided:
             return NotImplemented
         if value.is_quantized or value.is_conj() or value.is_neg():
@@ -143,5 +143,5 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> Any:
-    """Return what was packed, as the caller's own; of bytes that this run has packed alone, since unpickling runs code."""
+    """Return a new copy of the packed tree. Only for bytes that this run has packed: unpickling runs code."""
     return pickle.loads(packed)

@@ -1,13 +1,13 @@
-"""Where checkpoints lie: a folder of this machine, or any fsspec URL (s3://, gs://, memory://).
+"""Stores of checkpoints: a folder of this machine, or any fsspec URL (s3://, gs://, memory://).
 
     write    a reader sees all of a checkpoint or none of it
-    names    those that are there
+    names    the existing checkpoints
     point    `last` and `best`: names for a checkpoint beside them
     fetch    a checkpoint's folder on this machine, to read from
-    tidy     takes away what a killed writer has left
+    tidy     removes the leftovers of a killed writer
 
 LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links. RemoteStore uploads the
-manifest last, since object stores cannot rename; what has none is no checkpoint. `last` and `best` are small files.
+manifest last, since object stores cannot rename; a folder without one is no checkpoint. `last` and `best` are small files.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ class Store(ABC):
     place: str
 
     def path_of(self, name: str) -> str:
-        """Return where a checkpoint lies, for people and for `ckpt_path`."""
+        """Return a checkpoint's path or URL, for messages and for `ckpt_path`."""
         return f"{self.place}/{name}"
 
     @abstractmethod
     def write(self, name: str, snapshot: Snapshot) -> None:
-        """Write a checkpoint; one of that name is replaced, anything else of that name is refused.
+        """Write a checkpoint; replaces one of that name, and refuses to replace anything else.
 
         Raises:
-            OSError: it cannot be written; nothing of it is left.
+            OSError: the write failed; it leaves nothing behind.
         """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the checkpoints that are there; their manifests say whether they are whole."""
+        """Return the names of the existing checkpoints; they may be damaged (see format.verify)."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Delete a checkpoint, in a way that no half of it is taken for one. Not being able to is no error."""
+        """Delete a checkpoint so that no part of it is taken for one. A failure is no error."""
 
     @abstractmethod
     def point(self, link: str, name: str) -> None:
-        """Let `link` mean the checkpoint `name`, in one move.
+        """Point `link` to the checkpoint `name`, atomically.
 
         Raises:
-            OSError: it cannot be.
+            OSError: it failed.
         """
 
     @abstractmethod
     def target(self, link: str) -> str | None:
-        """Return the name that `link` means, or None."""
+        """Return the name that `link` points to, or None."""
 
     @abstractmethod
     def fetch(self, name: str, manifest_alone: bool = False) -> contextlib.AbstractContextManager[Path]:
-        """Return a context whose value is the checkpoint's folder on this machine."""
+        """Return a context that yields the checkpoint's folder on this machine."""
 
     @abstractmethod
     def tidy(self) -> None:
-        """Take away what a writer that was killed has left. Only whoever holds the run's lock may."""
+        """Remove the leftovers of a killed writer. Only for the process that holds the run's lock."""
 
 
 def make_store(place: str | Path) -> Store:
@@ -101,7 +101,7 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 class LocalStore(Store):
-    """A folder. Hidden names in it are drafts (.NAME.PID.draft) and, for a moment, what is replaced (.NAME.PID.before)."""
+    """A folder. Hidden names are drafts (.NAME.PID.draft) and, briefly, a replaced checkpoint (.NAME.PID.before)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -119,7 +119,7 @@ class LocalStore(Store):
             draft.mkdir()
             write(draft, snapshot)
             if folder.exists():
-                folder.rename(aside)  # `tidy` puts it back, should the next line never come
+                folder.rename(aside)  # `tidy` restores it if the next line is never reached
             draft.rename(folder)
             flush(self.folder)
         except BaseException:
@@ -144,7 +144,7 @@ class LocalStore(Store):
         shutil.rmtree(aside, ignore_errors=True)
 
     def point(self, link: str, name: str) -> None:
-        """See Store. A checkpoint's folder in the link's place (a run copied with its links followed) gives way."""
+        """See Store. Replaces a checkpoint's folder in the link's place (a run copied with its links followed)."""
         path = self.folder / link
         if path.is_dir() and not path.is_symlink() and (path / MANIFEST).is_file():
             shutil.rmtree(path)
@@ -172,7 +172,7 @@ class LocalStore(Store):
         for path in list(self.folder.iterdir()):
             found = _LEFT.fullmatch(path.name)
             if found is None:
-                continue  # none of ours
+                continue  # another program's file
             if path.is_symlink():
                 path.unlink(missing_ok=True)
             elif found["kind"] == "before" and not (self.folder / found["name"]).exists():
@@ -182,14 +182,14 @@ class LocalStore(Store):
 
 
 class RemoteStore(Store):
-    """An fsspec URL. What its file system raises comes out as OSError."""
+    """An fsspec URL. Errors of its file system are raised as OSError."""
 
     def __init__(self, url: str) -> None:
         self.place = url.rstrip("/")
         try:
             self._files: Any = fsspec.filesystem(url.partition("://")[0])
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"'{url}' is no place that can be written: {error}.") from error
+            raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
 
     def write(self, name: str, snapshot: Snapshot) -> None:
         """See Store."""
@@ -201,7 +201,7 @@ class RemoteStore(Store):
         there = self.path_of(name)
         self._files.makedirs(there, exist_ok=True)
         if self._files.exists(f"{there}/{MANIFEST}"):
-            self._files.rm(f"{there}/{MANIFEST}")  # first: without it, what is left is no checkpoint
+            self._files.rm(f"{there}/{MANIFEST}")  # first: without it the folder is no checkpoint
         if self._files.exists(there):
             self._files.rm(there, recursive=True)
             self._files.makedirs(there, exist_ok=True)
@@ -209,7 +209,7 @@ class RemoteStore(Store):
             for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
                 self._files.put_file(str(path), f"{there}/{path.name}")
         except BaseException:
-            with contextlib.suppress(Exception):  # whatever it raises, the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 self._files.rm(there, recursive=True)
             raise
 
@@ -249,16 +249,16 @@ class RemoteStore(Store):
             yield Path(folder)
 
     def tidy(self) -> None:
-        """See Store. Folders without a manifest are left: who knows whose they are."""
+        """See Store. Leaves folders without a manifest: their owner is unknown."""
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether this is a checkpoint, be it a damaged one."""
+    """Whether this is a checkpoint, possibly a damaged one."""
     return any((folder / name).is_file() for name in (MANIFEST, WEIGHTS, TRAINING))
 
 
 def _as_os_error(work: Callable[[], Any], what: str) -> Any:
-    """Run what talks to a remote file system; each library behind fsspec has errors of its own."""
+    """Run an operation of a remote file system; each library behind fsspec has its own errors."""
     try:
         return work()
     except OSError:

@@ -1,7 +1,7 @@
-"""Weights from anywhere: a checkpoint of trainkit's, safetensors, what torch.save wrote, a Lightning checkpoint.
+"""Reads weights: a checkpoint of trainkit, safetensors, a file of torch.save, a Lightning checkpoint.
 
-read_weights   file or folder -> {name: tensor}; nothing that a file holds is run
-load_into      {name: tensor} -> model, all of them or (strict=False) what fits by name and shape
+read_weights   file or folder -> {name: tensor}; runs no code of the file
+load_into      {name: tensor} -> model, all of them or (strict=False) those that match by name and shape
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, v
 from trainkit.errors import CheckpointError
 
 _LEGAL = "a checkpoint's folder, a .safetensors file, a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
-_WRAPPERS = ("state_dict", "model")  # the keys under which training scripts keep a state_dict beside other things
+_WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
 _SHOWN = 6
-# What torch.load and the unpicklers raise when a file is not what it should be.
+# Raised by torch.load and the unpicklers for a damaged or foreign file.
 _BROKEN = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -40,13 +40,13 @@ _BROKEN = (
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Return the weights that a file or a folder holds, by name, on the CPU.
+    """Return the weights of a file or a folder, by name, on the CPU.
 
-    Names of a file lose `_orig_mod.` (torch.compile) and, where all have it, a leading `module.` (DistributedDataParallel).
+    Names of a file lose `_orig_mod.` (torch.compile) and, if all have it, a leading `module.` (DistributedDataParallel).
 
     Args:
         path: a checkpoint's folder, a `.safetensors` file, or a file of torch.save: a state_dict, alone or under
-            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside it are passed over.
+            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside it are ignored.
 
     Raises:
         CheckpointError: it is none of these, damaged, or has no weights.
@@ -65,16 +65,16 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> Any:
-    """Return what torch.save wrote; objects that torch does not hold for safe become stand-ins."""
+    """Return the contents of a file of torch.save; objects that torch considers unsafe become stand-ins."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.load, about old formats: what matters becomes an error
+        warnings.simplefilter("ignore")  # of torch.load, about old formats: real faults become errors
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             refused = error
         except _BROKEN as error:
             raise CheckpointError(_unreadable(path, error)) from error
-        # TorchScript did not come this far; files of other kinds than zip could have torch.load do more than unpickle.
+        # TorchScript has failed above; for files other than zip torch.load could do more than unpickle.
         with path.open("rb") as file:
             if file.read(4) != b"PK\x03\x04":
                 raise CheckpointError(_unreadable(path, refused)) from refused
@@ -94,7 +94,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
-    """Return the state_dict in what a file holds."""
+    """Return the state_dict in a file's contents."""
     if not isinstance(content, dict):
         kind = f"{type(content).__module__}.{type(content).__qualname__}"
         raise CheckpointError(
@@ -114,7 +114,7 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
 
 
 def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
-    """Take out of the names what torch.compile and DistributedDataParallel put in."""
+    """Remove the name parts added by torch.compile and DistributedDataParallel."""
     split = {name: [part for part in name.split(".") if part != "_orig_mod"] for name in state}
     wrapped = all(len(parts) > 1 and parts[0] == "module" for parts in split.values())
     plain: dict[str, Tensor] = {}
@@ -129,19 +129,19 @@ def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, strict: bool = True) -> list[str]:
-    """Load weights into a model, cast to its types; on an error the model is as it was.
+    """Load weights into a model, cast to its types; an error leaves the model unchanged.
 
     Args:
         model: parameters and buffers that share one tensor need only one of their names among the weights.
         weights: name -> tensor, as `read_weights` returns them.
-        source: where they are from, for errors.
-        strict: all must fit; otherwise what fits by name and shape is loaded.
+        source: their origin, for errors.
+        strict: all must match; false loads those that match by name and shape.
 
     Returns:
-        What did not fit, one line each, sorted; empty where strict.
+        The mismatches, one line each, sorted; empty if strict.
 
     Raises:
-        CheckpointError: something (where strict) or everything does not fit.
+        CheckpointError: nothing matches, or, if strict, not everything.
     """
     here = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     if all(name.startswith("module.") for name in here) and not any(name.startswith("module.") for name in weights):
@@ -152,7 +152,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, stri
     if not fitting:
         raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{_list(lines)}{_hint(here, weights)}")
     if strict and lines:
-        raise CheckpointError(f"{source} does not fit {name}:\n{_list(lines)}\nWith strict=false what fits is loaded.")
+        raise CheckpointError(f"{source} does not fit {name}:\n{_list(lines)}\nstrict=false loads the matching weights.")
     model.load_state_dict(fitting, strict=False)
     return lines
 
@@ -173,7 +173,7 @@ def _misfits(here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: M
 
 
 def _place(tensor: Tensor) -> Any:
-    """Return what only tensors that are one and the same share."""
+    """Return a key that is equal only for the same tensor."""
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else id(tensor)
 
 
@@ -183,8 +183,8 @@ def _list(lines: list[str]) -> str:
 
 
 def _hint(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """Say so where the names are those of a part of the model."""
+    """Return a hint if the names are those of a part of the model."""
     first = next(iter(there), "")
     part = min((name.removesuffix(f".{first}") for name in here if name.endswith(f".{first}")), default="")
-    told = f"\nThe names are those of its part '{part}': load them into that, or save them with '{part}.' in front."
-    return told if part else ""
+    hint = f"\nThe names are those of its part '{part}': load them into that, or save them with '{part}.' in front."
+    return hint if part else ""

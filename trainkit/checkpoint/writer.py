@@ -1,4 +1,4 @@
-"""Writing beside training: a step pays for a copy to host memory, a thread does the rest, one checkpoint at a time."""
+"""Writes beside training: a step pays for a copy to host memory, a thread does the rest, one checkpoint at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainkit.checkpoint.format import Snapshot, find_aliases
 
 
 class HostCopy:
-    """Copies tensors into host memory that is made once and used again by the next copy.
+    """Copies tensors into host memory that is allocated once and reused by the next copy.
 
-    From a GPU the copy is only queued: it is taken from what the tensors hold at that place of the stream, and nobody
-    waits for it but `wait`, which the writing thread calls.
+    From a GPU the copy is only queued: it takes the tensors' values at that point of the stream. Only `wait`, which the
+    writing thread calls, waits for it.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class HostCopy:
         return tree
 
     def mark(self) -> None:
-        """Note that all has been queued."""
+        """Record an event after the queued copies."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def wait(self) -> None:
-        """Wait until what was queued has arrived."""
+        """Wait for the queued copies."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -52,16 +52,16 @@ class HostCopy:
             return tensor.cpu().clone()
         held = self._held.get(place)
         if held is None or (held.shape, held.dtype, held.stride()) != (tensor.shape, tensor.dtype, tensor.stride()):
-            # Of the same layout, so that it is one plain copy of memory; the file's order is the writing thread's work.
+            # Of the same layout, so it is one plain copy of memory; the writing thread reorders for the file.
             held = self._held[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return held.copy_(tensor, non_blocking=True)
 
 
 class Writer:
-    """Runs one piece of writing at a time in a thread; the next waits for it, so that they never pile up.
+    """Runs one write at a time in a thread; the next waits for it, so they never pile up.
 
     Attributes:
-        on_wait: is called each second while a caller waits: a slow disk is no stall.
+        on_wait: called each second while a caller waits: a slow disk is no stall.
         unwritten: paths of checkpoints that could not be written.
     """
 
@@ -73,7 +73,7 @@ class Writer:
         self._error: BaseException | None = None
 
     def snapshot(self, state: Mapping[str, Tensor], training: dict[str, Any] | None, about: dict[str, Any]) -> Snapshot:
-        """Copy what a checkpoint is made of to the host; waits for the last one to be written."""
+        """Copy a checkpoint's contents to the host; waits for the last one to be written."""
         self.wait()
         weights, aliases = find_aliases(state)
         copied = self.host.take({"weights": weights, "training": training})
@@ -81,7 +81,7 @@ class Writer:
         return Snapshot(copied["weights"], aliases, copied["training"], about)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run `work` beside the caller; what it raises comes out of the next `wait`."""
+        """Run `work` beside the caller; the next `wait` raises its exception."""
         self.wait()
 
         def run() -> None:

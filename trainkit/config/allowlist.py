@@ -1,9 +1,9 @@
-"""Which objects a config may name: a positive list, checked on the name first and on the object that it leads to.
+"""Allow-list of the objects that a config may name; checks the name first, then the object.
 
-A config decides what is called, so a config from elsewhere is code from elsewhere. Allowed are the rooms of trainkit that
-are meant for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, and modules
-in the folder where the user stands or that the user names with `trust=[...]` on the command line. An alias does not
-help: the object's own module must be on the list too.
+A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages of trainkit that are meant
+for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, and modules in the current
+folder or named with `trust=[...]` on the command line. An alias does not help: the object's own module must be on the list
+too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ ALLOWED = (
     "trainkit.engine",
     "trainkit.loggers",
     "trainkit.optim",
+    "trainkit.report.resume.recorder",
+    "trainkit.report.scaling.allreduce_costs",
     "recipes",
     "torch.optim",
     "torchvision.models",
@@ -53,7 +55,7 @@ def locate(target: str, key: str, trusted: Sequence[str]) -> Any:
     """Import and return the object of a dotted path, after checking the name and the object.
 
     Raises:
-        ConfigError: it is not on the list, does not exist, or is nothing that a config may call.
+        ConfigError: it is not on the list, does not exist, or may not be called by a config.
     """
     check_name(target, key, trusted)
     found = _import(target.split("."))
@@ -85,8 +87,8 @@ def _import(parts: list[str]) -> Any:
 def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
     """Return whether the object is of the kind that its package is on the list for.
 
-    torch and torchvision hold functions that load pickles or fetch from a URL; of theirs only optimizers, schedulers,
-    modules, transforms and the registered models may be called. A function inside a class may not be called at all.
+    torch and torchvision contain functions that load pickles or fetch from a URL; only their optimizers, schedulers,
+    modules, transforms and registered models may be called. A function inside a class may never be called.
     """
     if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
         return False
@@ -106,7 +108,7 @@ def _listed(path: str, trusted: Sequence[str]) -> bool:
 
 
 def is_users_own(top: str) -> bool:
-    """Return whether a top-level name is imported from the folder where the user stands, and no installed package."""
+    """Return whether a top-level name is imported from the current folder, and is no installed package."""
     if top in sys.stdlib_module_names or top == "trainkit":
         return False
     spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
@@ -121,6 +123,6 @@ def is_users_own(top: str) -> bool:
 
 def _refusal(target: str, key: str) -> str:
     return (
-        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and modules in the folder where "
-        f"you stand. If you trust it, say so on the command line: trust=[{target.rpartition('.')[0]}]"
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and modules in the current "
+        f"folder. If you trust it, allow it on the command line: trust=[{target.rpartition('.')[0]}]"
     )

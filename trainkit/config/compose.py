@@ -1,8 +1,8 @@
-"""From the command line to one checked, resolved config. With build.py and cli/run.py the only home of Hydra and OmegaConf.
+"""From the command line to one checked, resolved config. With cli/run.py the only home of Hydra and OmegaConf.
 
-`conf=NAME` picks conf/NAME.yaml, the user's own folder before the shipped one; all that follows is Hydra's grammar. Every
-value override may add a key (`a.b=1` means `++a.b=1`): what exists is decided by the constructors (schema.py), which
-know more than the yaml files and name the nearest key.
+`conf=NAME` selects conf/NAME.yaml, of the user's folder before the shipped one; the rest is Hydra's grammar. Every value
+override may add a key (`a.b=1` means `++a.b=1`): the constructors decide which keys exist (schema.py), since they know more
+than the yaml files and name the nearest key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _QUIET = (
     "hydra/job_logging=none",
 )
 _STARTED = time.localtime()
-_SEVERAL = "{} has several values. For a run of each add -m; for a list write key=[a,b]; for a text with a comma key='a,b'."
+_SEVERAL = "{} has several values. For one run of each add -m; for a list write key=[a,b]; for a string with a comma key='a,b'."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Job:
     Attributes:
         command: "fit", "validate", "test" or "predict".
         config: resolved and checked.
-        files: what goes into the run's folder: file name -> text.
+        files: files for the run's folder: file name -> text.
     """
 
     command: str
@@ -61,11 +61,11 @@ class Job:
 
 _FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
 _NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
-_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # where another key may be meant
+_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # if another key may be meant
 
 
 class OtherFolders(SearchPathPlugin):
-    """Lets Hydra look into the shipped conf/ after the user's own, for whole configs and for groups."""
+    """Makes Hydra search the shipped conf/ after the user's own, for configs and for groups."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append every folder but the first, which is Hydra's primary one."""
@@ -74,7 +74,7 @@ class OtherFolders(SearchPathPlugin):
 
 
 def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[Job], None]) -> None:
-    """Compose, check, and hand each job to `work`: one, or one for each combination with -m.
+    """Compose, check, and pass each job to `work`: one, or one for each combination with -m.
 
     Raises:
         ConfigError: a mistake in the command line or in a config.
@@ -96,7 +96,7 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
         if job is not None and not flags:
             work(job)
         elif is_main or _is_multirun(flags):
-            with tempfile.TemporaryDirectory() as folder:  # for what Hydra notes of a sweep; each run has its own notes
+            with tempfile.TemporaryDirectory() as folder:  # for Hydra's notes of a sweep; each run has its own
                 own += [f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=."]
                 _run_hydra(folders[0], name, flags, [*own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
     except (HydraException, OmegaConfBaseException) as error:
@@ -104,7 +104,7 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
 
 
 def list_confs(folders: Sequence[Path]) -> list[str]:
-    """Return the names that `conf=` takes."""
+    """Return the legal names of `conf=`."""
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml") if not path.stem.startswith("_")})
 
 
@@ -124,7 +124,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
         elif flags:
             flags.append(argument)  # a flag's value, as in `--cfg job`
         elif argument in list_confs(conf_folders(Path.cwd())):
-            raise ConfigError(f"'{argument}' is a config; say which with conf={argument}.")
+            raise ConfigError(f"'{argument}' is a config; select it with conf={argument}.")
         else:
             raise ConfigError(f"'{argument}' is no override; it must look like key=value, as trainer.max_epochs=3.")
     return conf, overrides, flags
@@ -133,7 +133,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
 def _find_conf(conf: str | None, folders: Sequence[Path]) -> str:
     names = list_confs(folders)
     if conf is None:
-        raise ConfigError(f"Which config? Say conf=NAME; there are {', '.join(names)}.")
+        raise ConfigError(f"conf is missing. Give conf=NAME; there are {', '.join(names)}.")
     name = conf.removesuffix(".yaml")
     if not any((folder / f"{name}.yaml").is_file() for folder in folders):
         raise ConfigError(
@@ -155,7 +155,7 @@ def _force(override: str, folders: Sequence[Path]) -> str:
 
 
 def _is_number(value: str) -> bool:
-    """Whether Hydra would read a value as none of the texts that name a config."""
+    """Whether Hydra would read a value as something other than the name of a config."""
     try:
         float(value)
     except ValueError:
@@ -192,9 +192,9 @@ def _is_multirun(flags: Sequence[str]) -> bool:
 
 
 def _run_hydra(folder: Path, name: str, flags: list[str], overrides: list[str], task: Callable[[DictConfig], None]) -> None:
-    """Let Hydra's own main do what its flags ask for (--cfg, --info, -m)."""
+    """Run Hydra's own main for its flags (--cfg, --info, -m)."""
     GlobalHydra.instance().clear()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are; we put them in words
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors unchanged; _explain rewords them
     before = sys.argv
     sys.argv = [before[0], f"--config-name={name}", *flags, *overrides]
     try:
@@ -205,7 +205,7 @@ def _run_hydra(folder: Path, name: str, flags: list[str], overrides: list[str], 
 
 def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     """Resolve and check one job's config."""
-    # One moment for all jobs of a sweep; Hydra would ask the clock anew for each.
+    # One time for all jobs of a sweep; Hydra would read the clock for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, _STARTED), replace=True)
     OmegaConf.clear_cache(config)
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -229,27 +229,27 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
-    """`resume=auto` in a folder that is named after the time would never find anything."""
+    """Refuse `resume=auto` in a folder named after the time: it would never find anything."""
     given = OmegaConf.to_container(config, resolve=False)
     run_dir = str(given.get("run_dir", "${now:}")) if isinstance(given, dict) else ""
     if plain.get("resume") is not None and "${now:" in run_dir:
         raise ConfigError(
             "resume is 'auto', but each start has a new folder (run_dir holds the time): there would never be anything to "
-            f"go on from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"
+            f"resume from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"
         )
 
 
 def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:
-    """`trust` opens the allow-list, so only the person at the command line may set it."""
+    """Refuse `trust` in a config file: it extends the allow-list, so only the command line may set it."""
     if trust and not any(override.lstrip("+").startswith("trust=") for override in overrides):
         raise ConfigError(f"trust is {list(trust)} in a config file; it may only be given on the command line: trust=[...].")
 
 
 def _check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
-    """Refuse a config file that changes what Hydra itself builds and runs.
+    """Refuse a config file that changes the objects that Hydra itself builds and runs.
 
-    Hydra makes its launcher, sweeper, callbacks and logging from the config, of any class, before anybody could check.
-    They must be those of a config that sets nothing, but for what was typed at the command line.
+    Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before any check. They must be
+    those of an empty config, except for overrides on the command line.
     """
     plain = _hydra_parts(_compose(folder, None, typed))
     found = _hydra_parts(config)
@@ -271,10 +271,10 @@ def _hydra_parts(config: DictConfig) -> dict[str, Any]:
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Put an error of Hydra's or OmegaConf's in our words."""
+    """Reword an error of Hydra's or OmegaConf's."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # Of a list, as logger=[csv,tensorbord], Hydra does not say what there is.
+        # For a list, as logger=[csv,tensorbord], Hydra does not list the options.
         options = list(error.options or _options_of(group, conf_folders(Path.cwd())))
         raise ConfigError(
             f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
@@ -282,8 +282,8 @@ def _explain(error: Exception) -> NoReturn:
     if no_group := re.match(r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)):
         group = no_group[1]
         raise ConfigError(
-            f"This config chooses no {group}, so that there is none to replace: +{group}=NAME adds one. What is an argument of "
-            f"the task's is handed to it as `{group}: ${{{group}}}`."
+            f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one. An argument of "
+            f"the task is passed to it as `{group}: ${{{group}}}`."
         ) from error
     if isinstance(error, OverrideParseException):
         raise ConfigError(
@@ -295,5 +295,5 @@ def _explain(error: Exception) -> NoReturn:
         text += " " + str(error.__cause__).splitlines()[0]
     key = getattr(error, "full_key", None)
     if isinstance(error, MissingMandatoryValue):
-        raise ConfigError(f"{key} is missing: this config leaves it to you. Give it: {key}=...") from error
+        raise ConfigError(f"{key} is missing: this config requires it. Give it: {key}=...") from error
     raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error

@@ -1,4 +1,4 @@
-"""From a checked config to live objects. Below this file nobody knows that there was a config."""
+"""From a checked config to live objects. The code below this file sees no config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainkit.trainer import Trainer
 
 @dataclass(frozen=True)
 class Built:
-    """What a command works with."""
+    """The objects of a command."""
 
     trainer: Trainer
     task: Task
@@ -26,14 +26,14 @@ class Built:
 
 
 class Factory:
-    """A `_partial_` object: a function that still wants arguments. What it refuses is told by the config's key."""
+    """A `_partial_` object: a function that takes further arguments. Its errors name the config's key."""
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], key: str) -> None:
-        """Keep the function and the arguments that the config gives."""
+        """`arguments` are those of the config."""
         self.function, self.arguments, self.key = function, arguments, key
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with the rest."""
+        """Call it with the remaining arguments."""
         return _call(self.function, args, {**self.arguments, **kwargs}, self.key)
 
 
@@ -48,7 +48,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
         ConfigError: a constructor refuses its arguments.
     """
     trusted = config.get("trust") or []
-    seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are sent
+    seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are broadcast
     engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
     several = {
         group: [instantiate(node, f"{group}.{name}", trusted) for name, node in (config.get(group) or {}).items()]

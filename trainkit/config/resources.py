@@ -1,4 +1,4 @@
-"""Where the recipes and configs are that come with trainkit: beside the package in a checkout, inside it in a wheel."""
+"""Locates trainkit's recipes and configs: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def shipped_root() -> Path:
 
 
 def conf_folders(start: Path) -> list[Path]:
-    """Return the config folders in the order in which they are searched: the user's own, then the shipped one."""
+    """Return the config folders in the order of the search: the user's own, then the shipped one."""
     folders = [start / "conf", shipped_root() / "conf"]
     return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
 
 
 def make_importable(start: Path) -> None:
-    """Let modules in the folder where the user stands be imported first, and the shipped recipes last."""
+    """Make modules in the current folder importable first, and the shipped recipes last."""
     if str(start) not in sys.path:
         sys.path.insert(0, str(start))
     if str(shipped_root()) not in sys.path:

@@ -27,7 +27,7 @@ PLAIN_KEYS = {
     "trust": "list[str]",
     "vars": "dict | None",
 }
-ONE_OBJECT = ("engine", "data", "optimizer", "lr", "task")  # parts first: a mistake is told by its own key
+ONE_OBJECT = ("engine", "data", "optimizer", "lr", "task")  # parts first: an error names the part's own key
 SEVERAL_OBJECTS = ("callbacks", "logger")
 KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 # Arguments of the Trainer that have their own place in a config.
@@ -35,8 +35,8 @@ _ELSEWHERE = {
     "callbacks": "callbacks are a group of their own: callbacks=...",
     "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp.",
     "logger": "loggers are a group of their own: logger=...",
-    "run_dir": "run_dir stands at the top: run_dir=...",
-    "seed": "seed stands at the top: seed=...",
+    "run_dir": "run_dir is a key at the top: run_dir=...",
+    "seed": "seed is a key at the top: seed=...",
 }
 _SPECIAL = ("_target_", "_partial_")
 
@@ -47,7 +47,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     Args:
         config: resolved: plain values, lists and dicts.
         command: "fit", "validate", "test" or "predict".
-        unused: groups that are there and that nothing refers to.
+        unused: groups that nothing refers to.
 
     Raises:
         ConfigError: the first mistake found, by its key.
@@ -70,7 +70,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
         raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
     for key in unused:
         raise ConfigError(
-            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Hand it to the task, or leave it out: ~{key}"
+            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Pass it to the task, or leave it out: ~{key}"
         )
     _check_beginning(config, command)
     _check_engine(config.get("engine") or {})
@@ -93,7 +93,7 @@ def _check_trainer(node: Any, command: str) -> None:
 
 def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        hint = " Where a config has none of its own, its task makes it." if key in ("optimizer", "lr") else ""
+        hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
         raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
     target = node["_target_"]
     check_name(target, f"{key}._target_", trusted)
@@ -103,7 +103,7 @@ def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
 
 
 def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
-    """Check the objects that stand inside an object's arguments."""
+    """Check the objects inside an object's arguments."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         if isinstance(item, dict) and "_target_" in item:
@@ -126,23 +126,23 @@ def _check_arguments(node: dict[str, Any], key: str, signature: Signature, expla
         if legal is not None:
             raise ConfigError(illegal(f"{key}.{name}", value, legal))
     if node.get("_partial_"):
-        return  # the rest is given by whoever calls it
+        return  # its caller gives the rest
     for name, parameter in signature.parameters.items():
         if parameter.required and name not in node and name not in ("args", "kwargs"):
             raise ConfigError(f"{key}.{name} is missing; {node.get('_target_', key)} needs it.")
 
 
 def _check_beginning(config: dict[str, Any], command: str) -> None:
-    """Check what says where a run begins: ckpt_path, resume, init_weights, strict."""
+    """Check the start of a run: ckpt_path, resume, init_weights, strict."""
     ckpt_path, weights = config.get("ckpt_path"), config.get("init_weights")
     for key in ("resume", "init_weights"):
         if config.get(key) is not None and command in ("validate", "test", "predict"):
             raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
     if config.get("resume") is not None and ckpt_path is not None:
-        raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two places to begin. Leave one out (null).")
+        raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out (null).")
     if ckpt_path is not None and weights is not None:
         raise ConfigError(
-            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two places to begin. Leave one out (null)."
+            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two starting points. Leave one out (null)."
         )
     here = weights is None or "://" in weights or not read_launcher().is_main or Path(weights).exists()
     if not here:  # only rank 0 reads it
@@ -151,7 +151,7 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
             ".safetensors file, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
         )
     if config.get("strict") is False and weights is None:
-        raise ConfigError("strict is false, which is about init_weights=..., and there are none.")
+        raise ConfigError("strict is false, but it applies to init_weights=... only, and there are none.")
 
 
 def _check_engine(node: dict[str, Any]) -> None:
@@ -167,4 +167,4 @@ def _check_run_dir(run_dir: str) -> None:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"run_dir is '{run_dir}', but {folder} is no folder that can be written. Give another: run_dir=...")
+        raise ConfigError(f"run_dir is '{run_dir}', but {folder} is no writable folder. Give another: run_dir=...")

@@ -1,7 +1,7 @@
 """Reads the arguments of a class or function from its source, without importing anything.
 
-So a config is checked against the very constructors that it names, before torch is loaded. What cannot be followed
-(a decorator's magic, a class made at run time) gives a signature that accepts everything.
+So a config is checked against the constructors that it names, before torch is loaded. A definition that cannot be followed
+(behind a decorator, a class made at run time) gives a signature that accepts everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEPTH = 12  # of imports and base classes followed; a guard against circles
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument: its annotation as text ("" where there is none), and whether it must be given."""
+    """One argument: its annotation as text ("" for none), and whether it is required."""
 
     annotation: str
     required: bool
@@ -32,7 +32,7 @@ class Signature:
 
     Attributes:
         parameters: by name, without self.
-        accepts_any: whether other names are legal too (**kwargs), or nobody can know.
+        accepts_any: whether other names are legal too (**kwargs), or unknown.
     """
 
     parameters: dict[str, Parameter] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
     spec = PathFinder.find_spec(first, sys.path)
     if spec is None:
         raise ConfigError(
-            f"{key} is '{target}', but there is no module '{first}', neither in the folder where you stand nor installed."
+            f"{key} is '{target}', but there is no module '{first}', neither in the current folder nor installed."
         )
     if spec.submodule_search_locations is None:
         return (Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None), rest
@@ -111,7 +111,7 @@ def _parse(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:
-        raise ConfigError(f"{file.name}, line {error.lineno}: {error.msg}. Mend the file first.") from error
+        raise ConfigError(f"{file.name}, line {error.lineno}: {error.msg}. Fix the file first.") from error
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -125,7 +125,7 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _names(file: Path) -> list[str]:
-    """Return what a module defines or imports by name."""
+    """Return the names that a module defines or imports."""
     names = []
     for node in _statements(_parse(file).body):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -136,7 +136,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _find(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
-    """Find where `name` of a module is defined, following imports and plain aliases."""
+    """Find the definition of `name` of a module, following imports and plain aliases."""
     if depth > _DEPTH:
         return None
     stars = []
@@ -196,7 +196,7 @@ def _signature_of(file: Path, node: ast.AST, depth: int) -> Signature:
             return Signature(accepts_any=base.id != "object")
         return _signature_of(*found, depth + 1)
     decorated = [d.id if isinstance(d, ast.Name) else "" for d in node.decorator_list]
-    return Signature(accepts_any=bool(decorated))  # a dataclass, say: its __init__ is written at run time
+    return Signature(accepts_any=bool(decorated))  # as a dataclass: its __init__ is written at run time
 
 
 def _from_function(node: ast.FunctionDef, skip_first: bool) -> Signature:

@@ -1,1 +1,1 @@
-"""Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader), what the loop pulls (feed)."""
+"""Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader), the loop's input (feed)."""

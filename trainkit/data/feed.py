@@ -1,7 +1,7 @@
-"""What the loop pulls: steps, each with this rank's microbatches on the device and their share of the step.
+"""The loop's input: steps, each with this rank's microbatches on the device and their share of the step.
 
 MapFeed       a data set of known length: all shares come from arithmetic (plan.py), without communication
-StreamFeed    an iterable: each step the ranks agree, on the host, how many samples there are, and when all have ended
+StreamFeed    an iterable: each step the ranks agree, on the host, on the number of samples and on the end
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by ep
 
 
 class Microbatch(NamedTuple):
-    """What one `training_step` gets.
+    """The input of one `training_step`.
 
     Attributes:
         batch: on the device.
         num_samples: samples in it.
         is_last: whether it is this rank's last of the step.
         places: its samples' places in the epoch's order; None for streams.
-        ends_batch: False for a piece of a batch that was split, but for the last one.
+        ends_batch: False for all pieces of a split batch but the last.
     """
 
     batch: Any
@@ -59,25 +59,25 @@ class Feed(ABC):
 
     @abstractmethod
     def num_steps_in(self, epoch: int) -> int | None:
-        """Return the steps of an epoch, or None where nobody can know."""
+        """Return the steps of an epoch, or None if unknown."""
 
     @abstractmethod
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps of `epoch` from step `start` on."""
 
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
-        """Return the data set's indices of a microbatch's samples, or None where there are none."""
+        """Return the data set's indices of a microbatch's samples, or None if it has no indices."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Let go of what loads."""
+        """Release the loaders."""
 
 
 class MapFeed(Feed):
     """Steps of a data set of known length."""
 
     def __init__(self, loader: ShardedLoader, rank: int, move: Move, accumulate_at: AccumulateAt | None = None) -> None:
-        """Take the loader, this rank, what moves a batch to the device, and the accumulation where epochs differ in it."""
+        """`move` moves a batch to the device; `accumulate_at` is needed if the accumulation changes between epochs."""
         self._loader, self._rank, self._move, self._accumulate_at = loader, rank, move, accumulate_at
 
     @property
@@ -86,7 +86,7 @@ class MapFeed(Feed):
         return self._loader.source
 
     def plan_of(self, epoch: int) -> StepPlan:
-        """Return how the samples of an epoch are dealt."""
+        """Return how the samples of an epoch are split over ranks."""
         plan = self._loader.plan
         return plan if self._accumulate_at is None else replace(plan, accumulate=self._accumulate_at(epoch))
 
@@ -115,10 +115,10 @@ class MapFeed(Feed):
 
 
 class StreamFeed(Feed):
-    """Steps of an iterable; each rank iterates its own, which the user has sharded where there are several.
+    """Steps of an iterable; each rank iterates its own, which the user shards over several ranks.
 
-    What it draws while it is iterated (a shuffle, an augmentation) comes from random numbers of (seed, epoch, rank), so
-    that a run that goes on inside an epoch meets the same batches again, and skips those it has seen.
+    Its random draws (a shuffle, an augmentation) depend on (seed, epoch, rank): a run that resumes inside an epoch reads the
+    same batches again, and skips those that it has trained on.
     """
 
     def __init__(
@@ -135,15 +135,15 @@ class StreamFeed(Feed):
         """Build the feed.
 
         Args:
-            stream: yields microbatches; iterated anew each epoch.
-            length: microbatches of the rank that has most of them, or None where nobody knows.
+            stream: yields microbatches; iterated once per epoch.
+            length: microbatches of the rank that has most of them, or None if unknown.
             accumulate_at: microbatches of a step on this rank, by epoch.
             limit: microbatches of an epoch at most, or None.
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
             seed: this rank's.
-            share: how many of the ranks that `accumulate_at` is meant for this one stands for: 1.5 of three where two are
-                left. A step has the nearest whole number of microbatches.
+            share: the declared ranks of `accumulate_at` over the present ones: 1.5 if two of three are left. A step has the
+                nearest whole number of microbatches.
         """
         self._share = share
         self._seed = seed
@@ -162,8 +162,8 @@ class StreamFeed(Feed):
         return max(1, round(self._accumulate_at(epoch) * self._share))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
-        """See Feed. All ranks go on until the last of them has no data left."""
-        self.close()  # workers that live on would go on with the random numbers of the epoch before
+        """See Feed. All ranks continue until the last of them has no data left."""
+        self.close()  # persistent workers would continue the random numbers of the epoch before
         accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
         draws = not isinstance(self._stream, (list, tuple))
         random_numbers: Callable[[], AbstractContextManager[None]]
@@ -183,7 +183,7 @@ class StreamFeed(Feed):
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
 
     def close(self) -> None:
-        """See Feed. Workers of a DataLoader that keeps them would be found at the interpreter's end, and waited for."""
+        """See Feed. Otherwise the interpreter would wait at its end for persistent workers."""
         if isinstance(self._stream, DataLoader) and self._stream._iterator is not None:
             end = getattr(self._stream._iterator, "_shutdown_workers", None)
             if end is not None:

@@ -1,4 +1,4 @@
-"""From what a user hands in (DataLoader, Dataset, iterable) to loaders that yield one rank's microbatches."""
+"""From the user's data (DataLoader, Dataset, iterable) to loaders that yield one rank's microbatches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Source:
         batch_size: the microbatch of one rank.
         shuffle: a new order each epoch.
         drop_last: leave out a short last step.
-        sampler: a sampler of the user's own that draws the order (on rank 0), or None.
+        sampler: the user's own sampler that draws the order (on rank 0), or None.
         options: the DataLoader's other arguments (workers, collate, pinning).
     """
 
@@ -52,15 +52,15 @@ class Source:
 
 
 def read_source(data: Any, name: str, training: bool) -> Source | None:
-    """Read what the user handed in; None for an iterable whose order nobody can know.
+    """Read the user's data; return None for an iterable of unknown order.
 
     Args:
         data: a DataLoader, a Dataset, or an iterable of batches.
-        name: what to call it in errors, as "train_dataloaders".
+        name: its name in errors, as "train_dataloaders".
         training: whether a bare Dataset is shuffled.
 
     Raises:
-        ConfigError: it is none of these, or a DataLoader whose samples are dealt to ranks already.
+        ConfigError: it is none of these, or a DataLoader that already shards its samples over ranks.
         DataError: the data set is empty.
     """
     _refuse_several(data, name)
@@ -91,22 +91,22 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     if type(loader.batch_sampler) is not BatchSampler or type(loader).__iter__ is not DataLoader.__iter__:
-        return None  # batches of the user's own making: their sizes are not ours to know
+        return None  # the user's own batches, of unknown sizes
     batching: BatchSampler = loader.batch_sampler  # the user's, or the DataLoader's own
     sampler: Any = batching.sampler
     if isinstance(sampler, DistributedSampler):
         raise ConfigError(
-            f"{name} has a DistributedSampler; trainkit deals the samples to the ranks itself. Pass shuffle=True (or a "
+            f"{name} has a DistributedSampler; trainkit shards the samples over ranks itself. Pass shuffle=True (or a "
             "sampler over the whole data set) in its place."
         )
-    # A subclass may draw as it likes: only torch's own two are known.
+    # A subclass may draw differently: only torch's own two are known.
     own = None if type(sampler) in (RandomSampler, SequentialSampler) else sampler
     if own is not None and not hasattr(own, "__len__"):
         raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
     if isinstance(sampler, RandomSampler) and (
         sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
     ):
-        own = sampler  # draws with replacement, or only some: its own draw is the order
+        own = sampler  # with replacement, or of some samples only: use its own draws as the order
     options = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -124,7 +124,7 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
 
 @contextlib.contextmanager
 def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
-    """Let a sampler's own generator draw what belongs to its seed and the epoch, however often it has drawn before."""
+    """Make the draws of a sampler's own generator depend on its seed and the epoch only, not on earlier draws."""
     generator = getattr(sampler, "generator", None)
     if not isinstance(generator, torch.Generator):
         yield
@@ -140,16 +140,16 @@ def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
 class RankSampler(Sampler[list[tuple[int, int]]]):
     """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch on.
 
-    `start` is called before each iteration; the DataLoader (and its workers) live on over epochs.
+    `start` is called before each iteration; the DataLoader and its workers persist over epochs.
     """
 
     def __init__(self, plan: StepPlan, rank: int, draw: Callable[[int], Sequence[int]]) -> None:
-        """Take the arithmetic, the rank, and the function that gives an epoch's order."""
+        """`draw` returns an epoch's order."""
         self.plan, self.rank, self.draw = plan, rank, draw
         self.epoch, self.step, self.last = 0, 0, plan.num_steps
 
     def start(self, plan: StepPlan, epoch: int, step: int) -> None:
-        """Say what the next iteration covers: step `step` and all after it of `epoch`, dealt as `plan` says."""
+        """Set the next iteration: step `step` and all after it of `epoch`, split by `plan`."""
         self.plan, self.epoch, self.step, self.last = plan, epoch, step, plan.num_steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -164,7 +164,7 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
 
 
 def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Give an error of ours that a worker process raised its own words back, without the worker's traceback."""
+    """Raise trainkit's errors from worker processes with their own message, without the worker's traceback."""
     try:
         yield from batches
     except TrainkitError as error:
@@ -175,7 +175,7 @@ def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class ShardedLoader:
-    """A source dealt to the ranks: iterate the microbatches of one rank for some steps of an epoch."""
+    """A source sharded over ranks: iterates the microbatches of one rank for some steps of an epoch."""
 
     def __init__(self, source: Source, plan: StepPlan, rank: int, seed: int, agree: Callable[[list[int]], list[int]]) -> None:
         """Build the loader.
@@ -185,7 +185,7 @@ class ShardedLoader:
             plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
             rank: this rank.
             seed: of order and augmentation.
-            agree: returns rank 0's list on all ranks; used for an order that a user's own sampler draws.
+            agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
         """
         self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
         self._drawn: list[int] | None = None
@@ -193,26 +193,26 @@ class ShardedLoader:
         options = dict(source.options)
         options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
         if options.get("generator") is None:
-            # A DataLoader seeds its workers from here. Left to itself it would draw from the global random numbers, and
-            # the model's dropout would depend on how often data was loaded.
+            # A DataLoader seeds its workers from here. By default it would draw from the global random numbers, and the
+            # model's dropout would depend on how often data was loaded.
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
         self._loader: DataLoader[Any] = DataLoader(SeededDataset(source.dataset, seed), batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
-        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, dealt as `plan` says."""
+        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split by `plan`."""
         if self.source.sampler is not None:
-            # Here, not in the sampler: all ranks pass here at the same time, and the agreement is a collective.
+            # Here, not in the sampler: all ranks run this at the same time, and `agree` is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
                 self.source.sampler.set_epoch(epoch)
             with random_numbers_of(self._seed, epoch, -1), _own_numbers_of(self.source.sampler, epoch):
-                own = [int(i) for i in self.source.sampler]  # so that a run that goes on finds it again
+                own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
             self._drawn = self._agree(own)
         self._sampler.start(plan, epoch, start)
         return _named_errors(iter(self._loader))
 
     def close(self) -> None:
-        """Let the workers go; nothing can be iterated afterwards."""
-        # Dropped by hand: a DataLoader that the garbage collector finds in a cycle waits five seconds for each worker.
+        """End the workers; nothing can be iterated afterwards."""
+        # Deleted here: a DataLoader that the garbage collector finds in a cycle waits five seconds for each worker.
         del self._loader
 
     def indices(self, epoch: int, places: range) -> list[int]:

@@ -1,6 +1,6 @@
-"""The order of samples, and what is random about one sample: functions of (seed, epoch, index), of nothing else.
+"""The order of samples, and the random numbers of one sample: functions of (seed, epoch, index) only.
 
-So the order does not depend on ranks, workers, or where a run was interrupted, and neither does augmentation.
+So neither order nor augmentation depends on ranks, workers, or interruptions of the run.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 class _States:
-    """Where torch, numpy and random stand in the numbers that they draw."""
+    """The states of the generators of torch, numpy and random."""
 
     def __init__(self) -> None:
-        """Take them as they are now."""
+        """Copy the current states."""
         self.torch = torch.get_rng_state()
-        # numpy's generator is put aside whole: reading its state takes ten times as long as all the rest.
+        # numpy's generator is swapped as a whole: reading its state takes ten times as long as everything else.
         self.numpy = np.random.mtrand.get_bit_generator()
         self.python = random.getstate()
 
     def put_back(self) -> None:
-        """Go on from here."""
+        """Restore them."""
         torch.set_rng_state(self.torch)
         np.random.mtrand.set_bit_generator(self.numpy)
         random.setstate(self.python)
 
 
 def _seed(number: int) -> None:
-    # The default generator itself: torch.manual_seed would also reset the GPUs' generators, in the step's way.
+    # The default generator itself: torch.manual_seed would also reset the GPUs' generators, which the step uses.
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
@@ -68,9 +68,9 @@ def _seed(number: int) -> None:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within the context torch, numpy and random may be seeded; afterwards they go on as before.
+    """Within the context torch, numpy and random may be seeded; afterwards they continue as before.
 
-    But for one thing: numpy's old-style normals are drawn in pairs, and the second of a pair is forgotten.
+    One exception: numpy's legacy normals are drawn in pairs, and the second of a pair is lost.
     """
     before = _States()
     try:
@@ -87,25 +87,25 @@ def apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def random_numbers_of(seed: int, epoch: int, index: int) -> Iterator[None]:
-    """Within the context torch, numpy and random draw from (seed, epoch, index); afterwards they go on as in `apart`."""
+    """Within the context torch, numpy and random draw from (seed, epoch, index); afterwards they continue as in `apart`."""
     with apart():
         _seed(mix(seed, epoch, index))
         yield
 
 
 class OwnRandomNumbers:
-    """Random numbers of its own: within its context torch, numpy and random draw from them, and go on where they were."""
+    """A separate stream of random numbers: within its context torch, numpy and random draw from it and continue it."""
 
     def __init__(self, number: int) -> None:
         """Seed them."""
         with apart():
-            np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # for good, so not the one that is lent
+            np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # kept for good, so not the spare one
             _seed(mix(number, 0, 0))
             self._own = _States()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Draw from them within the context."""
+        """Draw from the stream within the context."""
         before = _States()
         self._own.put_back()
         try:
@@ -116,7 +116,7 @@ class OwnRandomNumbers:
 
 
 def may_draw(dataset: Any) -> bool:
-    """Return whether a sample may be random: not of what torch itself holds in memory, which needs no seed for each sample."""
+    """Return whether a sample may be random. torch's in-memory data sets are not, and need no seed for each sample."""
     if type(dataset) is Subset:
         return may_draw(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -125,9 +125,9 @@ def may_draw(dataset: Any) -> bool:
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style data set whose random augmentation is a function of (seed, epoch, index).
+    """A map-style data set with random augmentation as a function of (seed, epoch, index).
 
-    It is asked for (epoch, index), so that workers that outlive an epoch need not be told which one it is.
+    Its keys are (epoch, index), so persistent workers need not be informed of the epoch.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -140,7 +140,7 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
-        """Return the samples of a batch; a DataLoader asks for them so."""
+        """Return the samples of a batch; a DataLoader calls this."""
         if not self._draws:
             return [self.dataset[index] for _, index in keys]
         samples, seeded = [], _mixed(_EMPTY, self.seed)
@@ -153,7 +153,7 @@ class SeededDataset(Dataset[Any]):
 
 
 def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: Sequence[int] | None) -> Sequence[int]:
-    """Return the order of an epoch: a user's own sampler's where it drew one, else a permutation or 0, 1, 2, ..."""
+    """Return the order of an epoch: that drawn by a user's own sampler, else a permutation or 0, 1, 2, ..."""
     if drawn is not None:
         return drawn
     if not shuffle:
@@ -165,7 +165,7 @@ def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: S
 
 
 def indices_at(order: Sequence[int], places: range, num_samples: int) -> list[int]:
-    """Return the indices at these places of the order of an epoch of `num_samples`; beyond its end it begins again."""
+    """Return the indices at these places of the order of an epoch of `num_samples`; places wrap around at its end."""
     if places.stop > num_samples:
         return [int(order[place % num_samples]) for place in places]
     return [int(index) for index in order[places.start : places.stop]]

@@ -1,7 +1,7 @@
-"""The permutation of more samples than one would hold in memory: each place's sample is computed when it is asked for.
+"""A permutation of more samples than fit in memory: the sample of a place is computed on access.
 
-A place is enciphered by a Feistel network of 12 rounds over the least power of two that holds all places, again and again
-until it lies among them (cycle walking: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3). An
+A place is enciphered by a Feistel network of 12 rounds over the least power of two that holds all places, repeatedly until
+the result is one of them (cycle walking: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3). An
 invertible cipher of a set is a permutation of it; with the keys of a seed, one of 2^64.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-MOST_HELD = 2**22  # samples whose permutation is held: 32 MiB, made in some 50 ms
-_AT_ONCE = 2**12  # places are computed so many together: numpy's calls cost more than their arithmetic
+MOST_HELD = 2**22  # the longest permutation held in memory: 32 MiB, made in some 50 ms
+_AT_ONCE = 2**12  # places computed together: numpy's calls cost more than their arithmetic
 _ROUNDS = 12
 
 Numbers = npt.NDArray[np.uint64]
@@ -24,8 +24,8 @@ class Permutation(Sequence[int]):
     """The numbers from 0 to `length` - 1 in an order that depends on `seed`.
 
     Args:
-        length: how many, 1 to 2^62.
-        seed: which order.
+        length: their number, 1 to 2^62.
+        seed: selects the order.
     """
 
     def __init__(self, length: int, seed: int) -> None:

@@ -1,17 +1,17 @@
 """The arithmetic of an epoch: which samples each rank gets in each microbatch of each step. Pure, no torch.
 
-An epoch is one order of the samples. Step `s` takes the next `global_batch_size` of them, whatever the number of ranks;
-ranks and microbatches only split that batch:
+An epoch is one order of the samples. Step `s` takes the next `global_batch_size` of them, on any number of ranks; ranks and
+microbatches only split that batch:
 
     order      | step 0                          | step 1                          | last step, short |
     step       | micro 0: rank 0 | rank 1 | micro 1: rank 0 | rank 1 |
 
 so cell `micro * world_size + rank` takes the cell'th chunk. A short last step is spread evenly: it uses as many
-microbatches as it needs, of sizes that differ by one at most, and a rank may have no sample in it. Because every rank
-can work out every other rank's share, the weight of a microbatch needs no communication.
+microbatches as it needs, of sizes that differ by one at most, and a rank may have no sample in it. Every rank can compute
+every other rank's share, so the weight of a microbatch needs no communication.
 
-Where ranks have come or gone since the run's beginning, a step stays what it was: its samples are spread over the ranks
-that there are, evenly, in as many microbatches as it takes.
+If ranks have joined or left since the run's beginning, a step keeps its samples: they are spread evenly over the present
+ranks, in as many microbatches as needed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How the samples of an epoch are dealt to steps, microbatches and ranks.
+    """How the samples of an epoch are split into steps, microbatches and ranks.
 
     Attributes:
         num_samples: samples in an epoch, 0 or more.
         batch_size: samples of one microbatch on one rank.
         world_size: number of ranks.
-        accumulate: microbatches of one rank in a step, at as many ranks as it was declared for.
+        accumulate: microbatches of one rank in a step, at the declared number of ranks.
         drop_last: leave out a last step that is short.
         pad: fill a last step that is short with the epoch's first samples, again: places beyond the last one.
-        declared_ranks: the number of ranks that `accumulate` is meant for, where it is another than there are now.
+        declared_ranks: the number of ranks that `accumulate` is meant for, if it differs from `world_size`.
     """
 
     num_samples: int

@@ -1,7 +1,7 @@
-"""Loader workers and signals: a scheduler signals every process of a job, and a run ends in good order with its workers.
+"""Loader workers and signals: shields workers from the signals that a scheduler sends to every process of a job.
 
-Left alone, a worker dies of the SIGTERM, SIGUSR1 or Ctrl-C that its rank takes for the wish to end at the next step, and
-the rank then fails for want of data in place of saving.
+By default a SIGTERM, SIGUSR1 or Ctrl-C kills the worker, while its rank continues to the end of the step; the rank would
+then fail for lack of data instead of saving.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-# A worker that its loader terminates, since it did not end in time, lives on for so long at most.
+# The longest time that a worker survives after its loader terminates it for not ending in time.
 GRACE_S = 60
 
 
@@ -33,11 +33,11 @@ class Shielded:
 
 
 def shield(data: Any) -> Any:
-    """Return `data`; where it is a DataLoader, its workers will be shielded."""
+    """Return `data`; if it is a DataLoader, its workers will be shielded."""
     if isinstance(data, DataLoader) and not isinstance(data.worker_init_fn, Shielded):
         data.worker_init_fn = Shielded(data.worker_init_fn)
     return data
 
 
 def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.alarm(GRACE_S)  # whose own action is to end the process
+    signal.alarm(GRACE_S)  # SIGALRM's default action ends the process

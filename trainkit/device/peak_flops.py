@@ -1,6 +1,6 @@
-"""What GPUs can compute at most: the vendors' figures, for dense matrices.
+"""Peak FLOP/s of GPUs: the vendors' figures, for dense matrices.
 
-Those of NVIDIA's data sheets and architecture papers; where a sheet gives a figure with sparsity, half of it stands here.
+From NVIDIA's data sheets and architecture papers; half of the figure if a sheet gives it with sparsity.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from trainkit.device.precision import PrecisionName
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s of one GPU; None where it has no such unit.
+    """TFLOP/s of one GPU; None if it has no such unit.
 
     Attributes:
         half: float16 and bfloat16 on tensor cores, summed in float32.
         tf32: float32 matrices rounded to TF32 on tensor cores.
         single: float32 outside of tensor cores.
-        double: float64, on tensor cores where they take it.
+        double: float64, on tensor cores if they support it.
         source: the document.
     """
 
@@ -57,12 +57,12 @@ _PEAKS = {
 
 
 def peak_flops_of(device_name: str, precision: PrecisionName, tf32: bool | None = None) -> float | None:
-    """Return the most FLOP/s of a GPU for matrices of a precision, or None where nobody knows: another device, or a part (MIG).
+    """Return a GPU's peak FLOP/s for matrices of a precision, or None if unknown: another device, or a part of one (MIG).
 
     Args:
-        device_name: as torch.cuda.get_device_name() gives it.
+        device_name: as returned by torch.cuda.get_device_name().
         precision: trainer.precision.
-        tf32: whether float32 matrices may be rounded to TF32. Default: what torch is set to.
+        tf32: whether float32 matrices may be rounded to TF32. Default: torch's setting.
     """
     peak = next((peak for pattern, peak in _PEAKS.items() if re.search(pattern, device_name)), None)
     if peak is None or re.search(r"\bMIG\b", device_name):
@@ -70,7 +70,7 @@ def peak_flops_of(device_name: str, precision: PrecisionName, tf32: bool | None 
     if precision == "64-true":
         tera = peak.double
     elif precision == "32-true":
-        # allow_tf32 cannot be read where the user has set this one.
+        # allow_tf32 cannot be read if the user has set this one.
         rounded = torch.backends.cuda.matmul.fp32_precision == "tf32" if tf32 is None else tf32
         tera = peak.tf32 if rounded and peak.tf32 is not None else peak.single
     else:

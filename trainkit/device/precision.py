@@ -1,4 +1,4 @@
-"""Numbers: what computes in which dtype, and the loss scale of fp16."""
+"""Precision: the dtypes of a run, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ _MIXED_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 class Precision:
     """Applies one of the names to weights, batches, forward and update.
 
-    "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so that small gradients do
-    not vanish, and holds an update back when they overflow (Micikevicius et al. 2018). "*-true": weights and inputs are
-    of that dtype.
+    "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so small gradients do not
+    vanish, and skips an update if they overflow (Micikevicius et al. 2018). "*-true": weights and inputs have that dtype.
     """
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
@@ -38,11 +37,12 @@ class Precision:
         self.device = device
         self.input_dtype = _TRUE_DTYPES.get(name)
         self._autocast_dtype = _MIXED_DTYPES.get(name)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "16-mixed")
+        self.scales_loss = name == "16-mixed"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales_loss)
 
     def convert(self, model: nn.Module) -> None:
-        """Cast the weights, in place, where the precision is a true one."""
-        # Not by `to`: metric objects refuse these two alone, since what they count does not fit into bfloat16; and complex
+        """Cast the weights, in place, if the precision is a true one."""
+        # Not by `to`: metric objects ignore only these two, since their counts do not fit into bfloat16; and complex
         # weights stay complex.
         if self.input_dtype is torch.bfloat16:
             model.bfloat16()
@@ -56,31 +56,27 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self._autocast_dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss times the loss scale (1 but for fp16)."""
-        return self.scaler.scale(loss)
+        """Return the loss times the loss scale (1 except for fp16)."""
+        return self.scaler.scale(loss) if self.scales_loss else loss
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Take the loss scale out of the gradients, in place. Call after they were reduced."""
-        if self.scaler.is_enabled():
+        """Divide the gradients by the loss scale, in place. Call after they are reduced."""
+        if self.scales_loss:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Update the weights; return False where an overflow of fp16 held an update back.
+        """Update the weights under fp16's loss scale; return False if an overflow held the update back.
 
-        Only fp16 waits for the device here. All ranks decide alike: an overflow on one is in the sum of all.
+        Waits for the device. All ranks decide alike: an overflow on one is in the sum of all.
         """
-        if not self.scaler.is_enabled():
-            for optimizer in optimizers:
-                optimizer.step()
-            return True
         with allowed_read():
             before = self.scaler.get_scale()
             found = [inf for opt in optimizers for inf in self.scaler._found_inf_per_device(opt).values()]
-            overflows = any(bool(inf) for inf in found)  # one holds back all: they are one step, and are clipped as one
+            overflows = any(bool(inf) for inf in found)  # one skips all: they are one step, and are clipped as one
             for optimizer in optimizers:
-                # Left to itself a fused optimizer finds an overflow on the device, and keeps momenta that it began without
-                # filling them: torch's SGD then trains on from whatever lay in memory.
+                # By itself a fused optimizer finds an overflow on the device, and keeps momenta that it allocated without
+                # filling them: torch's SGD then continues from uninitialised memory.
                 optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
                 if not overflows and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                     self.scaler.step(optimizer)

@@ -1,7 +1,7 @@
 """DeviceStats: memory and load of this rank's GPU, its host and its process, as plain numbers.
 
-What cannot be read is absent: there is no GPU, psutil (`pip install psutil`) or NVML's reader (`pip install nvidia-ml-py`)
-is not installed, or a driver does not tell a value. Nothing here waits for the device.
+Unavailable values are left out: there is no GPU, psutil (`pip install psutil`) or NVML's reader (`pip install nvidia-ml-py`)
+is not installed, or a driver does not report a value. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 
 class DeviceStats:
-    """Reads them, each time anew. The first `cpu_utilization_ratio` is of the time since this object was made.
+    """Reads current values. The first `cpu_utilization_ratio` is of the time since this object was made.
 
     Args:
-        device: where the rank computes.
+        device: the rank's device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,27 +33,27 @@ class DeviceStats:
             self._cpu_before = self._cpu_times()
 
     def read(self) -> dict[str, float]:
-        """Return what there is, by name; the unit stands at the name's end.
+        """Return the available values by name; a name ends with the unit.
 
         Returns:
             Of "gpu_memory_used_bytes" and "gpu_memory_total_bytes" (of the whole GPU, other processes included),
             "gpu_utilization_ratio" (0 to 1), "gpu_temperature_celsius", "gpu_power_watts",
             "gpu_memory_allocated_bytes" and "gpu_memory_reserved_bytes" (of this process, by torch),
             "host_memory_used_bytes", "host_memory_total_bytes", "process_memory_bytes", "cpu_utilization_ratio" (0 to 1, of
-            all cores, since it was last read).
+            all cores, since the last read).
         """
         return self.of_gpu() | self.of_host()
 
     def _find(self, nvml: ModuleType) -> Any:
-        """Return NVML's handle of the device; torch's index counts the visible ones alone, the UUID is the same for both."""
+        """Return NVML's handle of the device, by UUID: torch's index counts only the visible devices."""
         try:
             nvml.nvmlInit()
             return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self._device).uuid}")
-        except nvml.NVMLError:  # no driver that answers, or a part of a GPU (MIG), which has another kind of name
+        except nvml.NVMLError:  # no driver, or a part of a GPU (MIG), which has another kind of name
             return None
 
     def of_gpu(self) -> dict[str, float]:
-        """Return the part of `read` whose names begin with gpu_."""
+        """Return the values of `read` with names that begin with gpu_."""
         return self._of_nvml() | self._of_torch()
 
     def _of_nvml(self) -> dict[str, float]:
@@ -67,7 +67,7 @@ class DeviceStats:
             lambda: {"gpu_power_watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
         ]
         for read in readers:
-            with contextlib.suppress(nvml.NVMLError):  # a card or a container may tell some of them alone
+            with contextlib.suppress(nvml.NVMLError):  # a card or a container may report only some of them
                 found |= read()
         return found
 
@@ -92,9 +92,9 @@ class DeviceStats:
         }
 
     def _cpu_times(self) -> tuple[float, float]:
-        """Return the seconds of all cores since the host was started, and of those the idle ones.
+        """Return the seconds of all cores since the host was started, and the idle ones among them.
 
-        psutil.cpu_percent remembers for each thread when it was last asked; who asks here may be another thread each time.
+        psutil.cpu_percent stores the last call for each thread; the calling thread may change here.
         """
         assert self._psutil is not None
         times = self._psutil.cpu_times()._asdict()

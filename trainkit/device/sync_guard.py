@@ -1,8 +1,8 @@
 """Asserts that a step reads nothing off the device: `trainer.assert_no_sync=true`.
 
-A read (`item()`, `if tensor:`, `nonzero()`, ...) makes the host wait until the GPU has done all that was asked of it, and
-the GPU then waits for the host: the commonest cause of a slow step. On a GPU torch's own sync debug mode sees every one.
-On the CPU nothing waits, so that the calls are intercepted: a step that passes there is one that will not wait on a GPU.
+A read (`item()`, `if tensor:`, `nonzero()`, ...) makes the host wait until the GPU has finished all queued work, and the GPU
+then waits for the host: the commonest cause of a slow step. On a GPU torch's own sync debug mode detects every read. On the
+CPU nothing waits, so the calls are intercepted: a step that passes there will not wait on a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainkit.errors import SyncError
 
 _TORCH = str(Path(torch.__file__).parent)
-_OPTIMIZERS = f"{_TORCH}/optim/"  # their step counts are kept on the CPU, on a GPU too
-# operators whose result, or the shape of it, the host must know
+_OPTIMIZERS = f"{_TORCH}/optim/"  # their step counts are on the CPU, for a GPU too
+# operators with a result, or a shape of it, that the host must know
 _READING_OPERATORS = {
     "_local_scalar_dense": "item(), float(tensor), int(tensor), or `if tensor:`",
     "is_nonzero": "`if tensor:`",
@@ -46,10 +46,10 @@ _READING_METHODS = {
 
 
 class SyncGuard:
-    """A context, to be entered again and again, in which a read off the device is an error.
+    """A reusable context in which a read off the device is an error.
 
     Args:
-        device: where the step computes.
+        device: the step's device.
     """
 
     _active: SyncGuard | None = None
@@ -79,7 +79,7 @@ class SyncGuard:
 
 @contextlib.contextmanager
 def allowed_read() -> Iterator[None]:
-    """Let trainkit itself read something off the device, where the docs say that it does."""
+    """Allow a documented read of trainkit's own."""
     guard = SyncGuard._active
     if guard is None:
         yield

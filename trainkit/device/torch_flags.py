@@ -1,4 +1,4 @@
-"""Global switches of torch and of the C library, set for the length of a run and put back afterwards."""
+"""Global switches of torch and of the C library, set during a run and restored afterwards."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 import torch
 
-# Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are the kernel's own, and what is free at the heap's end goes
-# back to it above M_TRIM_THRESHOLD. Left alone, glibc raises the first to its largest, 32 MiB, and the second to twice of it.
+# Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are mapped by the kernel, and free memory at the heap's end
+# returns to it above M_TRIM_THRESHOLD. By default glibc raises the first up to 32 MiB, and the second to twice of it.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST, _NEVER = 2**25, -1
 
 
 @contextlib.contextmanager
 def torch_flags(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
-    """Set what is asked for; leave alone what is not.
+    """Set the requested switches; leave the others unchanged.
 
     Args:
         deterministic: deterministic algorithms; an operation that has none raises.
-        benchmark: cuDNN tries out which algorithm is the fastest for each shape.
-        detect_anomaly: autograd names the operation of the forward whose backward gave NaN.
+        benchmark: cuDNN searches the fastest algorithm for each shape.
+        detect_anomaly: autograd names the forward operation that gave NaN in backward.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
@@ -47,11 +47,11 @@ def torch_flags(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> I
 
 @contextlib.contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Let the process keep the memory that a step on the CPU frees, for the next one.
+    """Keep the memory that a step on the CPU frees for the next step.
 
-    Activations and gradients come and go with each step. glibc hands what it can back to the kernel, which gives it out anew
-    a page at a time, each zeroed: 3 to 8 % of a step of ResNet-50 (batch 16). Elsewhere, and where the user has set
-    how glibc allocates (MALLOC_..._, GLIBC_TUNABLES), nothing is changed.
+    Each step allocates and frees activations and gradients. glibc returns freed memory to the kernel, which hands it out
+    again page by page, each zeroed: 3 to 8 % of a step of ResNet-50 (batch 16). With another C library, or if the user has
+    configured glibc's allocator (MALLOC_..._, GLIBC_TUNABLES), nothing changes.
     """
     own = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

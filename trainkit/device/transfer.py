@@ -20,10 +20,10 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
 
     Args:
         batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a `to(device)` of their own.
-            What it is of stays what it is: a subclass of dict one of that class.
-        device: where to.
-        dtype: floating point tensors are cast to it, where given.
-        channels_last: tensors of 4 dimensions take that memory format.
+            Classes are preserved, as a subclass of dict.
+        device: the target.
+        dtype: cast floating point tensors to it, if given.
+        channels_last: use that memory format for tensors of 4 dimensions.
     """
     if isinstance(batch, Tensor):
         moved = batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
@@ -31,8 +31,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
             return moved
         cast = dtype if batch.is_floating_point() else None
         layout = torch.channels_last if channels_last and batch.dim() == 4 else torch.preserve_format
-        return moved.to(dtype=cast, memory_format=layout)  # on the device: it is faster at both
-    if type(batch) is tuple or type(batch) is list:  # what most batches are, before all that they might be
+        return moved.to(dtype=cast, memory_format=layout)  # on the device, which is faster at both
+    if type(batch) is tuple or type(batch) is list:  # most batches; before the slower checks
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
     if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
         return batch.to(device)
@@ -47,7 +47,7 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if _is_record(batch):
         record = copy.copy(batch)
         for name, value in _fields_of(batch):
-            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))  # also where it is frozen
+            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))  # also if it is frozen
         return record
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device, dtype, channels_last) for item in batch))
@@ -61,15 +61,14 @@ def _is_record(batch: Any) -> bool:
 
 
 def _fields_of(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a dataclass's fields, those left out that it has not set."""
+    """Yield the names and values of the fields that a dataclass has set."""
     return ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record) if hasattr(record, f.name))
 
 
 class Mover:
-    """Puts batches on a device; on a GPU on a stream of its own, so that the copy runs beside what is computed there.
+    """Moves batches to a device; for a GPU on a stream of its own, so the copy runs beside the computation.
 
-    The loop is ahead of the device (engines but Horovod's wait for nothing), so that a batch is on its way while the step
-    before is computed.
+    The loop is ahead of the device (only Horovod's engine waits), so a batch is copied while the step before is computed.
 
     Args:
         device, dtype, channels_last: see `to_device`.
@@ -80,7 +79,7 @@ class Mover:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch on the device, to be used on the current stream."""
+        """Return the batch on the device, for use on the current stream."""
         if self._stream is None:
             return batch if self._is_there(batch) else to_device(batch, *self._how)
         if not all(may_go_beside(tensor) for tensor in each_tensor(batch)):
@@ -91,11 +90,11 @@ class Mover:
         computing.wait_stream(self._stream)
         for tensor in each_tensor(moved):
             if tensor.is_cuda:
-                tensor.record_stream(computing)  # its memory is the copying stream's, and must not be used there too soon
+                tensor.record_stream(computing)  # the copying stream must not reuse its memory too soon
         return moved
 
     def _is_there(self, batch: Any) -> bool:
-        """Whether nothing is to be done: for the commonest batches alone, and fast."""
+        """Whether no copy is needed: a fast check, only for the commonest batches."""
         device, dtype, channels_last = self._how
         if dtype is not None or channels_last or type(batch) not in (tuple, list):
             return False
@@ -105,8 +104,8 @@ class Mover:
 def may_go_beside(tensor: Tensor) -> bool:
     """Whether a tensor of a batch may be copied to a GPU on a stream of its own.
 
-    One that lies on a GPU was made on the current stream, for which the other does not wait. A sparse or nested one is copied
-    as several tensors, whose memory torch cannot keep for another stream (`record_stream`).
+    A tensor on a GPU was made on the current stream, for which the other does not wait. A sparse or nested one is copied as
+    several tensors, and torch cannot hold their memory for another stream (`record_stream`).
     """
     return not tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_nested
 
@@ -134,7 +133,7 @@ def count_samples(batch: Any) -> int:
     size = _first_length(batch)
     if size is None:
         raise TaskError(
-            f"The number of samples of a batch of type {type(batch).__name__} cannot be seen: it holds no tensor. "
+            f"The number of samples of a batch of type {type(batch).__name__} is unknown: it holds no tensor. "
             "Return it from training_step: {'loss': loss, 'num_samples': n}."
         )
     return size

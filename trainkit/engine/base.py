@@ -170,7 +170,7 @@ class Engine(ABC):
             False if mixed precision held the update back; the same on all ranks.
         """
         updated = True
-        if self._precision is not None:
+        if self._precision is not None and self._precision.scales_loss:
             updated = self._precision.step(self._optimizers)
         else:
             for optimizer in self._optimizers:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import NonNegativeInt, checked
 from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
@@ -81,18 +81,18 @@ class PrometheusLogger(Logger):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start from the clock's first reading."""
-        self._times, self._samples_then = trainer.step_clock.read(), trainer.state.samples_seen
+        self._times, self._samples_then = step_clock_of(trainer).read(), trainer.state.samples_seen
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Store the step; at log_every_n_steps also its parts, which waits for the device."""
         board, state = self._board, trainer.state
         if board is None:
             return
-        durations, samples = trainer.step_clock.durations, state.samples_seen
+        durations, samples = step_clock_of(trainer).durations, state.samples_seen
         board.take_step(durations[-1] if durations else 0.0, samples - self._samples, state.global_step, state.current_epoch)
         self._samples = samples
         if state.global_step % trainer.options.limits.log_every_n_steps == 0:
-            times = trainer.step_clock.read()
+            times = step_clock_of(trainer).read()
             passed = times - self._times
             if (seconds := passed.step_s * passed.steps) > 0:
                 board.shares = {part: own / seconds for part, own in passed.seconds.items()}

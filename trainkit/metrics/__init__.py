@@ -1,1 +1,1 @@
-"""What a Task logs, combined over batches and ranks."""
+"""A Task's logged values, combined over batches and ranks."""

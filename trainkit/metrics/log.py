@@ -1,7 +1,7 @@
-"""What `log` collects: step values of this rank, and epoch values that are exact over all samples of all ranks.
+"""The values of `log`: step values of this rank, and epoch values that are exact over all samples of all ranks.
 
-Nothing here waits for the device while steps run. Values stay where they are until they are read: step values at
-log_every_n_steps, epoch values at the end of an epoch, where one gather over ranks combines them.
+Nothing here waits for the device while steps run. Values stay on their device until they are read: step values at
+log_every_n_steps, epoch values at the end of an epoch, when one gather over ranks combines them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainkit.metrics import objects as metric_objects
 
 Reduction = Literal["mean", "sum", "min", "max"]
 _REDUCTIONS = get_args(Reduction)
-# A device's values are folded into one after this many, so that memory stays flat and kernels few.
+# A device's values are folded into one after this many, to bound memory and the number of kernels.
 _FOLD_AT = 64
 
 
@@ -38,7 +38,7 @@ class Accumulator:
         self._weight = 0.0
 
     def add(self, value: Tensor | float, weight: float) -> None:
-        """Take a value. Its weight counts for means alone."""
+        """Add a value. Its weight counts for means only."""
         weight = weight if self.reduction == "mean" else 1.0
         self._weight += weight
         if isinstance(value, Tensor):
@@ -52,7 +52,7 @@ class Accumulator:
                 self._numbers = [self._combine(self._numbers)]
 
     def copy(self) -> Accumulator:
-        """Return one that holds the same and goes its own way."""
+        """Return an independent copy."""
         other = Accumulator(self.reduction)
         other._pending = {weight: list(values) for weight, values in self._pending.items()}
         other._held, other._weight = self._held, self._weight
@@ -60,30 +60,30 @@ class Accumulator:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was taken, unfolded, so that it goes on to the same bits; on the host, which waits for the device."""
+        """Return the values unfolded, so a resumed run gets the same bits; on the host, which waits for the device."""
         pending = [(weight, _pack(values)) for weight, values in self._pending.items()]
         state = {"pending": pending, "parts": _pack(self._parts), "numbers": list(self._numbers)}
         return state | {"reduction": self.reduction, "held": self._held, "weight": self._weight}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take it back."""
+        """Restore them."""
         self._pending = {weight: _unpack(values, device) for weight, values in state["pending"]}
         self._parts, self._numbers = _unpack(state["parts"], device), list(state["numbers"])
         self._held, self._weight = state["held"], state["weight"]
 
     def absorb(self, other: Accumulator) -> None:
-        """Take in what another rank's has taken."""
+        """Add the values of another rank's accumulator."""
         _, value, weight = read_all({"": other})[""]
         self._numbers.append(value)
         self._weight += weight
 
     def parts(self) -> list[Tensor]:
-        """Return what is on a device, folded: none or one scalar of float64."""
+        """Return the values on a device, folded: none or one scalar of float64."""
         self._fold()
         return self._parts
 
     def reading(self, parts: list[float]) -> Reading:
-        """Return the combined value, where `parts` are those on the device, read."""
+        """Return the combined value; `parts` are those on the device, read."""
         return self.reduction, self._combine(parts + self._numbers), self._weight
 
     def _fold(self) -> None:
@@ -104,7 +104,7 @@ class Accumulator:
 
 
 def _combined(reduction: Reduction, values: list[float]) -> float:
-    """Return the least, the largest or the sum; NaN where one is NaN, as of tensors, and where infinities cancel out."""
+    """Return the least, the largest or the sum; NaN if one is NaN, as for tensors, and if infinities cancel out."""
     if any(math.isnan(value) for value in values):
         return math.nan
     if reduction == "min":
@@ -115,7 +115,7 @@ def _combined(reduction: Reduction, values: list[float]) -> float:
 
 
 def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
-    """Read all values; each device is waited for once, however many there are."""
+    """Read all values; waits once for each device."""
     parts = {name: held.parts() for name, held in table.items()}
     by_device: dict[torch.device, list[Tensor]] = {}
     for part in (part for own in parts.values() for part in own):
@@ -151,12 +151,12 @@ class MetricLog:
     """The values logged in one epoch of training, or in one evaluation."""
 
     def __init__(self, suffix: str = "") -> None:
-        """Start empty. `suffix` is appended to every name (evaluation on several loaders)."""
+        """`suffix` is appended to every name (evaluation on several loaders)."""
         self.suffix = suffix
         self.prog_bar: set[str] = set()
         self._epoch: dict[str, Accumulator] = {}
         self._step: dict[str, Accumulator] = {}
-        self._is_read = True  # whether the step values of this step are
+        self._is_read = True  # whether the step values of this step are read
         self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
 
     def add(
@@ -170,7 +170,7 @@ class MetricLog:
         prog_bar: bool = False,
         reduction: Reduction = "mean",
     ) -> None:
-        """Take a value, or a torchmetrics object, whose value is asked for when the epoch ends.
+        """Add a value, or a torchmetrics object, which is computed when the epoch ends.
 
         Raises:
             TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
@@ -198,7 +198,7 @@ class MetricLog:
         if not on_epoch and not (on_step and self._is_read):
             return
         if isinstance(value, Tensor):
-            value = value.detach().clone()  # a copy: the caller may go on writing into it
+            value = value.detach().clone()  # a copy: the caller may keep writing into it
             value = value.reshape(()) if value.dim() else value
         step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
         for wanted, full, table in (
@@ -219,7 +219,7 @@ class MetricLog:
                     self.prog_bar.add(full)
 
     def copy(self) -> MetricLog:
-        """Return one that holds the same and goes its own way; the names for the progress bar stay shared."""
+        """Return an independent copy; the names for the progress bar stay shared."""
         other = MetricLog(self.suffix)
         other.prog_bar, other.objects, other._is_read = self.prog_bar, dict(self.objects), self._is_read
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
@@ -227,11 +227,11 @@ class MetricLog:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank has collected in the epoch; metric objects are kept with their Task (metric_objects.py)."""
+        """Return this rank's values of the epoch; metric objects are saved with their Task (objects.py)."""
         return {"epoch": {n: held.state_dict() for n, held in self._epoch.items()}, "prog_bar": sorted(self.prog_bar)}
 
     def load_state_dict(self, ranks: list[dict[str, Any]], rank: int, world_size: int, device: torch.device) -> None:
-        """Take back what the ranks had collected; at another number of ranks rank 0 takes it all."""
+        """Restore the ranks' values; at another number of ranks rank 0 takes them all."""
         own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
         for state in own:
             self.prog_bar |= set(state["prog_bar"])
@@ -244,7 +244,7 @@ class MetricLog:
                     self._epoch[name] = held
 
     def new_step(self, is_read: bool = True) -> None:
-        """Forget the step values: a new step begins, whose values are read at its end or are not even collected."""
+        """Drop the step values and begin a step; its values are collected only if they are read at its end."""
         self._is_read = is_read
         if self._step:
             self._step.clear()
@@ -258,7 +258,7 @@ class MetricLog:
 
         Args:
             all_gather_object: returns the values of all ranks.
-            keep: go on collecting; otherwise all starts anew.
+            keep: continue collecting; otherwise clear all values.
         """
         own = read_all(self._epoch)
         gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, bool(self.objects)))
@@ -276,7 +276,7 @@ class LatestMetrics(dict[str, float]):
     """The latest logged values by name, as `trainer.callback_metrics`.
 
     Attributes:
-        logged_at: the step that each value is of.
+        logged_at: the step of each value.
     """
 
     def __init__(self) -> None:
@@ -284,6 +284,6 @@ class LatestMetrics(dict[str, float]):
         self.logged_at: dict[str, int] = {}
 
     def put(self, values: Mapping[str, float], step: int) -> None:
-        """Take the values of a step."""
+        """Store the values of a step."""
         self.update(values)
         self.logged_at |= dict.fromkeys(values, step)

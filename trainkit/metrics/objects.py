@@ -1,8 +1,8 @@
-"""torchmetrics objects in `log`: each rank's own state, combined over ranks as the metric itself says.
+"""torchmetrics objects in `log`: each rank's own state, combined over ranks by the metric's own rules.
 
-The only file that knows torchmetrics, and it imports nothing of it: whoever hands in a metric has done so. A metric's
-states say how they combine (sum, mean, min, max, concatenation, a function of its own), so that the value of all ranks is
-that of one rank that has seen all samples; a rank that has seen none takes no part.
+The only file that knows torchmetrics, without importing it. A metric's states define how they combine (sum, mean, min, max,
+concatenation, a function of its own), so the value over all ranks is that of one rank with all samples; a rank without
+samples takes no part.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ States = list[dict[str, Any]]  # of a metric and the metrics inside it
 
 
 def is_metric(value: Any) -> bool:
-    """Tell whether a value is a torchmetrics.Metric."""
+    """Return whether a value is a torchmetrics.Metric."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
 
 
 def reset_metrics(model: nn.Module) -> None:
-    """Let all metrics that a model holds begin anew."""
+    """Reset all metrics of a model."""
     for module in model.modules():
         if is_metric(module):
             module.reset()  # type: ignore[operator]
 
 
 def state_of(model: nn.Module, logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what this rank's metrics have counted, by their place in the model, and which was logged as what."""
+    """Return the states of this rank's metrics by their place in the model, and the logged name of each."""
     places = {module: place for place, module in model.named_modules() if is_metric(module)}
     counted = {place: module for module, place in places.items() if module._update_count}
     states = {p: (_states(metric), [one._update_count for one in _inner(metric)]) for p, metric in counted.items()}
@@ -42,10 +42,10 @@ def state_of(model: nn.Module, logged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]], rank: int, world_size: int) -> list[str]:
-    """Let metrics go on from where those of all ranks were; at another number of ranks rank 0 takes it all.
+    """Restore the metrics; at another number of ranks rank 0 takes the states of all.
 
     Returns:
-        The logged names whose metric is no part of the model, so that nothing of it was kept.
+        The logged names of metrics that are no part of the model, and so were not saved.
     """
     own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
     for place in dict.fromkeys(place for state in own for place in state["states"]):
@@ -63,12 +63,12 @@ def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]
 
 
 def metrics_in(model: nn.Module) -> list[Any]:
-    """Return the metrics that a model holds."""
+    """Return the metrics of a model."""
     return [module for module in model.modules() if is_metric(module)]
 
 
 def remember(metrics: Iterable[Any]) -> Callable[[], None]:
-    """Return a function that puts metrics back to what they have counted now."""
+    """Return a function that resets metrics to their present states."""
     held = [(one, one._copy_state_dict(), one._update_count) for metric in metrics for one in _inner(metric)]
 
     def undo() -> None:
@@ -84,7 +84,7 @@ def step_value(name: str, metric: Any) -> Tensor:
     """Return a metric's value of the last batch.
 
     Raises:
-        TaskError: `update` was called in place of the metric itself, so that there is none.
+        TaskError: `update` was called in place of the metric itself, so there is none.
     """
     value = metric._forward_cache
     if value is None:
@@ -98,9 +98,9 @@ def step_value(name: str, metric: Any) -> Tensor:
 def epoch_values(
     metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
 ) -> dict[str, float]:
-    """Return the values over all ranks, on all ranks, and reset the metrics, or keep what each has counted.
+    """Return the values over all ranks, on all ranks; then reset the metrics, or keep their states.
 
-    A collective, where any rank has a metric.
+    A collective if any rank has a metric.
     """
     undo = remember(metrics.values())
     own: dict[str, States] = {name: _states(metric) for name, metric in metrics.items()}
@@ -111,7 +111,7 @@ def epoch_values(
         values[name] = _combined(name, metric, [rank[name] for rank in ranks if name in rank])
     if keep:
         undo()
-    if any(len(rank) < len(names) for rank in ranks):  # a rank without a batch does not even know of them
+    if any(len(rank) < len(names) for rank in ranks):  # a rank without a batch has none
         values = {name: value for rank in reversed(all_gather_object(values)) for name, value in rank.items()}
     return {name: values[name] for name in names}
 

@@ -2,11 +2,10 @@
 
     update(decay)  exponential: average <- decay x average + (1 - decay) x weights
     update(None)   equal:       average <- average + (weights - average) / (updates so far + 1)
-    show / hide    put the average into the model, and the weights that are trained back
+    show / hide    put the average into the model, and the trained weights back
 
-The arithmetic is torch.optim.swa_utils'. Its AveragedModel is not used: it copies the whole Task (with the Trainer that
-the Task knows), averages counters of batches as if they were weights, turns a mask's infinities into NaN, and waits for
-the device in each update.
+The arithmetic is that of torch.optim.swa_utils. Its AveragedModel is not used: it copies the whole Task (with its Trainer),
+averages batch counters like weights, turns a mask's infinities into NaN, and waits for the device in each update.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class WeightAverage:
     """See the module. The first update copies the weights.
 
     Args:
-        model: whose parameters are averaged. Their average is kept in float32 at least: in bfloat16 a small change is lost.
-        buffers: average floating-point buffers too (batch norm's statistics). Counters, and buffers that hold infinities
-            now (masks), stay the model's own. Waits for the device once, here.
+        model: the model to average. The average is at least float32: in bfloat16 a small change is lost.
+        buffers: average floating-point buffers too (batch norm's statistics), except buffers with infinities (masks).
+            Counters are not averaged. Waits for the device once, here.
     """
 
     def __init__(self, model: nn.Module, buffers: bool) -> None:
@@ -45,10 +44,10 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, decay: float | None) -> None:
-        """Take the model's weights into the average; never waits for the device.
+        """Add the model's weights to the average; never waits for the device.
 
         Args:
-            decay: what is kept of the average, from 0 to 1; None for an average of equal parts.
+            decay: the average's weight, from 0 to 1; None for an average of equal parts.
         """
         assert not self.shown, "the model holds the average, not the weights that are trained"
         averages = list(self._average.values())
@@ -66,12 +65,12 @@ class WeightAverage:
         return {name: average for name, average in self._average.items() if isinstance(self._live[name], nn.Parameter)}
 
     def buffers(self) -> list[Tensor]:
-        """Return the averages of buffers: what may differ between ranks, as the buffers themselves do."""
+        """Return the averages of buffers, which may differ between ranks as the buffers do."""
         return [average for name, average in self._average.items() if not isinstance(self._live[name], nn.Parameter)]
 
     @torch.no_grad()
     def show(self) -> None:
-        """Put the average into the model; parameters and buffers are set aside as they are."""
+        """Put the average into the model; its own parameters and buffers are set aside."""
         if self._aside is None:
             self._aside = {name: tensor.detach().clone() for name, tensor in self._live.items()}
             for name, average in self._average.items():
@@ -79,20 +78,20 @@ class WeightAverage:
 
     @torch.no_grad()
     def hide(self) -> None:
-        """Put back what was set aside."""
+        """Restore the model's own parameters and buffers."""
         if self._aside is not None:
             for name, tensor in self._aside.items():
                 self._live[name].copy_(tensor)
             self._aside = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is not in the model: the weights set aside, or the average; and what a cast to the model's dtype lost."""
+        """Return the state outside of the model: the weights set aside, or the average; and the rounding of a dtype cast."""
         kept = {n: a for n, a in self._average.items() if not self.shown or a.dtype != self._live[n].dtype}
         return {"num_updates": self.num_updates, "average": kept, "aside": dict(self._aside) if self._aside else None}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back, where the model holds what it held when the state was taken; it ends with its average hidden.
+        """Restore it, given a model as it was when the state was taken; the average is hidden afterwards.
 
         Raises:
             CheckpointError: it is the state of another model.

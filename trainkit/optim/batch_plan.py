@@ -4,11 +4,11 @@
     factor       = global batch / lr_reference_batch_size               (linear: Goyal et al. 2017, section 2.1)
                    its square root                                      (sqrt: Krizhevsky 2014, section 5)
                    1                                                    (none)
-    lr(step)     = factor x what the user's optimizer and schedule say x warm-up(step)
+    lr(step)     = factor x rate of the user's optimizer and schedule x warm-up(step)
 
-Warm-up goes from the rate that the user wrote (1 / factor of the scaled one) to the scaled one, linearly, step by step
-(Goyal et al. 2017, section 2.2); where the factor is 1 or less it goes from 0. It depends on the global batch alone, so
-that the same problem is solved on any number of ranks.
+Warm-up goes from the user's rate (1 / factor of the scaled one) to the scaled one, linearly, step by step (Goyal et al.
+2017, section 2.2); from 0 if the factor is 1 or less. It depends only on the global batch, so the same problem is solved
+on any number of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchPlan:
         batch_size: samples of one microbatch on one rank; None for a stream of unknown batches.
         world_size: number of ranks.
         accumulate: microbatches of one rank in a step.
-        later: (first epoch, microbatches) where the accumulation changes, ascending.
+        later: (first epoch, microbatches) of each change of the accumulation, ascending.
         lr_scaling: how the rate follows the global batch.
         lr_reference_batch_size: the global batch that the user's rate is meant for; None for one rank's batch of a step.
         warmup_steps: steps of warm-up, 0 for none.
@@ -50,28 +50,28 @@ class BatchPlan:
         if self.batch_size is None and self.lr_reference_batch_size is not None and self.lr_scaling != "none":
             raise ConfigError(
                 f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but the batches of the training data "
-                "are of unknown size, so that nothing can be related to it. Use a DataLoader, or leave it out."
+                "are of unknown size, so there is nothing to compare it with. Use a DataLoader, or leave it out."
             )
 
     def at(self, epoch: int) -> BatchPlan:
-        """Return the contract of an epoch, in which nothing changes any more."""
+        """Return the contract of an epoch, without later changes."""
         return replace(self, accumulate=accumulation_at(((0, self.accumulate), *self.later), epoch), later=())
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of a full step on all ranks, where they are known."""
+        """Samples of a full step on all ranks, if known."""
         return None if self.batch_size is None else self.batch_size * self.world_size * self.accumulate
 
     @property
     def lr_factor(self) -> float:
-        """What every learning rate of the user is multiplied by."""
+        """The factor of every learning rate of the user."""
         ratio: float = self.world_size
         if self.lr_reference_batch_size is not None and self.global_batch_size is not None:
             ratio = self.global_batch_size / self.lr_reference_batch_size
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.lr_scaling]
 
     def warmup(self, step: int) -> float:
-        """Return the multiplier of the scaled rate for the step that comes after `step` steps were taken."""
+        """Return the multiplier of the scaled rate for the step after `step` steps."""
         if step >= self.warmup_steps:
             return 1.0
         start = 1.0 / self.lr_factor if self.lr_factor > 1.0 else 0.0
@@ -104,7 +104,7 @@ class BatchPlan:
         return [("batch", batch), ("learning rate", rate)]
 
     def differences(self, other: BatchPlan) -> list[str]:
-        """Return in words what is other in `other`."""
+        """Return the differences to `other` in words."""
         words = {"accumulate": "accumulate_grad_batches", "later": "accumulate_grad_batches by epoch"}
         pairs = [(words.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
         pairs = [(name, dict(a), dict(b)) if isinstance(a, tuple) else (name, a, b) for name, a, b in pairs]
@@ -112,7 +112,7 @@ class BatchPlan:
         return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the values that a checkpoint saves."""
         return asdict(self)
 
 
@@ -136,7 +136,7 @@ def derive_accumulation(
         if global_batch_size is not None:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {dict(accumulate)}, and trainer.global_batch_size={global_batch_size} "
-                "asks for one size in all epochs. Set only one of the two."
+                "requests one size in all epochs. Set only one of the two."
             )
         return sorted({0: 1, **accumulate}.items())
     if global_batch_size is None:
@@ -164,10 +164,10 @@ def derive_accumulation(
 
 
 def derive_warmup(steps: int | None, epochs: float | None, steps_of: Callable[[int], int | None]) -> int:
-    """Return the steps of warm-up; `steps_of` tells the steps of an epoch, or None where nobody knows.
+    """Return the steps of warm-up; `steps_of` returns the steps of an epoch, or None if unknown.
 
     Raises:
-        ConfigError: both forms are given, or epochs where an epoch's length is unknown.
+        ConfigError: both forms are given, or epochs of unknown length.
     """
     if steps is not None and epochs is not None:
         raise ConfigError(

@@ -21,7 +21,7 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     """Clip the gradients of the whole step, in place; None does nothing.
 
     Args:
-        optimizers: whose parameters' gradients are clipped, as one vector.
+        optimizers: the gradients of their parameters are clipped, as one vector.
         value: the largest norm, or the largest absolute value.
         algorithm: "norm" (over all parameters: Pascanu et al. 2013) or "value" (of each element).
     """
@@ -30,7 +30,7 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     parameters = with_gradients(optimizers)
     sparse = [p for p in parameters if p.grad.is_sparse]
     with allowed_read():
-        for parameter in sparse:  # a row that occurs twice is one row: its parts would count apart
+        for parameter in sparse:  # a row that occurs twice is one row: its parts must not count separately
             parameter.grad = parameter.grad.coalesce()
     seen = [p for p in parameters if not p.grad.is_sparse] + [_dense(p.grad) for p in sparse]
     if algorithm == "norm":
@@ -40,7 +40,7 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:
-    """Return a stand-in whose gradient is the rows that a sparse one holds: older torch (2.11) clips no sparse ones."""
+    """Return a stand-in with a sparse gradient's rows as its gradient: older torch (2.11) clips no sparse ones."""
     rows = grad._values()
     stand_in = rows.detach()
     stand_in.grad = rows
@@ -48,9 +48,9 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """Do what `optimizer.zero_grad()` does, but for its note to torch's profiler, which takes longer than all the rest."""
+    """Like `optimizer.zero_grad()`, without its record for torch's profiler, which takes longer than all the rest."""
     if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-        optimizer.zero_grad()  # it has one of its own
+        optimizer.zero_grad()  # it overrides it
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -20,9 +20,9 @@ def cosine(optimizer: Optimizer, total_steps: int, end: Fraction = 0.0) -> Lambd
     """Decay along half a cosine from 1 to `end` times the rate (Loshchilov and Hutter 2017, without restarts).
 
     Args:
-        optimizer: whose rates decay.
+        optimizer: its rates decay.
         total_steps: steps of the run.
-        end: what is left at the last step, as a share of the rate.
+        end: the rate at the last step, as a share of the first.
     """
     return LambdaLR(optimizer, lambda t: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * min(t / total_steps, 1.0))))
 
@@ -31,10 +31,10 @@ def polynomial(optimizer: Optimizer, total_steps: int, power: PositiveFloat = 2.
     """Decay as (1 - t/T)^power from 1 to `end` times the rate; power 1 is a straight line.
 
     Args:
-        optimizer: whose rates decay.
+        optimizer: its rates decay.
         total_steps: steps of the run.
         power: 2 in the record runs of ResNet-50 with LARS (You et al. 2017).
-        end: what is left at the last step, as a share of the rate.
+        end: the rate at the last step, as a share of the first.
     """
     return LambdaLR(optimizer, lambda t: end + (1 - end) * (1 - min(t / total_steps, 1.0)) ** power)
 
@@ -43,9 +43,9 @@ def step(optimizer: Optimizer, total_steps: int, milestones: list[float] | None 
     """Multiply the rate by `gamma` at each milestone.
 
     Args:
-        optimizer: whose rates decay.
+        optimizer: its rates decay.
         total_steps: steps of the run.
-        milestones: shares of the run, rising, each between 0 and 1. Default: 1/3, 2/3 and 8/9, which is epochs 30, 60
+        milestones: shares of the run, rising, each between 0 and 1. Default: 1/3, 2/3 and 8/9, that is epochs 30, 60
             and 80 of 90 (Goyal et al. 2017, section 5.1).
         gamma: the factor.
 

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` may return: Lightning's forms, read into one."""
+"""Reads the forms that `configure_optimizers` may return (Lightning's) into one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A scheduler and when it steps, as Lightning's `lr_scheduler` dict says."""
+    """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict."""
 
     scheduler: LRScheduler
     interval: Literal["epoch", "step"] = "epoch"
@@ -26,10 +26,10 @@ class ScheduleConfig:
 
 
 def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
-    """Read what `configure_optimizers` returned.
+    """Read the result of `configure_optimizers`.
 
     Raises:
-        TaskError: it is none of the known forms, or an optimizer that wants a closure.
+        TaskError: it is none of the known forms, or an optimizer that needs a closure.
     """
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
@@ -40,8 +40,8 @@ def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig
     for config in schedules:
         if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):
             raise TaskError(
-                f"configure_optimizers returned a {type(config.scheduler).__name__} that was made for an optimizer that it "
-                "did not return: it would change no rate. Make it for one of those that are returned."
+                f"configure_optimizers returned a {type(config.scheduler).__name__} for an optimizer that it did "
+                "not return: it would change no rate. Make it for a returned one."
             )
     return optimizers, schedules
 
@@ -99,9 +99,9 @@ def _read_schedule(item: Any) -> ScheduleConfig:
         raise TaskError(f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more.")
     if isinstance(config.scheduler, ReduceLROnPlateau):
         if config.monitor is None:
-            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value that it watches.")
+            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor.")
         if config.interval != "epoch":
-            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': what it watches is an epoch's value.")
+            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's value.")
     return config
 
 
@@ -109,8 +109,8 @@ def decay_groups(model: nn.Module, weight_decay: float | None = None) -> list[di
     """Return two groups: weights of matrices and convolutions decay, biases and norms do not (He et al. 2019, section 3.1).
 
     Args:
-        model: whose parameters are grouped; those of one dimension or none do not decay. Frozen ones are grouped too: they
-            may be thawed, and an optimizer leaves alone what has no gradient.
+        model: the model; parameters of one dimension or none do not decay. Frozen ones are grouped too: they may be unfrozen
+            later, and an optimizer skips parameters without a gradient.
         weight_decay: for the first group; None leaves the optimizer's own.
 
     Returns:

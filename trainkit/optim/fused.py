@@ -1,14 +1,13 @@
-"""Which of torch's implementations of an optimizer makes the update: the fused one, where the user leaves it open.
+"""Selects torch's fused implementation of an optimizer, unless the user chose one.
 
 torch's SGD, Adam and AdamW have three: a loop over parameters, "foreach" (an operation on all parameters at a time) and
-"fused" (all operations on a parameter in one pass over its memory). Left alone torch takes the loop on a CPU and foreach
-on a GPU; the fused one is the fastest on both (for ResNet-50 by SGD on a CPU 14 to 24 ms in place of 52 to 118), and rounds
-otherwise in the last bit. What the user says at the optimizer (`fused`, `foreach`) stays, and so does what a checkpoint was
-made with.
+"fused" (all operations on a parameter in one pass over its memory). torch's default is the loop on a CPU and foreach on a
+GPU; the fused one is the fastest on both (for ResNet-50 by SGD on a CPU 14 to 24 ms in place of 52 to 118), and rounds
+differently in the last bit. The user's choice (`fused`, `foreach`) is respected, and so is that of a checkpoint.
 
-The fused one takes for granted what the others do not need, so that it is seen to before each step (`_prepare`): gradient,
-state and weight lie in memory alike (on a CPU it would mix up elements without a word), all momenta have begun once one
-has, and no gradient is sparse.
+The fused one has requirements that the others lack, which `_prepare` ensures before each step: gradient, state and weight
+have the same memory layout (on a CPU it would silently mix up elements), all momenta exist once one does, and no gradient is
+sparse.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def use_fused(optimizers: Iterable[Optimizer]) -> None:
         for group in optimizer.param_groups:
             if _can(group):
                 group["fused"] = True
-        optimizer.register_step_pre_hook(_prepare)  # also where the user asks for it, or adds a group that does
+        optimizer.register_step_pre_hook(_prepare)  # also if the user requests it, or adds a group that does
         optimizer.register_load_state_dict_post_hook(_lay_out)
 
 
@@ -41,7 +40,7 @@ def _can(group: dict[str, Any]) -> bool:
     if asked or group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
         return False
     if group.get("momentum") and group["dampening"]:
-        return False  # its first step is not dampened, which a momentum that begins with zeros would be
+        return False  # its first step is not dampened; with a momentum of zeros it would be
     return all(p.is_floating_point() and p.device.type in _ON and p.layout is torch.strided for p in group["params"])
 
 
@@ -67,7 +66,7 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _lay_out(optimizer: Optimizer) -> None:
-    """Let what was loaded lie as the weights do: files and other ranks may have it row by row."""
+    """Give the loaded state the weights' memory layout: in files and from other ranks it may be row by row."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             alike = isinstance(value, Tensor) and value.layout is torch.strided and value.shape == parameter.shape

@@ -27,11 +27,11 @@ class LAMB(LayerwiseOptimizer):
     Args:
         params: parameters or groups; every option can be set in a group.
         lr: the rate.
-        betas: what is kept of the first and of the second moment.
+        betas: the decay of the first and of the second moment.
         eps: added to the root of the second moment.
         weight_decay: see above.
         adapt: which parameters get a ratio: "matrices" (two dimensions or more; the others take `lr` as it is), "all", or
-            "none" (AdamW, but that its decay is not applied first).
+            "none" (AdamW, except that its decay is not applied first).
 
     Raises:
         ConfigError: an option is out of its range.

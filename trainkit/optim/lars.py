@@ -4,8 +4,8 @@
     u     = momentum x u + ratio x (g + weight_decay x w)
     w     = w - lr x u
 
-The paper keeps v = momentum x v + lr x ratio x (g + weight_decay x w). That is the same while the rate is constant; where it
-changes, ours is what torch's SGD does, and trainer.lr_momentum_correction=false gives the paper's (optim/schedule.py).
+The paper has v = momentum x v + lr x ratio x (g + weight_decay x w). That is the same for a constant rate; if the rate changes,
+ours follows torch's SGD, and trainer.lr_momentum_correction=false gives the paper's (optim/schedule.py).
 Biases and norms take the group's own rate, as in the record runs; the paper gives every layer its ratio (adapt="all").
 """
 
@@ -27,7 +27,7 @@ class LARS(LayerwiseOptimizer):
     Args:
         params: parameters or groups; every option can be set in a group.
         lr: the rate; it is multiplied by the ratio, so it is far larger than SGD's.
-        momentum: what is kept of the last update.
+        momentum: the share of the last update.
         weight_decay: see above.
         trust_coefficient: the paper's eta.
         adapt: which parameters get a ratio: "matrices" (two dimensions or more; the others take `lr` as it is), "all", or

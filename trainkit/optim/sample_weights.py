@@ -1,9 +1,9 @@
 """SampleWeights: the share of a step's samples that each microbatch holds.
 
 The gradient of a step is that of the mean loss over all its samples: the mean loss of a microbatch counts (its samples) /
-(the step's samples). A Task that returns "num_samples" weighs its batches itself (tokens, say). The step's total is then known
-only when all ranks are done, so losses are weighted against the planned number of samples, and gradients corrected after their
-sum.
+(the step's samples). A Task that returns "num_samples" weighs its batches itself (by tokens, for example). The step's total
+is then known only when all ranks are done, so losses are weighted against the planned number of samples, and gradients
+corrected after their sum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SampleWeights:
 
     Args:
         task_name: for errors.
-        device: where losses are.
+        device: the device of the losses.
         all_reduce: returns the sum of a tensor over ranks.
     """
 
@@ -75,11 +75,11 @@ class SampleWeights:
         return torch.where(total == 0, total, num_in_step / total)  # if all samples are masked there is no gradient
 
     def forget(self) -> None:
-        """Drop the weights of a step that is taken again."""
+        """Drop the weights of a step that is retried."""
         self._held = None
 
     def _agree(self) -> None:
-        """Let all ranks know, once a run: a rank without a sample in the first step cannot know by itself."""
+        """Inform all ranks, once a run: a rank without a sample in the first step cannot know by itself."""
         with allowed_read():
             own = torch.tensor(float(self._by_task or False), device=self._device)
             on_any = bool(self._all_reduce(own) > 0)

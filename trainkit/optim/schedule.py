@@ -1,15 +1,14 @@
-"""Who sets the learning rate when.
+"""LearningRates: sets the learning rates by factor, warm-up and schedulers.
 
-A torch scheduler reads and writes `group["lr"]`. So that any of them works under warm-up, the rate that the schedule
-sees is kept apart from the one that the optimizer uses:
+A torch scheduler reads and writes `group["lr"]`. To let any scheduler work under warm-up, its rate is separate from the
+optimizer's:
 
     scheduled rate  = factor x the user's rate, as the schedulers move it
     group["lr"]     = scheduled rate x warm-up(step)
 
-Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD keeps u = m u + g and takes the step
-lr x u, so that a new rate counts for the whole of u at once; this is the form that the paper calls corrected. Other
-frameworks keep v = m v + lr x g. `momentum_correction=False` reproduces these: with momentum m x (last rate / rate),
-lr x u is their v.
+Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD has u = m u + g and steps by lr x u, so a
+new rate applies to all of u at once; the paper calls this form corrected. Other frameworks have v = m v + lr x g.
+`momentum_correction=False` reproduces these: with momentum m x (last rate / rate), lr x u is their v.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 
-# Absolute rates beside `lr`, which follow the factor as it does: of parameter groups, of schedulers (lists), of schedulers.
+# Absolute rates beside `lr`, which are scaled as it is: of parameter groups, of schedulers (lists), of schedulers.
 _GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
@@ -41,18 +40,18 @@ class LearningRates:
         contract: BatchPlan,
         momentum_correction: bool = True,
     ) -> None:
-        """Scale the rates, and the base rates that the schedulers remember, by the contract's factor.
+        """Scale the rates, and the schedulers' base rates, by the contract's factor.
 
         Raises:
-            ConfigError: momentum is not to be corrected, and there is none, or a scheduler moves it too.
+            ConfigError: momentum correction is off, and there is no momentum, or a scheduler changes it too.
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._whole, self._contract = contract, contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]
         self._momenta = None if momentum_correction else self._read_momenta()
-        self._held = False  # whether somebody else sets the rates, in the schedulers' place
-        self._shares: dict[int, float] = {}  # group -> of its rate
+        self._held = False  # whether the schedulers are switched off (`hold`)
+        self._shares: dict[int, float] = {}  # group -> share of its rate
         self._scale(self._contract.lr_factor)
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
@@ -67,13 +66,13 @@ class LearningRates:
 
     @property
     def schedules(self) -> Sequence[ScheduleConfig]:
-        """The schedulers and when they step."""
+        """The schedulers and the times of their steps."""
         return self._schedules
 
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups of all optimizers."""
-        # Asked anew each time: optimizer.load_state_dict puts other dicts in the place of the groups.
+        # Not cached: optimizer.load_state_dict replaces the groups' dicts.
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _scale(self, factor: float) -> None:
@@ -99,7 +98,7 @@ class LearningRates:
                 group["momentum"] = momentum * last / group["lr"] if group["lr"] else momentum
 
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
-        """Let the factor follow the global batch, where the accumulation changes with this epoch."""
+        """Update the factor if the accumulation changes with this epoch."""
         before, self._contract = self._contract.lr_factor, self._whole.at(epoch)
         if self._contract.lr_factor != before:
             self._scale(self._contract.lr_factor / before)
@@ -113,13 +112,13 @@ class LearningRates:
         self.apply(steps_taken)
 
     def after_epoch(self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True) -> None:
-        """Move the schedulers that count epochs; one that monitors moves only where there is a new value.
+        """Move the schedulers that count epochs; one that monitors moves only if there is a new value.
 
         Args:
             epochs_done: epochs since the beginning.
             steps_taken: updates since the beginning.
             fresh: the values of this epoch.
-            complete: whether all values of an epoch are there; False where validation was not due.
+            complete: whether `fresh` has all values of an epoch; False if validation was not due.
 
         Raises:
             TaskError: a monitored value was not logged in an epoch that is complete.
@@ -136,20 +135,20 @@ class LearningRates:
 
     @property
     def factor(self) -> float:
-        """What the user's rates are multiplied by now."""
+        """The current factor of the user's rates."""
         return self._contract.lr_factor
 
     def unscaled(self) -> list[float]:
-        """Return each group's rate as the user would write it: where the schedulers are, without factor and warm-up."""
+        """Return each group's rate in the user's terms: as scheduled, without factor and warm-up."""
         return [lr / self.factor for lr in self._scheduled]
 
     def hold(self, lrs: Sequence[float], steps_taken: int) -> None:
-        """Take the rates out of the schedulers' hands for the rest of the run; `lrs` are as the user would write them."""
+        """Set the rates, and switch the schedulers off for the rest of the run; `lrs` are in the user's terms."""
         self._held, self._scheduled = True, [lr * self.factor for lr in lrs]
         self.apply(steps_taken)
 
     def set_shares(self, shares: Mapping[int, float], steps_taken: int) -> None:
-        """Let some groups have a share of their rate, until this is called again; nothing of it is saved."""
+        """Multiply the rates of some groups by a share, until the next call; shares are not saved."""
         self._shares = dict(shares)
         self.apply(steps_taken)
 
@@ -160,7 +159,7 @@ class LearningRates:
             group["lr"] = lr
         for config in due:
             if isinstance(config.scheduler, ReduceLROnPlateau):
-                assert config.monitor is not None  # _read_schedule has seen to it
+                assert config.monitor is not None  # checked by _read_schedule
                 if config.monitor not in metrics:
                     if config.strict:
                         raise TaskError(f"lr_scheduler monitors {not_logged(config.monitor, metrics)}")
@@ -181,10 +180,10 @@ class LearningRates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
-        """Take them back; the rates follow this run's factor where it is another (other ranks, another global batch).
+        """Restore them; if this run's factor differs (number of ranks, global batch), the rates follow it.
 
         Raises:
-            CheckpointError: they are of another number of schedulers.
+            CheckpointError: the number of schedulers differs.
         """
         if len(state["schedulers"]) != len(self._schedules):
             raise CheckpointError(
@@ -201,7 +200,7 @@ class LearningRates:
 
 
 def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
-    """Yield each scheduler once, with those that SequentialLR and ChainedScheduler hold."""
+    """Yield each scheduler once, with those inside SequentialLR and ChainedScheduler."""
     seen: set[int] = set()
     todo = list(schedulers)
     while todo:
@@ -213,7 +212,7 @@ def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
 
 
 def _storable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state without functions of the user's that are more than plain values, here and in inner ones."""
+    """Return a scheduler's state, and those of inner ones, without the user's functions."""
     kept = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
     if "_schedulers" in kept:
         kept["_schedulers"] = [_storable(inner) for inner in kept["_schedulers"]]
@@ -221,7 +220,7 @@ def _storable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was saved, and from the scheduler itself what was not."""
+    """Return the saved state, completed from the scheduler's own."""
     full = {**own, **saved}
     if "_schedulers" in full:
         pairs = zip(full["_schedulers"], own["_schedulers"], strict=True)
@@ -230,7 +229,7 @@ def _filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a checkpoint that runs no code can hold it."""
+    """Whether a checkpoint can hold it (it is read without running code)."""
     if isinstance(value, (list, tuple)):
         return all(_plain(item) for item in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What LARS and LAMB share: a step by groups, which parameters get a rate of their own, and the ratio of two norms.
+"""Shared by LARS and LAMB: a step by groups, the parameters with a rate of their own, and the ratio of two norms.
 
 Nothing here waits for the device.
 """
@@ -19,7 +19,7 @@ ADAPT = ("matrices", "all", "none")
 
 
 class LayerwiseOptimizer(Optimizer):
-    """An optimizer whose step is made group by group."""
+    """An optimizer that steps group by group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -45,7 +45,7 @@ def check_group(owner: str, group: dict[str, Any], ranges: dict[str, tuple[float
     Args:
         owner: "LARS" or "LAMB".
         group: the options.
-        ranges: name -> (least, what it must stay below).
+        ranges: name -> (least, exclusive upper bound).
 
     Raises:
         ConfigError: one is out of its range.
@@ -67,7 +67,7 @@ def adapts(parameter: Tensor, adapt: str) -> bool:
 
 
 def scale_by_ratio(updates: Sequence[Tensor], above: Tensor, below: Tensor) -> None:
-    """Multiply each update by above / below, in place; by 1 where either is 0, so that a layer of zeros can leave zero.
+    """Multiply each update by above / below, in place; by 1 if either is 0, so a layer of zeros can leave zero.
 
     Args:
         updates: one tensor for each layer.

@@ -110,7 +110,7 @@ def replay(
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
             error = _take(run, watch, stored, batches, pdb)
             grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}
-            updated = loop.update(run, _step(stored)) if update and error is None else None
+            updated = _update(run, _step(stored)) if update and error is None else None
             samples = [entry.get("samples") for entry in stored.about["microbatches"]]
             return Replayed(
                 about=stored.about,
@@ -147,6 +147,11 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
             except Exception as error:  # the capsule may have been written for this error
                 return error
     return None
+
+
+def _update(run: Run, step: Step) -> bool:
+    loop.finish_gradients(run, step)
+    return run.engine.step(run.step.before_clear)
 
 
 def _step(stored: Capsule) -> Step:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.view import checkpoint_policies
-from trainkit.checkpoint.manager import Contents
+from trainkit.checkpoint.contents import Contents
 from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -47,12 +48,12 @@ from trainkit.run.stopping import Stopping
 
 @dataclass(frozen=True)
 class StartFrom:
-    """Where a fit starts.
+    """The start of a fit.
 
     Attributes:
         ckpt_path: the checkpoint to resume from: "last", "best", "auto", a folder or a URL.
-        init_weights: weights alone; a checkpoint to resume from wins.
-        strict: whether all of `init_weights` must fit.
+        init_weights: weights only; ignored if a checkpoint is resumed.
+        strict: whether all of `init_weights` must match.
     """
 
     ckpt_path: str | None = None
@@ -75,7 +76,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     optimizers, schedules = read_optimizers(task.configure_optimizers())
     use_fused(optimizers)
     check_parameters(task, optimizers)
-    task.zero_grad(set_to_none=True)  # gradients of an earlier run that broke off would count as this one's
+    task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     run.optimizers = optimizers
     run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
     run.step = _step_parts(run, options.numerics)
@@ -125,7 +126,7 @@ def build_evaluator(
 
 
 def _read_weights(stage: Stage, ckpt_path: str) -> str:
-    """Rank 0: load the weights of a checkpoint of ours, or of a file of weights; return its path."""
+    """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights; return its path."""
     if Path(ckpt_path).is_file():
         load_into(stage.task, read_weights(ckpt_path), ckpt_path)
         return ckpt_path
@@ -145,12 +146,13 @@ def _tidy(stage: Stage) -> None:
 def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
     if numerics.assert_no_sync and numerics.compile and run.engine.device.type == "cpu":
         raise ConfigError(
-            "trainer.assert_no_sync and trainer.compile are both set: on the CPU the calls are watched in a way that keeps "
-            "torch.compile from compiling. Check without compile."
+            "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's interception of calls "
+            "prevents torch.compile from compiling. Check without compile."
         )
     engine = run.engine
     return StepParts(
         SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
+        partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
@@ -206,7 +208,7 @@ def _begin(run: Run, start: StartFrom) -> None:
 
 
 def _refuse_foreign(run: Run) -> None:
-    """A run from the start would replace and delete another run's checkpoints in a folder that both were given."""
+    """Refuse a new run in another run's checkpoint folder: it would replace and delete those checkpoints."""
     for policy in checkpoint_policies(run.callbacks):
         if policy.dirpath and (there := policy.store_of(run.run_dir).names()):
             shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
@@ -217,18 +219,18 @@ def _refuse_foreign(run: Run) -> None:
 
 
 def _load_weights(run: Run, weights: str, strict: bool) -> None:
-    """Load weights from anywhere into the task, on rank 0; `engine.prepare` sends them on."""
+    """Load weights from anywhere into the task, on rank 0; `engine.prepare` broadcasts them."""
 
     def read() -> list[str]:
         with local_copy(weights) as path:
             return load_into(run.task, read_weights(path), weights, strict)
 
     left = run.engine.comm.run_on_main(read)
-    run.say(f"Weights from {weights}" + (", without those that do not fit:\n  " + "\n  ".join(left) if left else "") + ".")
+    run.say(f"Weights from {weights}" + (", without those that do not match:\n  " + "\n  ".join(left) if left else "") + ".")
 
 
 def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
-    """Let batch norm take its statistics over all ranks (trainer.sync_batchnorm), if each has samples in every step."""
+    """Compute batch norm's statistics over all ranks (trainer.sync_batchnorm), if each has samples in every step."""
     engine, numerics = stage.engine, stage.options.numerics
     if not numerics.sync_batchnorm:
         return

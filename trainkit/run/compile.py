@@ -1,11 +1,10 @@
-"""torch.compile for a Task: each module that the Task holds is compiled in place.
+"""torch.compile for a Task: compiles each module of the Task in place.
 
-In place (`nn.Module.compile`), so that the names of weights stay what they are: no `_orig_mod.` in a checkpoint. The
-modules that are the Task's attributes are compiled rather than `training_step`, whose calls of `log` and of hooks are
-Python for good reason.
+In place (`nn.Module.compile`) the names of weights do not change: no `_orig_mod.` in a checkpoint. The Task's modules are
+compiled rather than `training_step`, which calls `log` and hooks and so must stay Python.
 
-The gradients of a compiled module are there all at once, at the end of its backward, and their sums over ranks begin then. A
-model that is held as several modules, or as a ModuleList of its blocks, has them earlier.
+The gradients of a compiled module are ready all at once, at the end of its backward; their sums over ranks start then. A
+model held as several modules, or as a ModuleList of its blocks, has them earlier.
 """
 
 from __future__ import annotations
@@ -22,35 +21,35 @@ from torch import nn
 from trainkit.api.task import Task
 from trainkit.errors import ConfigError
 
-# Let torch count each module's compilations for itself, where it can (2.15): its limit is there against endless ones.
+# Let torch (from 2.15) count the compilations of each module separately: its limit stops endless recompilation.
 _ALONE: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
 @contextlib.contextmanager
-def compiled(task: Task, wish: bool | str) -> Iterator[None]:
+def compiled(task: Task, mode: bool | str) -> Iterator[None]:
     """Compile the task's modules while the context lasts; compiling itself happens at their first call.
 
     Args:
-        task: its direct children with weights are compiled, each as one graph where it can be.
-        wish: false for nothing, true for torch.compile's default mode, or the name of a mode.
+        task: its direct children with weights are compiled, each as one graph if possible.
+        mode: false for nothing, true for torch.compile's default mode, or the name of a mode.
 
     Raises:
         ConfigError: the task has no such module.
     """
-    if wish is False:
+    if mode is False:
         yield
         return
     modules = list(_called(task))
     if not modules:
         raise ConfigError(
-            f"trainer.compile is {wish}, but {type(task).__name__} has no module with weights as an attribute. Put the "
+            f"trainer.compile is {mode}, but {type(task).__name__} has no module with weights as an attribute. Put the "
             "model into one (self.model = ...), or leave it out."
         )
-    fresh = [m for m in modules if m._compiled_call_impl is None]  # what the user compiled stays as it is
+    fresh = [m for m in modules if m._compiled_call_impl is None]  # not those that the user compiled
     for module in fresh:
-        module._compiled_call_impl = torch.compile(_traceable(module), mode=None if wish is True else wish, **_ALONE)
-        if wish in _WITH_GRAPHS:
+        module._compiled_call_impl = torch.compile(_traceable(module), mode=None if mode is True else mode, **_ALONE)
+        if mode in _WITH_GRAPHS:
             module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
         with _room_for(fresh):
@@ -61,10 +60,10 @@ def compiled(task: Task, wish: bool | str) -> Iterator[None]:
 
 
 def _traceable(module: nn.Module) -> Callable[..., Any]:
-    """Return what calls a module, for torch.compile.
+    """Return a function that calls a module, for torch.compile.
 
-    torch before 2.15 passes over the frames of its own classes: an nn.Sequential that is compiled in place would run
-    uncompiled, without an error. So they are called from a frame of ours, whose code object is this module's alone.
+    torch before 2.15 skips the frames of its own classes: an nn.Sequential compiled in place would run uncompiled, without
+    an error. So it is called from a frame of ours, with a code object for this module only.
     """
     its: Callable[..., Any] = module._call_impl
     if not type(module).forward.__module__.startswith("torch."):
@@ -79,7 +78,7 @@ def _traceable(module: nn.Module) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let torch compile each of these as often as one: what is beyond its limits would run uncompiled, without an error.
+    """Let torch compile each of these as often as one: beyond its limits a module would run uncompiled, without an error.
 
     Modules of one class share their code, and torch counts by code.
     """
@@ -95,9 +94,9 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
-    """Return the call of a module that first moves its gradients out of CUDA graphs' memory, where there are any yet.
+    """Return the call of a module that first moves existing gradients out of CUDA graphs' memory.
 
-    A replayed backward writes its gradients where it wrote those before: where a step has several microbatches, torch would
+    A replayed backward writes its gradients to the same memory each time: in a step of several microbatches torch would
     refuse to add the second one's.
     """
 
@@ -112,7 +111,7 @@ def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children that have weights; lists and dicts of modules are never called themselves, so theirs."""
+    """Yield the children that have weights; of lists and dicts of modules, which are never called, their children."""
     for child in module.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _called(child)

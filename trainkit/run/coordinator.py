@@ -1,4 +1,4 @@
-"""Coordinator: about twice a second all ranks agree, at the same step, on something that one of them has noticed.
+"""Coordinator: about twice a second all ranks learn, at the same step, of an event on one of them.
 
 One number carries it: how many ranks received a signal, and from rank 0 the answers of those that registered a question (the
 elastic launcher requests other ranks; a recording was requested), the rounds until the next exchange, and rank 0's clock. A
@@ -31,7 +31,7 @@ class Question:
 
     Attributes:
         latest: rank 0's answer at the last exchange; the same on all ranks.
-        agreed: set once an answer was yes; the same on all ranks. The one that acts on it clears it.
+        agreed: set after an answer was yes; the same on all ranks. Its user clears it.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
@@ -60,14 +60,16 @@ class Coordinator:
         self._questions: dict[str, Question] = {}
         self.now = 0.0
         self.num_signalled, self.includes_this_rank = 0, False
-        self._change = self.register("ranks", lambda: engine.ranks.change_requested)
+        self._change = Question(lambda: engine.ranks.change_requested)
+        if engine.ranks.is_elastic:
+            self._questions["ranks"] = self._change
 
     def register(self, name: str, ask: Callable[[], bool]) -> Question:
         """Ask rank 0 at each exchange from now on. Call it on all ranks, in the same order.
 
         Args:
-            name: of the question; the same name again replaces the earlier one.
-            ask: is called on rank 0 at each exchange; must be cheap.
+            name: of the question; replaces an earlier question of that name.
+            ask: called on rank 0 at each exchange; must be cheap.
         """
         question = self._questions[name] = Question(ask)
         assert len(self._questions) <= _MAX_QUESTIONS, "make room in the number: see _MAX_QUESTIONS"
@@ -79,7 +81,7 @@ class Coordinator:
         return self._change.latest
 
     def expect_new_pace(self) -> None:
-        """Exchange at the next round: rounds are of another kind from here on. Call it on all ranks."""
+        """Exchange at the next round: the length of rounds changes here. Call it on all ranks."""
         self.settle()
         self._every, self._rounds, self._last = 1, 0, time.monotonic()
         self._is_long, self._sent_at = True, None
@@ -91,7 +93,7 @@ class Coordinator:
             self._read(wait())
 
     def sync_clock(self) -> float:
-        """Bring `now` up to date and return it, by a message of its own. Call it on all ranks."""
+        """Update `now` by a message of its own and return it. Call it on all ranks."""
         self.now = float(self._engine.comm.broadcast_object(time.monotonic() - self._started))
         return self.now
 
@@ -111,7 +113,7 @@ class Coordinator:
             for question in self._questions.values():
                 question.latest = question.ask()
                 question.agreed = question.agreed or question.latest
-            return self._must_act
+            return self._reported or self._change.latest
         self._wait = self._engine.comm.start_sum(self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0))
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:

@@ -1,4 +1,4 @@
-"""The data that the user handed in, and the feeds that are made of it: map-style data, streams, evaluation data."""
+"""The user's data, and the feeds made of it: map-style data, streams, evaluation data."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from trainkit.optim.batch_plan import Accumulation, accumulation_at
 
 @dataclass(frozen=True)
 class DataSources:
-    """The data that the user handed to an entry point of the Trainer.
+    """The data given to an entry point of the Trainer.
 
     Attributes:
         given: dataloaders by kind: "train", "val", "test" or "predict".
-        datamodule: brings them in their place.
+        datamodule: provides them instead.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     datamodule: DataModule | None = None
 
     def owners(self, task: Task) -> list[Any]:
-        """Return the objects whose prepare_data is called."""
+        """Return the objects to call prepare_data of."""
         return [task] if self.datamodule is None else [task, self.datamodule]
 
     def find(self, kind: str, task: Task) -> Any:
-        """Return the data of a kind: that given, else the DataModule's, else the Task's.
+        """Return the data of a kind: the given one, else the DataModule's, else the Task's.
 
         Raises:
             ConfigError: both were given.
@@ -58,11 +58,11 @@ class DataSources:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training data as it was handed in.
+    """The user's training data.
 
     Attributes:
         data: a DataLoader, a Dataset, or an iterable of batches.
-        source: what was read of it; None for a stream.
+        source: its data set and options; None for a stream.
         batch_size: of one rank's microbatch; None if unknown.
     """
 
@@ -87,15 +87,15 @@ def read_training_data(data: DataSources, task: Task, engine: Engine) -> Trainin
 
 
 def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:
-    """Return the microbatch of one rank, or None for a stream that does not tell, or whose ranks' batches differ."""
+    """Return the microbatch of one rank, or None for a stream of unknown or differing batch sizes."""
     if source is not None:
         return source.batch_size
     if isinstance(data, DataLoader):
         own = data.batch_size
     else:
         own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
-    everyone = engine.comm.all_gather_object(own)  # each rank reads a stream of its own
-    return own if all(size == own for size in everyone) else None
+    sizes = engine.comm.all_gather_object(own)  # each rank reads its own stream
+    return own if all(size == own for size in sizes) else None
 
 
 def train_feed(
@@ -112,26 +112,24 @@ def train_feed(
     """Return the feed of training data.
 
     Args:
-        data: what the user handed in.
-        source: what was read of it; None for a stream.
+        data: the user's data.
+        source: its data set and options; None for a stream.
         changes: microbatches of a rank in a step, by epoch.
         limit: trainer.limit_train_batches.
         seed: of order and augmentation.
         engine: the ranks.
         move: puts a batch on the device.
         pad: trainer.pad_last_step.
-        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: as many as there are.
+        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the current number.
 
     Raises:
-        ConfigError: a limit leaves nothing, or a short last step is to be filled that is dropped or unknown.
+        ConfigError: a limit leaves nothing, or `pad` is set and the last step is dropped or unknown.
         DataError: there are fewer samples than ranks.
     """
     if limit is not None and limit == 0:
         raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
     if pad and (source is None or source.drop_last):
-        why = (
-            "the training data is a stream, whose last step nobody knows" if source is None else "drop_last=True leaves it out"
-        )
+        why = "the last step of a stream is unknown in advance" if source is None else "drop_last=True leaves out the last step"
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     accumulate_at = functools.partial(accumulation_at, changes)
     declared = declared_ranks or engine.ranks.world_size
@@ -180,13 +178,13 @@ def eval_feeds(
 
 
 def _refuse_own_batches(data: Any, engine: Engine) -> None:
-    """A DataLoader that makes its own batches yields the same ones on every rank: each sample would be used by all."""
+    """A DataLoader with batches of its own yields the same ones on every rank: all ranks would use each sample."""
     own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
     if own and engine.ranks.world_size > 1:
         raise ConfigError(
             f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.ranks.world_size} ranks would "
             "each use all of them. "
-            "Give batch_size and a sampler (they are dealt to the ranks), or an IterableDataset that is sharded by rank."
+            "Give batch_size and a sampler (trainkit shards them), or an IterableDataset that is sharded by rank."
         )
 
 
@@ -220,7 +218,7 @@ def _length_of(stream: Any) -> int | None:
 
 
 def _limited(source: Source, limit: Limit, world_size: int) -> int:
-    """Return the samples that are left under a limit: a count of microbatches of each rank, or a share of the data."""
+    """Return the number of samples under a limit: a count of microbatches of each rank, or a share of the data."""
     if limit is None:
         return source.num_samples
     if isinstance(limit, float):

@@ -1,4 +1,4 @@
-"""The callbacks of a Trainer, in order: those that it was given, and those that it adds. The one list of concrete callbacks."""
+"""The callbacks of a Trainer, in order: the given ones, and those that it adds. The only list of concrete callbacks."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def _one_or_none(callbacks: list[Callback], kind: type[Callback], is_wanted: boo
 
 
 def _place(callback: Callback) -> int:
-    """Return where a callback stands: what takes the time comes first, what saves comes last."""
+    """Return a callback's place in the order: those that measure time come first, those that save last."""
     first, last = isinstance(callback, (StepClock, Timeline)), isinstance(callback, ModelCheckpoint)
     return last - first + 2 * isinstance(callback, Elastic)

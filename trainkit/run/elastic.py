@@ -4,13 +4,13 @@
         fit                     each attempt is a fit like any other, from the engine's start on
             resume              from rank 0's memory (the process with the newest commit becomes rank 0); else from the newest
                                 checkpoint of the run
-            commit              each few steps all ranks keep in memory what a checkpoint would hold
+            commit              every few steps all ranks copy a checkpoint's contents to host memory
             a rank is lost      a collective fails on the others: PeerError
             other ranks         the coordinator lets all ranks know at the same step: they commit, and raise RanksChanged
 
-The plan of batch and rate is that of the run's beginning. A step stays the same samples, spread evenly over the ranks there are
-(data/plan.py), so that each sample of an epoch counts once, whatever happens to ranks. (A stream cannot be dealt again: each
-rank reads its own, and a message says so.)
+The plan of batch and rate is that of the run's beginning. A step keeps its samples, spread evenly over the present ranks
+(data/plan.py), so each sample of an epoch counts once. (A stream cannot be sharded again: each rank reads its own, and a
+message says so.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_FRUITLESS = 5  # recoveries without a step between them, after which an err
 
 
 class ElasticState:
-    """What outlives an attempt in this process, and the commits of the current one.
+    """State of this process that outlives an attempt, and the commits of the current one.
 
     Attributes:
         memory: the last commit.
@@ -73,7 +73,7 @@ class ElasticState:
         self.commit()
 
     def commit(self) -> None:
-        """Keep in memory what a checkpoint would hold. Call it on all ranks."""
+        """Copy a checkpoint's contents to host memory. Call it on all ranks."""
         assert self._run is not None
         checkpoints, engine = self._run.checkpoints, self._run.engine
         contents = checkpoints.contents
@@ -102,17 +102,17 @@ class Attempt(Protocol):
     def is_set_up(self) -> bool: ...  # noqa: D102
 
     def drop_parts(self) -> None:
-        """Free what the loop worked with, for the next attempt."""
+        """Free the parts of the loop, for the next attempt."""
 
     def fail(self, error: BaseException) -> None:
-        """End for good a fit that no later attempt continued."""
+        """End a fit that no later attempt continues."""
 
 
 class ElasticRun:
     """The attempts of one fit.
 
     Attributes:
-        state: what outlives an attempt.
+        state: outlives an attempt.
         attempt: the latest one; open_stage sets it.
     """
 
@@ -121,7 +121,7 @@ class ElasticRun:
         self.attempt: Attempt | None = None
 
     def go(self, fit: Callable[[ElasticRun], None]) -> None:
-        """Fit, and again for as long as nothing happened but a change of ranks.
+        """Fit, and again after each change of ranks.
 
         Args:
             fit: runs one attempt.

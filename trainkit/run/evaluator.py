@@ -1,11 +1,11 @@
-"""Evaluator: sanity check, validation, test and prediction; each sample once, on whatever number of ranks.
+"""Evaluator: sanity check, validation, test and prediction; each sample once, on any number of ranks.
 
     validate        inside a fit: rank 0's buffers to all ranks -> evaluate -> hooks
     sanity_check    a few validation batches before training
     evaluate        one pass over the feeds; a gather at its end combines the logged values exactly
     predict         one pass over one feed
 
-Ranks take disjoint shares; a rank may have a batch more or none, but all go through the same rounds. But for the coordinator's
+Ranks take disjoint shares; a rank may have a batch more or none, but all run the same rounds. Except for the coordinator's
 exchange, about twice a second inside a fit, no collective runs between batches.
 """
 
@@ -39,9 +39,9 @@ class ValidationData:
 
     Attributes:
         feeds: one for each loader.
-        sanity_feeds: returns feeds of so many batches of the same data.
+        sanity_feeds: returns feeds of a number of batches of the same data.
         training_names: names that training logs for the progress bar.
-        check: is called in each round, the same one on all ranks; may end the run.
+        check: called in each round, the same one on all ranks; may end the run.
     """
 
     feeds: Sequence[Feed]
@@ -55,14 +55,14 @@ class Evaluator:
 
     Args:
         run: the run.
-        task: what is evaluated.
+        task: the Task to evaluate.
         hooks: of the run.
         data: the validation data of a fit.
 
     Attributes:
-        num_validations: that have run; a part of the checkpoint.
-        names: of the values that validation logged.
-        num_batches: of this rank in the evaluation in progress, if known.
+        num_validations: validations that have run; a part of the checkpoint.
+        names: names of the values that validation logged.
+        num_batches: batches of this rank in the evaluation in progress, if known.
     """
 
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
@@ -78,7 +78,7 @@ class Evaluator:
         return self.num_validations
 
     def load_state_dict(self, state: int) -> None:
-        """Take it back."""
+        """Restore it."""
         self.num_validations = state
 
     @property
@@ -93,13 +93,13 @@ class Evaluator:
 
     @property
     def prog_bar_names(self) -> set[str]:
-        """Names of the values that are meant for the progress bar."""
+        """Names of the values for the progress bar."""
         return self._data.training_names | self._own_names
 
     # -- inside a fit -----------------------------------------------------------------------------------------------
 
     def sanity_check(self) -> None:
-        """Try a few validation batches before training, so that an error in validation does not cost an epoch."""
+        """Try a few validation batches before training: an error in validation then costs no epoch."""
         limit, state = self._run.options.evaluation.num_sanity_val_steps, self._run.state
         if not self.has_data or limit == 0 or state.global_step:
             return
@@ -121,7 +121,7 @@ class Evaluator:
         if not self.has_data:
             return {}
         run.engine.comm.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
-        with run.checkpoints.holding_rank_parts():  # a signal within the validation ends the run as of here
+        with run.checkpoints.holding_rank_parts():  # a signal during the validation saves the state as of here
             run.coordinator.expect_new_pace()
             self._count(self._data.feeds)
             metrics = self._pass("validation", self._data.feeds, self._data.check)
@@ -148,7 +148,7 @@ class Evaluator:
 
         Args:
             feeds: one.
-            write_to: a folder for each batch's outputs, written as it is there.
+            write_to: a folder for each batch's outputs, written once they are computed.
             keep: whether outputs stay in memory.
         """
         if len(feeds) > 1:
@@ -184,7 +184,7 @@ class Evaluator:
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
                 log = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
-                log.new_step(is_read=False)  # there is no axis for an evaluation's steps
+                log.new_step(is_read=False)  # an evaluation logs no steps
                 # no_grad, not inference_mode: a table that a model caches from here must be good for training too.
                 with torch.no_grad(), self._run.precision.autocast():
                     for batch_idx, (batch, num_samples, _) in enumerate(_batches(feed, check)):
@@ -212,7 +212,7 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _eval_mode(task: Task) -> Iterator[None]:
-    """Put all modules into eval mode, and back into the mode of each: a part that the user set to eval() stays so."""
+    """Put all modules into eval mode, and restore the mode of each: a part that the user set to eval() stays so."""
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:

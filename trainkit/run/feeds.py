@@ -20,7 +20,7 @@ class Feeds:
     Attributes:
         train: of training.
         val: of validation, one for each loader.
-        val_data: what they were made of.
+        val_data: the data that they were made of.
         batch_size: samples of one rank's microbatch; None if unknown.
         declared_ranks: the number of ranks that the settings are meant for.
         accumulation: (first epoch, microbatches of a rank in a step), ascending.
@@ -53,7 +53,7 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
     feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared)
     if isinstance(feed, StreamFeed) and declared != engine.ranks.world_size:
         stage.run.say(
-            "The training data is a stream, of which each rank reads its own: for the "
+            "The training data is a stream, and each rank reads its own: for the "
             f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
             f"{engine.ranks.world_size}, and of this epoch samples may be left out or come again."
         )

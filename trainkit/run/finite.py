@@ -1,7 +1,6 @@
-"""`trainer.stop_on_nonfinite`: all ranks end before the update where a loss is not finite, and say whose samples it was.
+"""`trainer.stop_on_nonfinite`: if a loss is not finite, all ranks end before the update and name its samples.
 
-It waits for the device once a step and costs one small sum over ranks. That is why it is asked for: left alone, a step
-waits for nothing.
+Opt-in, because each step waits once for the device and costs one small sum over ranks.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ class FiniteLosses:
     """Looks at each loss of a step, and decides before the update."""
 
     def __init__(self, engine: Engine, feed: Feed, state: TrainState) -> None:
-        """Take the ranks, what knows the samples of a microbatch, and the counters."""
+        """`feed` names the samples of a microbatch; `state` has the counters."""
         self._engine, self._feed, self._state = engine, feed, state
         self._seen: list[tuple[Tensor, Microbatch]] = []
 
     def look(self, loss: Tensor, microbatch: Microbatch) -> None:
-        """Remember a microbatch's loss; waits for nothing."""
+        """Store a microbatch's loss; does not wait for the device."""
         self._seen.append((loss.detach().clone(), microbatch))  # a CUDA graph writes the next one over it
 
     def forget(self) -> None:
-        """Drop what was seen in this step."""
+        """Drop the losses of this step."""
         self._seen.clear()
 
     def decide(self) -> None:
-        """End the run where a loss of this step is not finite. Call it on all ranks.
+        """End the run if a loss of this step is not finite. Call it on all ranks.
 
         Raises:
             DivergenceError: names step, rank and samples; the same on all ranks.
@@ -53,14 +52,14 @@ class FiniteLosses:
             total = self._engine.comm.sum_number(len(bad))
         if total == 0:
             return
-        told = [
+        found = [
             f"{loss} on rank {rank}{_samples(indices)}"
             for rank, losses_of_rank in enumerate(self._engine.comm.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(
             f"The loss is not finite at step {self._state.global_step} (epoch {self._state.current_epoch}): "
-            f"{'; '.join(told[:8])}. The weights were not updated. Look at these samples; where they are sound, try a lower "
+            f"{'; '.join(found[:8])}. The weights were not updated. Look at these samples; if they are sound, try a lower "
             "rate, warm-up or trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
         )
 

@@ -1,4 +1,4 @@
-"""The folder of a run: made, and found writable, before anything is trained."""
+"""The folder of a run: created, and checked to be writable, before training."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from pathlib import Path
 
 from trainkit.errors import ConfigError
 
-# What a run leaves in its folder, and another must not find there.
+# A run's files, which a new run in the folder must not find.
 _OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", "goodput.json", "timeline", "reports", "capsules")
 
 
-def make_run_dir(wish: str | Path | None, task_name: str) -> Path:
-    """Return the folder, made where it is not there.
+def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
+    """Return the folder; creates it if needed.
 
     Args:
-        wish: where; None for a new folder runs/<task_name>/<time> below where the user stands. In an elastic job, whose
-            ranks come later too, the time is the job's.
+        requested: the folder; None for a new folder runs/<task_name>/<time> below the current one. In an elastic job, which
+            ranks may join later, the time is the job's.
         task_name: the Task's class.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written to.
     """
     try:
-        if wish is None and (started := job_started()):
-            wish = Path("runs", task_name, started)
-        if wish is None:
+        if requested is None and (started := job_started()):
+            requested = Path("runs", task_name, started)
+        if requested is None:
             return _new_folder(Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute())
-        folder = Path(wish).absolute()
+        folder = Path(requested).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        shown = f"'{wish}'" if wish is not None else "null (runs/ below the current folder)"
+        shown = f"'{requested}'" if requested is not None else "null (runs/ below the current folder)"
         raise ConfigError(f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder.") from error
     return folder
 
 
 def job_started() -> str:
-    """Return when the elastic job began that this process belongs to, as its launcher says; "" outside of one."""
+    """Return the start time of this process's elastic job, as set by its launcher; "" outside of one."""
     return os.environ.get("TRAINKIT_JOB_STARTED", "")
 
 
@@ -59,11 +59,11 @@ def _new_folder(path: Path) -> Path:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move what an earlier run left in the folder to `before-<time>/` in it, and say so. Nothing is mixed or lost."""
+    """Move an earlier run's files in the folder to `before-<time>/` in it, and report it. Nothing is mixed or lost."""
     there = [run_dir / name for name in _OF_A_RUN if (run_dir / name).exists()]
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     for path in there:
         path.rename(place / path.name)
-    print(f"{run_dir} held an earlier run; its files are in {place.name}/ now. To go on with it: ckpt_path=last", flush=True)
+    print(f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume it: ckpt_path=last", flush=True)

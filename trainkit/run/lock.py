@@ -1,12 +1,12 @@
 """RunLock: one fit at a time in a run's folder.
 
-The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process is gone, however it ended.
-Forked loader workers, which outlive a killed parent by seconds, do not inherit it, and it works over NFS. The file says
-in JSON who holds it, for the one who is refused; it is emptied at the end, and not deleted: somebody who has just opened
-it would then lock a file that nobody else sees.
+The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process has ended in any way.
+Forked loader workers, which outlive a killed parent by seconds, do not inherit it, and it works over NFS. The file
+describes the holder in JSON, for the error of a refused run; it is emptied at the end, and not deleted: a process that
+has just opened it would lock a file that no other process sees.
 
-Where the filesystem has no locks, what the file says is believed: on the same host the process is looked up, another
-host's cannot be. Two runs that start in the same instant are not told apart there.
+If the filesystem has no locks, the file's text decides: a process of the same host is looked up, another host's cannot be.
+Two runs that start at the same instant are not detected there.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class RunLock:
         """Take the folder, before anything is written there.
 
         Args:
-            run_dir: a folder that is there.
-            patience_s: seconds to wait for another run to let it go; who waits is not told of whose it was.
+            run_dir: an existing folder.
+            patience_s: seconds to wait for the lock. If it is set, no takeover message is printed.
 
         Raises:
-            ConfigError: another run has it (names host, process, command and since when), or it cannot be written.
+            ConfigError: another run has it (names host, process, command and start time), or it cannot be written to.
         """
         assert self._file is None, "a lock is taken once"
         path = run_dir / LOCK
@@ -89,7 +89,7 @@ class RunLock:
             print(f"{run_dir} was held by {_name(holder)}, which was killed or lost its host; this run takes over.", flush=True)
 
     def release(self) -> None:
-        """Let the folder go, where it is held. A forked process that comes by here leaves its parent's lock alone."""
+        """Release the folder, if it is held. In a forked process it does not release the parent's lock."""
         if self._file is None:
             return
         if self._owner == os.getpid():
@@ -101,7 +101,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Within the context no other process of this user on this host is in one of the same name; wait for it."""
+    """Allow one process of this user on this host at a time in the context of a name; wait for the others."""
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -112,7 +112,7 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:
-    """Open and lock the file that stands at `path`; return its descriptor and whether there are locks."""
+    """Open and lock the file at `path`; return its descriptor and whether the filesystem has locks."""
     deadline = time.monotonic() + patience_s
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -130,7 +130,7 @@ def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # somebody deleted it in between: another run would lock another file
+        os.close(file)  # it was deleted in between: another run would lock another file
 
 
 def _lock(file: int) -> bool:
@@ -146,9 +146,9 @@ def _lock(file: int) -> bool:
 
 
 def _refuse_own(path: Path, run_dir: Path) -> None:
-    """Refuse what this very process holds: the kernel would not, and closing a second descriptor would drop the lock.
+    """Refuse a folder that this process holds: the kernel would not, and closing a second descriptor would drop the lock.
 
-    Whether it does is asked of its open files, which are the truth; a list of our own would be a global.
+    Looks through the process's open files, since a list of our own would be a global.
     """
     try:
         wanted = path.stat()
@@ -159,20 +159,20 @@ def _refuse_own(path: Path, run_dir: Path) -> None:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(number), wanted) and (holder := _content(number) or {}).get("pid") == os.getpid():
                 raise ConfigError(
-                    f"run_dir is '{run_dir}', where a fit of this same process ({_name(holder)}) is going on. Let it end "
-                    "first, or give another folder: run_dir=..."
+                    f"run_dir is '{run_dir}', where a fit of this same process ({_name(holder)}) is in progress. Let it "
+                    "end first, or give another folder: run_dir=..."
                 )
 
 
 def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
-    """Refuse where there are no locks and the one who is described may live."""
+    """Without locks: refuse if the described process may be alive."""
     if holder.get("host") == socket.gethostname():
         if (birth := _birth(holder["pid"])) is not None and birth == holder.get("birth"):
             raise ConfigError(_refusal(run_dir, holder))
     else:
         raise ConfigError(
-            f"{_refusal(run_dir, holder)} This filesystem has no locks, so that nobody here can tell whether it still runs: "
-            f"where you know that it does not, delete {run_dir / LOCK}."
+            f"{_refusal(run_dir, holder)} This filesystem has no locks, so whether it still runs is unknown: "
+            f"if you know that it does not, delete {run_dir / LOCK}."
         )
 
 
@@ -187,7 +187,7 @@ def _describe_self() -> dict[str, Any]:
 
 
 def _birth(pid: int) -> str | None:
-    """Return what tells a process from all others that had or will have its number; None where it does not live."""
+    """Return a text that is unique among all processes ever with this number; None if it is not alive."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -197,7 +197,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read who holds a file that this process does not hold: opening and closing it would drop a lock of its own."""
+    """Read the holder of a file that this process does not hold: opening and closing it would drop its own lock."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -209,7 +209,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _content(file: int) -> dict[str, Any] | None:
-    """Return who is described; {} where something stands there that nobody can read, None where nothing does."""
+    """Return the described holder; {} if the text cannot be read, None if there is none."""
     content = os.pread(file, _MOST_BYTES, 0)
     if not content.strip(b"\0"):  # a crash of the host can leave zeros
         return None
@@ -227,7 +227,7 @@ def _write(file: int, about: dict[str, Any]) -> None:
 
 def _name(holder: dict[str, Any]) -> str:
     if not holder:
-        return "a run that does not say who it is"
+        return "an unidentified run"
     return f"process {holder['pid']} on {holder.get('host')} (`{holder.get('command')}`, since {holder.get('started')})"
 
 

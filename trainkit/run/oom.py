@@ -1,8 +1,8 @@
-"""`trainer.halve_batch_on_oom`: a microbatch that a GPU's memory does not hold is split, on all ranks, and the step taken anew.
+"""`trainer.halve_batch_on_oom`: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
 
-The global batch, the weights of its samples and the learning rate stay what they were: only the memory of a forward and
-backward shrinks. Each step costs one small sum over ranks, so that all know of a rank that ran out; no rank may go on
-with a step that another one could not finish. Batch norm sees smaller batches after a split, and dropout draws anew.
+The global batch, the weights of its samples and the learning rate do not change: only the memory of a forward and backward
+shrinks. Each step costs one small sum over ranks, which reports a rank that ran out of memory; no rank may continue a step
+that another one could not finish. Batch norm sees smaller batches after a split, and dropout draws again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainkit.engine.base import Engine
 
 NO_OBJECTS = (
     "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which would count the samples of a "
-    "step that is taken anew twice. Log plain values there, or set trainer.halve_batch_on_oom=false."
+    "retried step twice. Log plain values there, or set trainer.halve_batch_on_oom=false."
 )
 
 
@@ -42,7 +42,7 @@ class Halving:
         Args:
             step: its microbatches are held until the step is done.
             compute: runs forward and backward of all microbatches of a step.
-            undo: forgets what `compute` left: gradients, logged values, counters.
+            undo: resets gradients, logged values and counters to those before `compute`.
 
         Raises:
             torch.OutOfMemoryError: microbatches of one sample do not fit, or a batch cannot be split.
@@ -50,7 +50,7 @@ class Halving:
         held = list(step.microbatches)
         while True:
             failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
-            self._engine.reduce_gradients()  # on all ranks, also where it failed: the others' sums are under way
+            self._engine.reduce_gradients()  # on all ranks, also after a failure: the others' sums are in flight
             if self._engine.comm.sum_number(failure is not None) == 0:
                 return
             undo()
@@ -95,9 +95,9 @@ class Halving:
 
 
 def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:
-    """Split a batch of any nesting into at most `pieces` parts along its samples; what has no samples goes to each part.
+    """Split a batch of any nesting into at most `pieces` parts along its samples; other values go to each part.
 
-    Whatever has as many entries as the batch has samples is taken to be of the samples.
+    Anything with as many entries as the batch has samples is split.
     """
     return [_part(batch, num_samples, part) for part in _slices(num_samples, pieces)]
 
@@ -119,6 +119,6 @@ def _part(value: Any, num_samples: int, part: slice) -> Any:
         return type(value)(*(_part(item, num_samples, part) for item in value))
     if isinstance(value, (list, tuple)):
         if len(value) == num_samples and not any(isinstance(item, Tensor) for item in value):
-            return value[part]  # a text or a name for each sample
+            return value[part]  # a string for each sample
         return type(value)(_part(item, num_samples, part) for item in value)
     return value

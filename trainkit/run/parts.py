@@ -1,4 +1,4 @@
-"""The named parts of a run that a checkpoint holds: what each saves, and how it takes its state back.
+"""The named parts of a run that a checkpoint holds: how each saves and restores its state.
 
 The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values, validations, contract; and
 of each rank: metrics, random.
@@ -28,7 +28,7 @@ from trainkit.run.run import StepParts
 
 @dataclass
 class OptimizersPart:
-    """The optimizers' states, put back on rank 0: `engine.prepare` sends them on."""
+    """The optimizers' states, restored on rank 0: `engine.prepare` broadcasts them."""
 
     engine: Engine
     optimizers: Sequence[torch.optim.Optimizer]
@@ -38,7 +38,7 @@ class OptimizersPart:
         return self.engine.optimizer_state(self.optimizers)
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Put them back.
+        """Restore them.
 
         Raises:
             CheckpointError: they belong to other optimizers.
@@ -66,7 +66,7 @@ class RatesPart:
         return self.rates.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put them back."""
+        """Restore them."""
         self.rates.load_state_dict(state, self.state.num_updates)
 
 
@@ -81,7 +81,7 @@ class ScalerPart:
         return self.precision.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back, if both runs have one."""
+        """Restore it, if both runs have one."""
         if self.precision.scaler.is_enabled() and state:
             self.precision.scaler.load_state_dict(dict(state))
 
@@ -97,7 +97,7 @@ class CallbacksPart:
         return {key: callback.state_dict() for key, callback in self._keyed()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Put them back; return states that no callback of this run took."""
+        """Restore them; return states that no callback of this run took."""
         remaining = dict(state)
         for key, callback in self._keyed():
             if key in remaining:
@@ -115,7 +115,7 @@ class CallbacksPart:
 
 
 def _describe(remaining: Mapping[str, Any]) -> list[str]:
-    """Name callbacks whose state was not taken; without a ModelCheckpoint or a logger a run resumes just as well."""
+    """Name callbacks of unused states; a ModelCheckpoint or a logger is not needed to resume."""
     found = []
     for key, state in remaining.items():
         name = key.partition(".")[0]
@@ -139,7 +139,7 @@ class ValuesPart:
         return {"metrics": dict(self.metrics), "at": dict(self.metrics.logged_at)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put them back."""
+        """Restore them."""
         self.metrics.update(state["metrics"])
         self.metrics.logged_at.update(state["at"])
 
@@ -171,7 +171,7 @@ class LogPart:
         return {"log": self.step.log.state_dict(), "objects": metric_objects.state_of(self.task, self.step.log.objects)}
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
-        """Put them back, dealt to as many ranks as there are; return metric objects that are no attribute of the Task."""
+        """Restore this rank's share; return metric objects that are no attribute of the Task."""
         rank, size = self.engine.ranks.rank, self.engine.ranks.world_size
         self.step.log.load_state_dict([state["log"] for state in states], rank, size, self.engine.device)
         objects = [state["objects"] for state in states]
@@ -190,6 +190,6 @@ class RandomPart:
         return random_state()
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
-        """Put this rank's back; at another number of ranks no state belongs to each."""
+        """Restore this rank's state; does nothing at another number of ranks."""
         if len(states) == self.engine.ranks.world_size:
             set_random_state(states[self.engine.ranks.rank])

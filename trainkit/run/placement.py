@@ -1,4 +1,4 @@
-"""A Task's weights before training: on this rank's device, in their dtype and layout, and each in an optimizer or not."""
+"""A Task's weights before training: placed on this rank's device in their dtype and layout, and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_parameters(task: Task, optimizers: Sequence[torch.optim.Optimizer]) ->
     """Return the task's parameters that no optimizer updates.
 
     Raises:
-        TaskError: an optimizer updates a parameter that is not the task's: nobody would sum its gradient over ranks.
+        TaskError: an optimizer updates a parameter that is not the task's: its gradient would not be summed over ranks.
     """
     own = set(task.parameters())
     optimized = {parameter for opt in optimizers for group in opt.param_groups for parameter in group["params"]}
@@ -33,10 +33,10 @@ def check_parameters(task: Task, optimizers: Sequence[torch.optim.Optimizer]) ->
 def place(task: Task, engine: Engine, precision: Precision, channels_last: bool) -> None:
     """Put the weights on this rank's device, in their dtype and layout.
 
-    A buffer whose numbers share memory (`expand`) gets memory of its own: it could not be written, as by a broadcast.
+    A buffer with elements that share memory (`expand`) is copied: it could not be written, as by a broadcast.
 
     Raises:
-        TaskError: one has no shape yet, or a buffer is sparse, where several ranks are to have the same.
+        TaskError: one has no shape yet, or, on several ranks, a buffer is sparse.
     """
     for name, buffer in task.named_buffers():
         if engine.ranks.world_size > 1 and buffer.layout is not torch.strided:
@@ -47,7 +47,7 @@ def place(task: Task, engine: Engine, precision: Precision, channels_last: bool)
     for name, parameter in task.named_parameters():
         if engine.ranks.world_size > 1 and is_lazy(parameter):
             raise TaskError(
-                f"'{name}' of {type(task).__name__} has no shape yet (a lazy module), so that ranks cannot agree on it. Run a "
+                f"'{name}' of {type(task).__name__} has no shape yet (a lazy module), so ranks cannot agree on it. Run a "
                 "batch through the model in __init__ or setup(), or give the module its sizes."
             )
     for module in task.modules():

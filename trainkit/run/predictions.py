@@ -1,7 +1,7 @@
-"""Predictions on disk: a file for each batch, written when it is there, by the rank that made it.
+"""Predictions on disk: each rank writes a file for each of its batches.
 
-A file's name begins with the place of its first sample, so that the sorted names are the data set's order whatever the
-number of ranks. A file appears whole or not at all; what a killed run has written can be read.
+A file's name begins with the place of its first sample, so the sorted names are the data set's order on any number of
+ranks. A file appears as a whole or not at all; a killed run's files can be read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SUFFIX = ".pt"
 
 
 def clear_predictions(folder: Path) -> None:
-    """Make the folder, and take out what an earlier run has written there."""
+    """Create the folder, and remove an earlier run's predictions from it."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in _files(folder):
         path.unlink()
 
 
 def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:
-    """Write what `predict_step` returned for a batch.
+    """Write the result of `predict_step` for a batch.
 
     Args:
         folder: exists.
@@ -41,7 +41,7 @@ def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:
 
 
 def read_predictions(folder: str | Path) -> Iterator[Any]:
-    """Yield what `predict_step` returned for each batch, in the data set's order.
+    """Yield the result of `predict_step` for each batch, in the data set's order.
 
     Args:
         folder: a run's `predictions` folder.

@@ -1,4 +1,4 @@
-"""Brings a run back to the beginning of a step that failed, for a checkpoint of the state before it."""
+"""Returns a run to the beginning of a failed step, for a checkpoint of the state before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.run.run import Run
 
 @dataclass(frozen=True)
 class _Begun:
-    """Where a step began."""
+    """The state at the beginning of a step."""
 
     step: int
     batch_idx: int
@@ -25,6 +25,21 @@ class _Begun:
     random: dict[str, Any]
     buffers: dict[str, Tensor]
     undo_metrics: Callable[[], None]
+
+
+def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
+    """Return to where a run was before the gradients of this step were computed.
+
+    Args:
+        run: the run.
+        log: the epoch's values as of then.
+        batch_idx: this rank's microbatches as of then.
+    """
+    run.task.zero_grad(set_to_none=True)
+    run.step.log, run.state.batch_idx = log.copy(), batch_idx
+    run.step.weights.forget()
+    if run.step.finite is not None:
+        run.step.finite.forget()
 
 
 class Rescue:
@@ -35,7 +50,7 @@ class Rescue:
         self._begun: _Begun | None = None
 
     def remember(self) -> None:
-        """Note where this rank is, before a step."""
+        """Record this rank's state before a step."""
         run, state = self._run, self._run.state
         buffers = {name: buffer.detach().clone() for name, buffer in run.task.named_buffers()}
         undo = metric_objects.remember(metric_objects.metrics_in(run.task))
@@ -47,11 +62,11 @@ class Rescue:
         if run.state.global_step == 0:
             return None
         if run.state.half_updated:
-            print("No checkpoint of this error: it came while the weights were being changed.", flush=True)
+            print("No checkpoint of this error: it occurred while the weights were being changed.", flush=True)
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()
-        run.forget_gradients(begun.log, begun.batch_idx)
+        forget_gradients(run, begun.log, begun.batch_idx)
         begun.undo_metrics()
         with torch.no_grad():
             for name, buffer in run.task.named_buffers():

@@ -1,7 +1,7 @@
 """How a fit resumes: from a checkpoint, or from host memory after its ranks changed.
 
-rank 0 finds and verifies a checkpoint and loads the weights -> all ranks receive what was saved beside them -> the run is built
-with the plan that holds -> states restored -> plans compared, and what differs is printed
+rank 0 finds and verifies a checkpoint and loads the weights -> all ranks receive the state saved beside them -> the run is
+built with the plan that applies -> states restored -> plans compared, and the differences printed
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
-Found = tuple[str, dict[str, Any]] | None  # a checkpoint's path and what was saved beside the weights
+Found = tuple[str, dict[str, Any]] | None  # a checkpoint's path and the state saved beside the weights
 
 
 def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
-    """Load the weights that the run resumes from on rank 0; return what was saved beside them, on all ranks.
+    """Load the weights to resume from on rank 0; return the state saved beside them, on all ranks.
 
     Returns:
         None if there is nothing to resume from, and nothing or "auto" was requested.
@@ -58,13 +58,13 @@ def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
 
 
 def restore(run: Run, saved: dict[str, Any]) -> None:
-    """Bring a run to the state of its checkpoint, and print what differs."""
+    """Restore a run's state from its checkpoint, and print the differences."""
     checkpoints, engine = run.checkpoints, run.engine
     assert checkpoints.resumed_from is not None
     if left := checkpoints.restore(saved):
         run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")
     before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
-    if before != engine.ranks.world_size:  # not the numbers of the beginning, whose dropout was used
+    if before != engine.ranks.world_size:  # not the numbers of the beginning: their dropout was used
         seed_everything(mix(run.options.seed, engine.ranks.rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
         if not checkpoints.resumed_from.startswith(f"{policy.store_of(run.run_dir).place}/"):
@@ -79,7 +79,7 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _compare_plans(run: Run, saved: BatchPlan) -> None:
-    """Print what changed since the checkpoint; inside an epoch, find the step that its samples led to."""
+    """Print the changes since the checkpoint; inside an epoch, find the step that its samples led to."""
     state, changes = run.state, saved.differences(run.batch_plan)
     before, now = saved.at(state.current_epoch), run.batch_plan.at(state.current_epoch)
     known = before.global_batch_size is not None and now.global_batch_size is not None
@@ -92,4 +92,4 @@ def _compare_plans(run: Run, saved: BatchPlan) -> None:
     elif before.accumulate != now.accumulate:
         state.batch_idx = state.step_in_epoch * now.accumulate
     if changes:
-        run.say(f"Other than in the checkpoint: {'; '.join(changes)}.")
+        run.say(f"Changed since the checkpoint: {'; '.join(changes)}.")

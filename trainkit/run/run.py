@@ -48,13 +48,29 @@ class StepParts:
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
+        before_clear: the hook on_before_zero_grad.
     """
 
     weights: SampleWeights
+    before_clear: Callable[[torch.optim.Optimizer], None]
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     finite: FiniteLosses | None = None
     halving: Halving | None = None
+
+
+class _NotThereYet:
+    """Stands for a part that is not built yet. (A `__getattr__` of Run would slow each access in the loop down.)"""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["name"] = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ConfigError(
+            f"trainer.{self.__dict__['name']} is not there yet: the run is being set up. Use it in on_fit_start or later."
+        )
+
+    __getattr__ = __iter__ = __len__ = __getitem__ = __call__ = __enter__ = __fspath__ = _refuse
 
 
 class Run:
@@ -81,11 +97,8 @@ class Run:
         self.state = TrainState(stage=stage)
         self.callback_metrics = LatestMetrics()
         self.elastic: ElasticState | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in Run.__annotations__:
-            raise ConfigError(f"trainer.{name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
-        raise AttributeError(f"'trainer' (the run) has no attribute '{name}'")
+        for name in Run.__annotations__:
+            setattr(self, name, _NotThereYet(name))
 
     @property
     def global_step(self) -> int:
@@ -134,7 +147,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run; None if unknown: data without a length, or a limit of time alone."""
+        """Optimizer steps of the whole run; None if unknown: data without a length, or only a limit of time."""
         limits, plan = self.options.limits, self.batch_plan
         known = [] if limits.max_steps is None else [limits.max_steps]
         if limits.max_epochs is not None and self.train_feed.num_steps_in(0) is not None:
@@ -160,11 +173,6 @@ class Run:
             )
         return steps
 
-    @property
-    def step_clock(self) -> Any:
-        """The StepClock among the callbacks."""
-        return next(callback for callback in self.callbacks if callback.is_step_clock)
-
     def request_stop(self, reason: str) -> None:
         """End training after the current step. Call it on all ranks at the same step."""
         self.state.request_stop(reason)
@@ -178,10 +186,6 @@ class Run:
         """Hand values of this step to the loggers."""
         self.hooks("on_metrics", values, self.global_step)
 
-    def wrap_hooks(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put something around each call of a hook; see Hooks.wrap."""
-        self.hooks.wrap(around)
-
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
         text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
@@ -189,20 +193,7 @@ class Run:
         self.checkpoints.save(make_store(place), name, weights_only)
         self.checkpoints.finish()
 
-    def forget_gradients(self, log: MetricLog, batch_idx: int) -> None:
-        """Return to where the run was before the gradients of this step were computed.
-
-        Args:
-            log: the epoch's values as of then.
-            batch_idx: this rank's microbatches as of then.
-        """
-        self.task.zero_grad(set_to_none=True)
-        self.step.log, self.state.batch_idx = log.copy(), batch_idx
-        self.step.weights.forget()
-        if self.step.finite is not None:
-            self.step.finite.forget()
-
     def drop_parts(self) -> None:
         """Free the parts of a fit: an elastic run builds them again."""
         for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
-            self.__dict__.pop(name, None)
+            setattr(self, name, _NotThereYet(name))

@@ -50,15 +50,15 @@ class Stage:
     Args:
         kind: "fit", "validate", "test" or "predict".
         task: the Task.
-        data: what the user handed in.
+        data: the user's data.
         callbacks: all of them.
         options: the Trainer's.
         attempts: the attempts that this one belongs to, if a callback asks for an elastic run.
         has_data: whether the data needs no preparation.
 
     Attributes:
-        run: what hooks see; parts of a fit are added by build_run.
-        elastic: what outlives this attempt of an elastic run.
+        run: the run that hooks see; build_run adds the parts of a fit.
+        elastic: state that outlives this attempt of an elastic run.
         signals: that this process received.
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
     """
@@ -123,7 +123,7 @@ class Stage:
         return self
 
     def _announce(self) -> None:
-        """Tell the launcher what follows; prepare the data now if other ranks wait for this one from its start on."""
+        """Announce the fit to the launcher; prepare the data now if other ranks wait for this one from its start on."""
         state = self.elastic
         if state is not None and state.has_begun:
             self.has_data = state.has_data
@@ -155,7 +155,7 @@ class Stage:
         self.task._trainer = run
         run.hooks = Hooks(run, self.task, run.callbacks)
         self._prepare_data()
-        reset_metrics(self.task)  # what a run that broke off has counted does not belong to this one
+        reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self._stack.enter_context(compiled(self.task, numerics.compile))
         run.precision = Precision(numerics.precision, engine.device)
         self.is_set_up = True
@@ -195,7 +195,7 @@ class Stage:
     # -- while it lasts ---------------------------------------------------------------------------------------------
 
     def mover(self) -> Mover:
-        """Return what puts a batch on this rank's device."""
+        """Return the Mover that puts a batch on this rank's device."""
         channels_last = self.options.numerics.uses_channels_last(self.engine.device)
         return Mover(self.engine.device, self.run.precision.input_dtype, channels_last)
 
@@ -257,12 +257,12 @@ class Stage:
             print(f"The last checkpoint failed too: {type(failed).__name__}: {failed}", flush=True)
 
     def drop_parts(self) -> None:
-        """Free what the loop worked with, for the next attempt."""
+        """Free the parts of the loop, for the next attempt."""
         self.run.drop_parts()
         self._feeds.clear()
 
     def fail(self, error: BaseException) -> None:
-        """End for good a fit that no later attempt continued."""
+        """End a fit that no later attempt continues."""
         if not isinstance(error, (Dismissed, Preempted)):
             self.run.hooks("on_exception", error)
         self.run.hooks.of_task("teardown", self.kind)

@@ -1,6 +1,6 @@
-"""Signals that ask a run to end: SIGTERM (schedulers, launchers), SIGUSR1 (Slurm's --signal=USR1@60), SIGINT (Ctrl-C).
+"""Signals that end a run: SIGTERM (schedulers, launchers), SIGUSR1 (Slurm's --signal=USR1@60), SIGINT (Ctrl-C).
 
-The first one is noted; the run ends at the next step with a checkpoint (pulse.py, fitting.py). A second one stops at once.
+The first one is recorded; the run ends at the next step with a checkpoint (stopping.py). A second one stops at once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import FrameType
 from typing import Any
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# torchrun hands on a Ctrl-C that its ranks have had already: what follows this soon is the same wish.
+# torchrun forwards a Ctrl-C that its ranks have already received: a signal this soon after the first is the same one.
 _SAME_S = 1.0
 
 
 class Signals:
-    """Notes the first signal while it is entered; a context manager, also within itself. Does nothing outside the main thread.
+    """Records the first signal within its context, which may be nested. Does nothing outside the main thread.
 
     Attributes:
-        received: the name of the signal that came, as "SIGTERM", or None.
+        received: the name of the received signal, as "SIGTERM", or None.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Signals:
             return self
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: whoever ignores one goes on doing so
+                if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                     self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -51,7 +51,7 @@ class Signals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def raise_again(self) -> None:
-        """Let the signal that was noted do what it would have done. Call it outside the context."""
+        """Raise the recorded signal again, with its own handler. Call it outside the context."""
         if self.received is not None:
             os.kill(os.getpid(), signal.Signals[self.received])
 

@@ -1,7 +1,7 @@
-"""Stopping: what ends a run early, between two steps, on all ranks at the same one.
+"""Stopping: ends a run early, between two steps, on all ranks at the same one.
 
-A signal to any rank: all save a checkpoint, wait for the disk, and raise Preempted. In an elastic run a rank that received one
-leaves alone, and the others form new ranks without it; they do too if the launcher requests other ranks.
+After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted. In an elastic run only the rank
+that received it leaves, and the others form new ranks without it; they do too if the launcher requests other ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from trainkit.run.signals import Signals
 
 
 class Stopping:
-    """See the module. A context manager: within it, signals are noted.
+    """See the module. A context manager: within it, signals are recorded.
 
     Args:
         run: the run.
         signals: that this rank received.
-        coordinator: lets all ranks know.
+        coordinator: informs all ranks.
         elastic: of an elastic run.
 
     Attributes:

@@ -71,13 +71,13 @@ def fit(name: str, task: Any, callback: Any = None, ckpt_path: str | None = None
 
 
 def parts(name: str, make: Any, stop_at: int) -> dict[str, Any]:
-    """Stop at a step and go on in new objects."""
+    """Stop at a step and resume in new objects."""
     fit(f"{name} parts", Parts(), make(), max_steps=stop_at)
     return fit(f"{name} parts", Parts(), make(), ckpt_path="last")
 
 
 def scenario(name: str, make: Any, stop_at: int = 5) -> dict[str, Any]:
-    """A whole run, and one that was stopped inside an epoch and gone on with."""
+    """A whole run, and one that was stopped inside an epoch and resumed."""
     return {"whole": fit(name, Parts(), make()), "parts": parts(name, make, stop_at)}
 
 

@@ -41,7 +41,7 @@ def trainer(**settings: Any) -> trainkit.Trainer:
 
 
 class Tight(Line):
-    """Has no room for more than two samples on the last rank (everywhere, where there is one)."""
+    """Has no memory for more than two samples on the last rank (or on the only one)."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Fail after the forward was logged, in the backward's place."""
@@ -95,7 +95,7 @@ def out_of_memory_in_backward() -> dict[str, Any]:
 
 
 def roomy() -> dict[str, Any]:
-    """What both of them are held against."""
+    """The reference for both of them."""
     task, deep = Line(momentum=0.9), TightInBackward(momentum=0.9)
     trainer().fit(task, loader(SAMPLES))
     trainer(halve_batch_on_oom=True).fit(deep, loader(SAMPLES))
@@ -133,7 +133,7 @@ class Flip(Callback):
 
 
 def divergence() -> dict[str, Any]:
-    """Bits that differ are found when they are looked for next; sent anew they are equal."""
+    """Differing bits are found at the next check; after a broadcast they are equal."""
     stopped = error_of(Line(momentum=0.9), loader(SAMPLES), callbacks=[Flip(), DivergenceGuard(every_n_steps=1)])
     guard = DivergenceGuard(every_n_steps=1, action="repair")
     repaired = error_of(Line(momentum=0.9), loader(SAMPLES), callbacks=[Flip(), guard])

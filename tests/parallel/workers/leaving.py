@@ -16,7 +16,7 @@ from tests.helpers.toy import Line, loader, quiet
 
 
 def say_what_lives() -> None:
-    """Print this process's threads whose names have "gloo" in them."""
+    """Print this process's threads with "gloo" in their names."""
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     print(f"left: {sorted(name for name in names if 'gloo' in name)}", flush=True)
 

@@ -52,7 +52,7 @@ def spike() -> dict[str, Any]:
 
 
 class Lame(Callback):
-    """Makes the clock of the last rank tell another time than rank 0's."""
+    """Makes the clock of the last rank differ from rank 0's."""
 
     def on_fit_start(self, trainer: Any, task: Any) -> None:
         """Put it back, were it asked."""

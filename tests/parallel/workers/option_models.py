@@ -62,6 +62,6 @@ class Norms(nn.Module):
 
 
 def pictures() -> Tensor:
-    """A global batch whose mean is far from 0."""
+    """A global batch with a mean far from 0."""
     drawn = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17), dtype=torch.float64)
     return drawn + 1000 * torch.arange(6).reshape(6, 1, 1, 1)

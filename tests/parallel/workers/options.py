@@ -312,7 +312,7 @@ def norms() -> dict[str, Any]:
                 outputs += [output.detach(), inputs.grad]
             engine.reduce_gradients()
             model.eval()
-            # Rank 0 alone: nobody else is there to sum with.
+            # Rank 0 alone: there is no other rank to sum with.
             alone = model.second(model.first(model.conv(pictures()))[..., 0, 0]).detach() if engine.ranks.is_main else None
             found[str(momentum)] = {
                 "same": same,
@@ -341,7 +341,7 @@ def half_norms() -> dict[str, Any]:
 
 
 def adasum() -> dict[str, Any]:
-    """What the engine says of Adasum."""
+    """The engine's answer about Adasum."""
     try:
         make_engine("auto", op="adasum").__enter__()
     except TrainkitError as error:

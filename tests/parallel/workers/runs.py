@@ -51,7 +51,7 @@ class Scheduled(Net):
 
 
 def resumed() -> dict[str, Any]:
-    """Stopped inside an epoch and gone on with: each rank has its own dropout."""
+    """Stopped inside an epoch and resumed: each rank has its own dropout."""
     ends = {}
     for name, steps in (("whole", (8,)), ("parts", (3, 8))):
         for stop in steps:
@@ -93,7 +93,7 @@ def a_single_sample() -> dict[str, Any]:
 
 
 def drawn() -> dict[str, Any]:
-    """A sampler of the user's own, whose draws differ from rank to rank, draws one order for all."""
+    """A user's own sampler with different draws on each rank gives one order for all."""
     seen: list[float] = []
 
     class Look(Line):
@@ -138,7 +138,7 @@ def stopped() -> dict[str, Any]:
 
 
 def sized_streams() -> dict[str, Any]:
-    """Lists of batches whose length differs from rank to rank, under a schedule over the whole run."""
+    """Lists of batches of different lengths on each rank, under a schedule over the whole run."""
     x_NI, y_NO = rows(20).tensors
     batches = [[x_NI[i : i + 2], y_NO[i : i + 2]] for i in range(0, 20, 2)]
     own = batches if RANKS == 1 else batches[:7] if RANK == 0 else batches[7:]
@@ -157,7 +157,7 @@ def sized_streams() -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """What rank 0 alone finds out ends all ranks with the same error."""
+    """An error that only rank 0 detects ends all ranks with the same error."""
     messages = []
     for ckpt_path in ("last", "nowhere"):
         try:

@@ -93,7 +93,7 @@ def fit(task: Any, samples: int, **settings: Any) -> Any:
 
 
 def plain() -> dict[str, Any]:
-    """Plain SGD on a data set whose last step is short."""
+    """Plain SGD on a data set with a short last step."""
     task = fit(Regression(sgd), WIDTH * BATCH * 3 + 5)
     return {"weights": weights(task), "seen": task.seen}
 
@@ -177,7 +177,7 @@ class Keeps(Regression):
 
 
 def kept() -> dict[str, Any]:
-    """Gradients that somebody keeps stay what they were."""
+    """Gradients that the user holds do not change."""
     task = fit(Keeps(sgd), WIDTH * BATCH * 5)
     return {"weights": torch.cat([grad.reshape(-1) for grad in task.kept])}
 

@@ -1,4 +1,4 @@
-"""The table of hooks: who overrides what."""
+"""The table of hooks: which hooks are overridden."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watch(Callback):
         self.seen: list[Any] = []
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
-        """Note who calls."""
+        """Record the caller."""
         self.seen.append((trainer, task))
 
 
@@ -31,7 +31,7 @@ class Later(Watch):
 
 
 def test_only_overridden_hooks_are_called() -> None:
-    """A hook that nobody overrides is not in the table, and calling it does nothing."""
+    """A hook that is not overridden is not in the table, and calling it does nothing."""
     hooks = Hooks("trainer", Line(), [Watch(), Callback()])  # type: ignore[arg-type]
     assert "on_train_start" in hooks._table
     assert "on_train_end" not in hooks._table
@@ -53,7 +53,9 @@ def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:
         def on_metrics(self) -> None:
             """Never called."""
 
-    with pytest.raises(TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: nobody would call it.*A Callback has it"):
+    with pytest.raises(
+        TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: it would never be called.*A Callback has it"
+    ):
         Hooks("trainer", Own(), [])  # type: ignore[arg-type]
 
 
@@ -63,7 +65,7 @@ def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None
     own = type("Own", (Line,), {name: lambda self: None})
     with pytest.raises(TaskError) as raised:
         Hooks("trainer", own(), [])  # type: ignore[arg-type]
-    assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning's, and none here: nobody would call it. ")
+    assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning, and none here: it would never be called. ")
 
 
 def test_manual_optimization_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_log_dict_logs_each(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_logs_no_steps(tmp_path: Path) -> None:
-    """A value of the step alone would go nowhere there; one of step and epoch is the epoch's."""
+    """In an evaluation a value of the step only is refused; one of step and epoch is the epoch's."""
 
     class Steps(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -174,7 +174,7 @@ class NoInit(Line):
     ],
 )
 def test_what_is_no_task_is_refused(tmp_path: Path, task: Any, words: str) -> None:
-    """What cannot be trained is refused before anything starts."""
+    """A Task that cannot be trained is refused before anything starts."""
     with pytest.raises(TaskError, match=words):
         quiet(tmp_path / "run").fit(task, loader(8))
     assert not (tmp_path / "run").exists()
@@ -186,7 +186,7 @@ def test_validation_needs_a_step(tmp_path: Path) -> None:
     class Blind(Task):
         """Sees nothing."""
 
-    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log what you want to know"):
+    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log values"):
         quiet(tmp_path).validate(Blind(), loader(8))
 
 

@@ -201,7 +201,7 @@ def test_one_callback_serves_two_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wish", [{"save_top_k": 0, "save_last": False}, {"save_top_k": -2}])
 def test_keeping_none_is_refused(wish: dict[str, Any]) -> None:
     """save_top_k is 1 or more, or -1, or 0 beside the last."""
-    with pytest.raises(ConfigError, match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to keep all, or 0"):
+    with pytest.raises(ConfigError, match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to retain all, or 0"):
         ModelCheckpoint(**wish)
 
 
@@ -446,7 +446,7 @@ BAD = [
     ({"train_time_interval": "1 h"}, r"'1 h' is no duration|train_time_interval is '1 h'"),
     ({"save_on_exception": 1}, r"save_on_exception is 1; it must be"),
     ({"save_weights_only": "yes"}, r"save_weights_only is 'yes'; it must be"),
-    ({"save_weights_only": True, "save_on_exception": True}, r"save_on_exception is for going on, and save_weights_only"),
+    ({"save_weights_only": True, "save_on_exception": True}, r"save_on_exception is for resuming, and save_weights_only"),
     ({"filename": 3}, r"filename is 3; it must be"),
     ({"dirpath": 3}, r"dirpath is 3; it must be"),
     ({"save_top": 3}, r"save_top"),

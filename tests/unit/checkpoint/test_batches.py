@@ -56,7 +56,7 @@ def test_named_tuples_arrays_and_packed_sequences_are_kept() -> None:
 
 
 def test_it_is_a_copy() -> None:
-    """What happens to the batch afterwards changes nothing."""
+    """Later changes of the batch do not change the copy."""
     x = torch.ones(2)
     packed = pack([x])
     x.zero_()
@@ -66,11 +66,11 @@ def test_it_is_a_copy() -> None:
 def test_another_object_is_named_by_its_place() -> None:
     """An object that is not kept says so when it is asked for, not when it is written."""
     packed = pack({"x": [torch.ones(1), object()]})
-    with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule does not keep"):
+    with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule cannot save"):
         unpack(packed)
 
 
 def test_tensors_are_found_by_place() -> None:
-    """Each tensor is named by where it stands."""
+    """Each tensor is named by its place."""
     found = tensors_in((torch.ones(1), {"a": [torch.zeros(2), "text"]}))
     assert [place for place, _ in found] == ["batch[0]", "batch[1]['a'][0]"]

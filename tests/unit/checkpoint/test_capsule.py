@@ -26,7 +26,7 @@ def written(tmp_path: Path, **more: Any) -> Path:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """The manifest, the step's content and the weights come back; nothing else lies there."""
+    """The manifest, the step's content and the weights are read back; there are no other files."""
     folder = written(tmp_path)
     capsule = read(folder)
     assert {name: capsule.about[name] for name in ABOUT} == ABOUT
@@ -36,13 +36,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_one_of_the_same_name_is_replaced(tmp_path: Path) -> None:
-    """A step that fails again after a restart is kept anew."""
+    """A step that fails again after a restart replaces its capsule."""
     written(tmp_path, epoch=0)
     assert read(written(tmp_path, epoch=7)).about["epoch"] == 7
 
 
 def test_nothing_is_left_of_a_failed_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk leaves no half a capsule, and is told as what it is."""
+    """A full disk leaves no partial capsule, and is reported as such."""
 
     def full(*_: Any) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file")
@@ -87,8 +87,8 @@ def test_code_is_refused(tmp_path: Path) -> None:
         read(folder)
 
 
-def test_a_wrong_path_is_told_with_the_right_ones(tmp_path: Path) -> None:
-    """A path that is none names the capsules near it; where there are none, what a capsule is."""
+def test_a_wrong_path_raises_with_the_right_ones(tmp_path: Path) -> None:
+    """The error of a wrong path names the capsules near it; if there are none, it says what a capsule is."""
     folder = written(tmp_path)
     for near in (tmp_path, tmp_path / "capsules", folder.with_name("step=4-rank=1")):
         with pytest.raises(CheckpointError, match=rf"There are .*{folder.name}"):

@@ -65,7 +65,7 @@ def pair(tmp_path: Path) -> Callable[[Callable[[Contents], None]], tuple[Path, P
 
 
 def test_equal_checkpoints_are_equal_in_every_part(pair: Any) -> None:
-    """What is equal bit for bit, NaN included, is equal; every part is there, with how much of it was looked at."""
+    """Values equal bit for bit, NaN included, are equal; every part is listed, with the number of values compared."""
     parts = compare(*pair(lambda saved: None), names=NAMES)
     assert {part.what: part.count for part in parts if part.what != "random states"} == {
         "weights": 2,
@@ -165,7 +165,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_differs_is_named(name: str, pair: Any) -> None:
-    """Each kind of difference, be it one bit, is found, and alone; its place and both values are told."""
+    """Each kind of difference, even of one bit, is found, and no other; its place and both values are named."""
     apply, told = CHANGES[name]
     (found,) = differences(*pair(apply), names=NAMES)
     assert told in str(found.first)
@@ -182,15 +182,15 @@ def test_where_a_checkpoint_was_last_written_counts(pair: Any) -> None:
     assert found.first == "state of ModelCheckpoint.0, saved_at: 5 and 6"
 
 
-def test_without_names_numbers_are_told(pair: Any) -> None:
-    """Where nobody says what the numbers stand for, the numbers are told."""
+def test_without_names_numbers_are_shown(pair: Any) -> None:
+    """Without names, numbers identify parameters."""
     (found,) = differences(*pair(change("training/optimizers/0/state/1/exp_avg", one_bit)))
     assert str(found.first).startswith("optimizer 0, exp_avg of parameter 1: 1 of 6")
 
 
 @pytest.mark.parametrize(("share", "is_equal"), [(0.5e-4, True), (2e-4, False)])
 def test_rounding_is_a_share_of_the_largest_element(share: float, is_equal: bool, pair: Any) -> None:
-    """At another number of ranks a tensor may differ by its bound, and by no more; the bound is told."""
+    """At another number of ranks a tensor may differ by its bound, and by no more; the bound is named."""
     found = differences(*pair(lambda s: s["weights"]["model.0.weight"][0, 2:].add_(share)), rounding=True, names=NAMES)
     assert [part.what for part in found] == ([] if is_equal else ["weights"])
     assert is_equal or str(found[0].first).endswith("(allowed: 1.0e-04)")

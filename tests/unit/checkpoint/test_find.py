@@ -26,17 +26,17 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "training.pt", "weights.safetensors"])
 def test_a_damaged_newest_is_named_and_the_one_before_taken(tmp_path: Path, name: str) -> None:
-    """Where the newest is damaged, it is named, and the run goes on from the one before."""
-    store, told = store_of(tmp_path), []
+    """If the newest is damaged, it is named, and the run resumes from the one before."""
+    store, said = store_of(tmp_path), []
     fill(store, "a", "b", "c")
     for damaged in ("c", "b"):
         path = store.folder / damaged / name
         path.write_bytes(path.read_bytes()[:-9])
-    loaded = load("auto", [store], line(), resume=True, tell=told.append)
+    loaded = load("auto", [store], line(), resume=True, say=said.append)
     assert loaded is not None
     assert loaded.path == store.path_of("a")
-    assert sorted(re.findall(r"checkpoints/(\w) is", " ".join(told))) == ["b", "c"]
-    assert "The one before it is taken." in told[0]
+    assert sorted(re.findall(r"checkpoints/(\w) is", " ".join(said))) == ["b", "c"]
+    assert "The one before it is taken." in said[0]
 
 
 def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
@@ -51,13 +51,13 @@ def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
 
 
 def test_all_damaged_is_an_error(tmp_path: Path) -> None:
-    """Where there are checkpoints and none is whole, "auto" does not begin anew in silence."""
-    store, told = store_of(tmp_path), []
+    """If there are checkpoints and none is complete, "auto" does not silently start a new run."""
+    store, said = store_of(tmp_path), []
     fill(store, "a")
     (store.folder / "a" / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"has no 'last' that is whole; there are a\."):
-        load("auto", [store], line(), resume=True, tell=told.append)
-    assert len(told) == 1
+    with pytest.raises(CheckpointError, match=r"has no complete 'last'; there are a\."):
+        load("auto", [store], line(), resume=True, say=said.append)
+    assert len(said) == 1
 
 
 def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
         load("last", [store_of(tmp_path)], line(), resume=True)
 
 
-def test_weights_alone_cannot_be_gone_on_from(tmp_path: Path) -> None:
-    """A run goes on from the newest that has all; where all are weights alone, it is told what can be done with them."""
+def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
+    """A run resumes from the newest complete one; if all hold only weights, the error names their use."""
     store = store_of(tmp_path)
     store.write("bare", snapshot())
-    with pytest.raises(CheckpointError, match=r"bare holds weights alone: a run cannot go on .* init_weights=.*bare$"):
+    with pytest.raises(CheckpointError, match=r"bare holds only weights: a run cannot resume .* init_weights=.*bare$"):
         load("last", [store], line(), resume=True)
     assert load("last", [store], line(), resume=False) is not None
     fill(store, "whole")
@@ -93,14 +93,16 @@ def test_a_url_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:
-    """Where there is no "best", the message lists the checkpoints of the run."""
+    """Without a "best", the message lists the checkpoints of the run."""
     written(tmp_path)
-    with pytest.raises(CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no 'best' .*; there are one\."):
+    with pytest.raises(
+        CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\."
+    ):
         load("best", [store_of(tmp_path)], line(), resume=False)
 
 
 def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path) -> None:
-    """Where this run has none, the message names the newest run beside it that does."""
+    """If this run has none, the message names the newest run beside it that does."""
     written(tmp_path)
     store_of(tmp_path).point("last", "one")
     with pytest.raises(CheckpointError, match=rf"no checkpoints there\. The newest run .* run_dir={tmp_path / 'run'}$"):
@@ -109,21 +111,21 @@ def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path)
         load("last", [make_store(tmp_path / "elsewhere" / "new" / "checkpoints")], line(), resume=True)
 
 
-def test_a_path_that_is_no_checkpoint_is_told_what_one_is(tmp_path: Path) -> None:
+def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path) -> None:
     """Any other folder is refused, with what a checkpoint's folder holds."""
     with pytest.raises(CheckpointError, match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json"):
         load(str(tmp_path), [], line(), resume=True)
 
 
-def test_auto_begins_anew_where_there_are_weights_alone(tmp_path: Path) -> None:
-    """A job that restarts with "auto" and finds weights alone begins anew, and says so."""
-    store, told = store_of(tmp_path), []
+def test_auto_starts_a_new_run_if_there_are_only_weights(tmp_path: Path) -> None:
+    """A job that restarts with "auto" and finds only weights starts a new run, and says so."""
+    store, said = store_of(tmp_path), []
     store.write("bare", snapshot())
-    assert load("auto", [store], line(), resume=True, tell=told.append) is None
-    assert "bare holds weights alone: nothing to go on from" in told[0]
+    assert load("auto", [store], line(), resume=True, say=said.append) is None
+    assert "bare holds only weights: there is nothing to resume from" in said[0]
 
 
 def test_a_url_without_a_checkpoint_is_an_error_in_words() -> None:
-    """A URL where nothing lies is told as such, without a traceback of its library."""
+    """An empty URL is reported as such, without a traceback of its library."""
     with pytest.raises(CheckpointError, match=r"ckpt_path is 'memory://nowhere/x', which cannot be read"):
         load("memory://nowhere/x", [], line(), resume=True)

@@ -19,7 +19,7 @@ from trainkit.errors import CheckpointError
 FILES = ["manifest.json", "training.pt", "weights.safetensors"]
 
 
-def test_the_manifest_tells_what_it_is(tmp_path: Path) -> None:
+def test_the_manifest_describes_its_files(tmp_path: Path) -> None:
     """The manifest holds what it was given, when it was written, and size and hash of each file."""
     manifest = ckpt.verify(written(tmp_path))
     assert manifest["epoch"] == 1
@@ -31,7 +31,7 @@ def test_the_manifest_tells_what_it_is(tmp_path: Path) -> None:
 
 
 def test_weights_and_training_state_round_trip(tmp_path: Path) -> None:
-    """What was written is read back bit for bit."""
+    """A written checkpoint is read back bit for bit."""
     training = {"momentum": torch.randn(3), "numbers": [1, 2.5, None, "a", True], "nested": {"t": (1, 2)}}
     folder, model = written(tmp_path, training=training), line(seed=1)
     ckpt.load_weights(folder, model)

@@ -25,7 +25,7 @@ from trainkit.errors import CheckpointError
 
 
 def payloads(mark: Path) -> dict[str, Any]:
-    """Return objects whose unpickling creates the file `mark`."""
+    """Return objects that create the file `mark` when unpickled."""
     touch = f"open({str(mark)!r}, 'w').close()"
     module = Calls(importlib.import_module, "os")
     return {
@@ -117,7 +117,7 @@ def test_no_name_leads_to_anything_of_elsewhere(module: str) -> None:
 
 @pytest.mark.parametrize("class_first", [True, False])
 def test_a_tensor_beyond_its_storage_is_refused(class_first: bool, tmp_path: Path) -> None:
-    """A tensor that claims more numbers than the file has is damage, not memory of somebody else."""
+    """A tensor that claims more numbers than the file has is reported as damage, and reads no foreign memory."""
     rebuild, (storage, *_) = torch.ones(4).__reduce_ex__(2)[:2]
     far = {"state_dict": {"a": Calls(rebuild, storage, 2, (9,), (1,), False, collections.OrderedDict())}}
     other = {"other": Settings(1.0)}

@@ -1,4 +1,4 @@
-"""What of a run goes into a checkpoint, and comes back."""
+"""The state of a run in a checkpoint, and its restoration."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def resumed(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> N
 
 
 def test_random_states_round_trip() -> None:
-    """torch, numpy and random go on with the numbers that they would have drawn."""
+    """torch, numpy and random continue with the numbers that they would have drawn."""
     random.gauss(0, 1), np.random.randn(1)  # both keep half of a pair for the next draw
     state = stateful.random_state()
     drawn = torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
     assert kept["extra"] == {"extra_value": 3}
 
 
-def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
+def test_the_manifest_describes_the_run(tmp_path: Path) -> None:
     """The manifest can be read without torch: step, metrics, contract, versions."""
     manifest = verify(saved(tmp_path))
     assert (manifest["global_step"], manifest["epoch"]) == (2, 0)
@@ -97,7 +97,7 @@ def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
     assert set(manifest["versions"]) == {"trainkit", "torch", "python"}
 
 
-def test_callbacks_of_one_class_are_told_apart(tmp_path: Path) -> None:
+def test_callbacks_of_one_class_have_separate_states(tmp_path: Path) -> None:
     """Two callbacks of one class get their own states back, by their place; extras come back too."""
     saved(tmp_path, Memory("first"), Memory("second"))
     callbacks = [Memory(), Memory()]
@@ -132,7 +132,7 @@ def test_plain_values_are_kept(tmp_path: Path, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a"), frozenset({1}), object(), {"a": [np.int64(3)]}])
 def test_what_no_reader_would_take_is_refused_when_it_is_saved(tmp_path: Path, value: Any) -> None:
-    """An object that a safe reader refuses is refused at the first checkpoint, not when the run must go on."""
+    """An object that a safe reader refuses is refused at the first checkpoint, not on resume."""
     with pytest.raises(TaskError, match=r"^The checkpoint's callbacks\.Memory\.0\.value.* is of type .*tensors and plain"):
         saved(tmp_path, Memory(value))
     assert not (tmp_path / "saved").exists()
@@ -151,7 +151,7 @@ def test_another_number_of_optimizers_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_another_optimizers_state_does_not_fit(tmp_path: Path) -> None:
-    """A checkpoint whose optimizer has other groups is refused."""
+    """A checkpoint of an optimizer with other groups is refused."""
 
     class Groups(Line):
         def configure_optimizers(self) -> Any:

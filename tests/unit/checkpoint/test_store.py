@@ -1,4 +1,4 @@
-"""Where checkpoints lie: whole or not there, on this machine's disk and at a URL alike."""
+"""Stores of checkpoints: a checkpoint is complete or absent, on this machine's disk and at a URL alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_links_move(store: Store) -> None:
 
 
 def test_a_removed_checkpoint_is_gone(store: Store) -> None:
-    """What is removed is no longer there, and removing it again is no error."""
+    """A removed checkpoint no longer exists, and removing it again is no error."""
     fill(store, "a", "b")
     store.remove("a")
     store.remove("a")
@@ -81,14 +81,14 @@ def test_a_checkpoint_is_a_folder_of_three_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weights", "training"), [(100_000, 1), (1, 100_000)])
 def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path: Path, weights: int, training: int) -> None:
-    """Where the disk takes the weights or the training state no more, nothing is left and the error is an OSError."""
+    """If the disk is full at the weights or the training state, nothing is left and the error is an OSError."""
     with small_disk(50_000), pytest.raises(OSError, match=r"."):
         written(tmp_path, "big", nn.Linear(weights, 1), {"state": torch.zeros(training)})
     assert list(store_of(tmp_path).folder.iterdir()) == []
 
 
-def test_the_umask_says_who_may_read(tmp_path: Path) -> None:
-    """All files of a checkpoint may be read by whom the user's umask lets read."""
+def test_the_umask_sets_the_permissions(tmp_path: Path) -> None:
+    """The user's umask sets the permissions of all files of a checkpoint."""
     modes = {path.stat().st_mode & 0o777 for path in written(tmp_path).iterdir()}
     (tmp_path / "other").touch()
     assert modes == {(tmp_path / "other").stat().st_mode & 0o777}
@@ -130,7 +130,7 @@ def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
 
 
 class Broken(Exception):
-    """What a library behind fsspec raises: no OSError."""
+    """An error of a library behind fsspec: no OSError."""
 
 
 def test_a_remote_failure_is_an_oserror_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_reader_of_a_url_sees_all_or_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_unknown_protocol_is_refused() -> None:
     """A URL that no file system is known for is refused, with the URL."""
-    with pytest.raises(ConfigError, match=r"'ftpp://host/x' is no place that can be written: .*ftpp"):
+    with pytest.raises(ConfigError, match=r"'ftpp://host/x' cannot be written to: .*ftpp"):
         make_store("ftpp://host/x")
 
 

@@ -56,7 +56,7 @@ def test_safetensors_are_read_with_their_aliases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".pth.tar"])
 @pytest.mark.parametrize("as_zip", [True, False])
 def test_a_state_dict_is_read(wrap: Callable[[Any], Any], suffix: str, as_zip: bool, tmp_path: Path) -> None:
-    """What torch.save wrote, now or before 1.6, alone or under the usual keys, gives the weights."""
+    """A file of torch.save, now or before 1.6, alone or under the usual keys, gives the weights."""
     state = net().state_dict()
     path = saved(tmp_path, wrap(state), f"w{suffix}", _use_new_zipfile_serialization=as_zip)
     assert same(read_weights(path), state)
@@ -66,7 +66,7 @@ def test_a_lightning_checkpoint_is_read_and_its_classes_are_not(tmp_path: Path) 
     """The state_dict is read, bit for bit, and no object of the classes beside it is made."""
     model = net()
     path = saved(tmp_path, lightning(model), "epoch=3.ckpt")
-    with pytest.raises(pickle.UnpicklingError):  # or else this test would not go where it should
+    with pytest.raises(pickle.UnpicklingError):  # otherwise this test would take another path
         torch.load(path, weights_only=True)
     Settings.made.clear()
     assert same(read_weights(path), model.state_dict())
@@ -99,7 +99,7 @@ def test_views_parameters_and_subclasses_become_plain_tensors(tmp_path: Path) ->
     [("module.", ""), ("_orig_mod.", ""), ("module._orig_mod.", ""), ("_orig_mod.module.", ""), ("net._orig_mod.", "net.")],
 )
 def test_wrappers_are_taken_out_of_names(prefix: str, shown: str, tmp_path: Path) -> None:
-    """What torch.compile and DistributedDataParallel put into names is gone."""
+    """Name parts added by torch.compile and DistributedDataParallel are removed."""
     state = net().state_dict()
     path = saved(tmp_path, {prefix + name: tensor for name, tensor in state.items()})
     assert same(read_weights(path), {shown + name: tensor for name, tensor in state.items()})
@@ -137,7 +137,7 @@ def test_names_that_become_one_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_without_a_state_dict_is_refused(content: Any, words: str, tmp_path: Path) -> None:
-    """What is found in place of weights is named, and what to save."""
+    """The error names the object found in place of weights, and what to save."""
     with pytest.raises(CheckpointError, match=words):
         read_weights(saved(tmp_path, content))
 
@@ -182,7 +182,7 @@ def damaged(tmp_path: Path, how: str) -> str:
         (".safetensors", "w.safetensors is no safetensors file, or a damaged one"),
     ],
 )
-def test_what_cannot_be_read_is_told(how: str, words: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(how: str, words: str, tmp_path: Path) -> None:
     """A file that is absent, cut, or of another kind is refused in a sentence that says what is legal."""
     path = damaged(tmp_path, how)
     with pytest.raises(CheckpointError) as told:
@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_told(how: str, words: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("aliases", ["no json", "[1]", '{"b": "absent"}', '{"b": ["a"]}', '{"b": 3}'])
-def test_bad_aliases_are_told(aliases: str, tmp_path: Path) -> None:
+def test_bad_aliases_are_reported(aliases: str, tmp_path: Path) -> None:
     """Metadata that does not say which tensor is meant is a damaged file."""
     safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "w.safetensors", {"aliases": aliases})
     with pytest.raises(CheckpointError, match="w.safetensors is no safetensors file, or a damaged one"):

@@ -19,7 +19,7 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
 
 
 def test_all_weights_are_loaded() -> None:
-    """Parameters and buffers take the values, and nothing is left to tell."""
+    """Parameters and buffers take the values, and no mismatch is returned."""
     model, source = net(1), net(2).state_dict()
     assert load_into(model, source, "w.pt") == []
     assert same(model.state_dict(), source)
@@ -34,7 +34,7 @@ def test_weights_are_cast() -> None:
 
 
 def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
-    """With strict, one misfit is enough: each kind is told by name and shape, and the model is as it was."""
+    """With strict, one mismatch is an error: it names each kind by name and shape, and the model is unchanged."""
     model, source = net(1), net(2).state_dict()
     before = kept(model)
     source["0.bias"] = torch.zeros(7)
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
         "  missing in the file: 2.bias [2]",
         "  not in the model: extra [2, 1]",
         "  other shape: 0.bias is [7] in the file and [4] in the model",
-        "With strict=false what fits is loaded.",
+        "strict=false loads the matching weights.",
     ]
     assert same(model.state_dict(), before)
 
@@ -61,8 +61,8 @@ def test_six_misfits_are_shown_and_the_rest_counted() -> None:
     assert "  and 11 more" in str(told.value)
 
 
-def test_without_strict_what_fits_is_loaded_and_the_rest_is_told() -> None:
-    """What fits by name and shape is loaded, the rest keeps its values, and each misfit is returned."""
+def test_without_strict_matching_weights_are_loaded_and_the_rest_is_returned() -> None:
+    """Weights that match by name and shape are loaded, the rest keeps its values, and each mismatch is returned."""
     model, source = net(1), net(2).state_dict()
     before = kept(model)
     source["2.weight"] = torch.zeros(9, 4)
@@ -98,7 +98,7 @@ def test_a_tied_tensor_needs_one_name() -> None:
         assert torch.equal(model["a"].weight, value)
 
 
-def test_two_tensors_for_a_tied_one_are_told() -> None:
+def test_two_tensors_for_a_tied_one_are_reported() -> None:
     """A file with different values under both names of one tensor does not fit: one of them would be lost."""
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight
@@ -106,8 +106,8 @@ def test_two_tensors_for_a_tied_one_are_told() -> None:
         load_into(model, {"a.weight": torch.zeros(2, 2), "b.weight": torch.ones(2, 2)}, "w.pt")
 
 
-def test_a_model_whose_part_is_called_module_gets_its_weights_back(tmp_path: Path) -> None:
-    """The name `module` that was taken for a wrapper's is put back where it is the model's own."""
+def test_a_model_with_a_part_called_module_gets_its_weights_back(tmp_path: Path) -> None:
+    """The name part `module` is restored if it is the model's own and not a wrapper's."""
     model = nn.ModuleDict({"module": net(1)})
     path = saved(tmp_path, kept(model))
     other = nn.ModuleDict({"module": net(2)})

@@ -1,4 +1,4 @@
-"""Writing beside training: what is written is the state of its step, and nobody waits for it but the next save."""
+"""Writing beside training: a checkpoint holds the state of its step, and only the next save waits for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HeldKeeper(ModelCheckpoint):
         self.store: HeldStore = HeldStore(trainer.run_dir / "checkpoints")
 
     def on_train_step_end(self, trainer: RunView, task: Any) -> None:
-        """Save, and go on training while the writer waits."""
+        """Save, and continue training while the writer waits."""
         if trainer.global_step == 2:
             self.save(trainer)
 
@@ -100,7 +100,7 @@ def held_back(run_dir: Path, task: Any, *callbacks: Callback) -> tuple[HeldKeepe
 
 
 def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
-    """Steps go on while a checkpoint is being written, and the fit ends when it is there."""
+    """Steps continue while a checkpoint is being written, and the fit ends when it is written."""
     _, lets, folder = held_back(tmp_path, Net())
     assert lets.seen == [(step, []) for step in range(1, 6)]
     assert ckpt.verify(folder)["global_step"] == 2
@@ -144,7 +144,7 @@ def test_what_is_written_is_the_state_of_its_step(tmp_path: Path, channels_last:
 
 
 class Table(Line):
-    """An embedding under SGD with momentum, whose state is sparse."""
+    """A sparse embedding under SGD with momentum: the optimizer's state is sparse."""
 
     def make_model(self) -> nn.Module:
         """Return the table."""
@@ -165,7 +165,7 @@ def test_a_sparse_state_is_that_of_its_step(tmp_path: Path) -> None:
 
 
 def test_a_sparse_copy_has_memory_of_its_own() -> None:
-    """What is written into a sparse tensor later is not in its copy."""
+    """A later write to a sparse tensor does not change its copy."""
     tensor = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True).coalesce()
     copy = HostCopy().take({"x": tensor})["x"]
     tensor.values().zero_()
@@ -240,7 +240,7 @@ def test_plain_values_and_kinds_of_containers_stay() -> None:
 
 @pytest.fixture
 def writer() -> Iterator[Writer]:
-    """A writer whose thread ends with the test."""
+    """A writer; its thread ends with the test."""
     made = Writer()
     yield made
     made.wait()
@@ -265,7 +265,7 @@ def test_the_next_save_waits_for_the_last(writer: Writer) -> None:
 
 @pytest.mark.parametrize("next_call", ["wait", "start", "snapshot"])
 def test_an_unexpected_error_comes_out_of_the_next_call(next_call: str) -> None:
-    """What the writing thread did not expect is raised where the caller next asks, once."""
+    """The caller's next call raises an unexpected error of the writing thread, once."""
     writer = Writer()
 
     def fail() -> None:
@@ -281,7 +281,7 @@ def test_an_unexpected_error_comes_out_of_the_next_call(next_call: str) -> None:
 def test_an_unexpected_error_costs_that_checkpoint_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever writing raises is told with its kind, and the run goes on to its end."""
+    """Any error of writing is reported with its type, and the run continues to its end."""
 
     def fail(*_: Any) -> None:
         raise ValueError("a strange tensor")

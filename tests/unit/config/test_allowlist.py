@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
     ["torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "torchvision.models.resnet18", "recipes.mlp.MLP"],
 )
 def test_listed_objects_are_found(target: str) -> None:
-    """What the list allows is imported and returned."""
+    """An allowed object is imported and returned."""
     assert locate(target, "task._target_", []).__name__ == target.rsplit(".", 1)[1]
 
 
@@ -54,7 +54,7 @@ def test_an_alias_in_the_users_own_file_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_that_is_named_like_a_package_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch/ where the user stands does not make the installed torch the user's own."""
+    """A torch/ in the current folder does not make the installed torch the user's own."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "notes.py").write_text("")
     monkeypatch.chdir(tmp_path)

@@ -31,11 +31,11 @@ MISTAKES = {
     "seed=abc": ["seed is 'abc'", "a whole number"],
     "trainer.devices=2": ["trainer.devices", "the launcher decides", "horovodrun"],
     "trainer.strategy=ddp": ["trainer.strategy", "the launcher decides", "engine=auto"],
-    "trainer.run_dir=x": ["trainer.run_dir", "run_dir stands at the top"],
+    "trainer.run_dir=x": ["trainer.run_dir", "run_dir is a key at the top"],
     "trainer.max_epochs=null": ["None of trainer.max_epochs, trainer.max_steps and trainer.max_time"],
     "data=imagefolder": ["data.root is missing", "data.root=..."],
     "data=imagefolder data.root=/no/such/folder": ["data.root is '/no/such/folder'", "no such folder"],
-    "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|can be written"],
+    "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|no writable folder"],
     "task._target_=os.system": ["task._target_ is 'os.system'", "configs may not call"],
     "task._target_=builtins.eval": ["task._target_ is 'builtins.eval'", "configs may not call"],
     "task._target_=trainkit.cli.run.main": ["configs may not call"],
@@ -81,7 +81,7 @@ def test_a_mistake_is_named_and_ends_with_code_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Which config?"),
+        ([], "conf is missing"),
         (["resnet50"], "conf=resnet50"),
         (["conf=mpl"], "Did you mean 'mlp'?"),
         (["conf=resnet5"], "Did you mean 'resnet50'?"),
@@ -105,7 +105,7 @@ def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys
 def test_what_a_config_does_not_choose_is_not_set(
     override: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A config whose task makes its own optimizer has none to set or to replace."""
+    """If a config's task makes its own optimizer, there is none to set or to replace."""
     (tmp_path / "conf").mkdir()
     text = "defaults: [_base, _self_]\ntask: {_target_: recipes.image_classifier.ImageClassifier}\ntrainer: {max_epochs: 1}\n"
     (tmp_path / "conf/own.yaml").write_text(text)

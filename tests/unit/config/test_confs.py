@@ -43,7 +43,7 @@ def test_a_top_level_config_builds(conf: str) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_a_group_composes(option: str) -> None:
-    """Each choice of each group passes the schema in conf=mlp, which has all groups, or where its data and task are at home."""
+    """Each choice of each group passes the schema in conf=mlp, which has all groups, or in the config of its data and task."""
     (job,) = jobs_of(f"conf={HOMES.get(option, 'mlp')}", option, *NEEDED.get(option, []))
     assert option.split("=")[0] in job.config
 
@@ -58,7 +58,7 @@ def test_another_optimizer_brings_its_own_rate(conf: str) -> None:
 
 
 def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conf/ where the user stands shadows the shipped one, and still finds the shipped groups."""
+    """A conf/ in the current folder shadows the shipped one, and still finds the shipped groups."""
     (tmp_path / "conf").mkdir()
     own = {"defaults": ["_base", {"task": "mlp"}, {"data": "digits"}, {"optimizer": "adamw"}, {"lr": "step"}, "_self_"]}
     (tmp_path / "conf" / "mlp.yaml").write_text(yaml.safe_dump(own | {"trainer": {"max_epochs": 7}}))
@@ -69,7 +69,7 @@ def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_multirun_gives_each_job_its_values_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-m leads to a job for each combination, each in a folder of its own; Hydra leaves nothing where the user stands."""
+    """-m leads to a job for each combination, each in a folder of its own; Hydra leaves nothing in the current folder."""
     monkeypatch.chdir(tmp_path)
     jobs = jobs_of("-m", "conf=mlp", "optimizer.lr=0.05,0.1", "seed=1,2")
     assert [(j.config["optimizer"]["lr"], j.config["seed"]) for j in jobs] == [(0.05, 1), (0.05, 2), (0.1, 1), (0.1, 2)]

@@ -1,4 +1,4 @@
-"""A config file from elsewhere cannot make Hydra itself run something."""
+"""A foreign config file cannot make Hydra itself run code."""
 
 from __future__ import annotations
 

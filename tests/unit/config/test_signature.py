@@ -45,7 +45,7 @@ def test_the_arguments_are_those_that_python_sees(target: str) -> None:
         ("recipes.digits.Digit", "Did you mean 'Digits'?"),
     ],
 )
-def test_a_name_that_is_not_there_is_told(target: str, words: str) -> None:
+def test_a_missing_name_raises(target: str, words: str) -> None:
     """A wrong module or name is an error with the nearest right one."""
     with pytest.raises(ConfigError) as caught:
         read_signature(target, "task._target_")

@@ -35,7 +35,7 @@ def keep(batch: Any) -> Any:
 
 
 def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
-    """Return the feed of a stream of such batches; `total` stands for the sum over ranks."""
+    """Return the feed of a stream of such batches; `total` replaces the sum over ranks."""
     return StreamFeed(Stream(sizes), None, lambda epoch: accumulate, limit, total, keep, 0)
 
 
@@ -58,14 +58,14 @@ def test_a_data_set_gives_its_steps() -> None:
 
 
 def test_microbatches_know_their_places() -> None:
-    """A microbatch of a data set tells its samples' places in the order, and holds those samples."""
+    """A microbatch of a data set has its samples' places in the order, and holds those samples."""
     feed = map_feed(6)
     micros = [m for step in feed.steps(0) for m in step.microbatches]
     assert [m.places for m in micros] == [range(4), range(4, 6)]
     assert [m.batch[0].tolist() for m in micros] == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_an_epoch_goes_on_at_a_step() -> None:
+def test_an_epoch_resumes_at_a_step() -> None:
     """From step k on, an epoch has the samples that it would have had."""
     feed = map_feed(23, accumulate=2, shuffle=True)
     whole = [m.batch[0].tolist() for s in feed.steps(1) for m in s.microbatches]
@@ -102,7 +102,7 @@ def test_microbatches_tell_their_indices() -> None:
 
 
 def test_drop_last_is_of_the_whole_data() -> None:
-    """A limit in microbatches leaves some also where an accumulated step would be short of them (fast_dev_run)."""
+    """A limit in microbatches leaves some also if they are too few for an accumulated step (fast_dev_run)."""
     data = DataLoader(TensorDataset(torch.arange(40)), 4, drop_last=True)
     feed = train_feed(data, read_source(data, "data", True), [(0, 4)], 1, 0, SingleEngine("cpu"), keep)
     assert pull(feed) == [(4, [(4, True)])]
@@ -131,10 +131,10 @@ def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> No
 
 def test_what_cannot_be_filled_is_refused() -> None:
     """Streams and drop_last know no short last step."""
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the training data is a stream"):
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the last step of a stream is unknown"):
         train_feed([torch.zeros(2)], None, [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
     data = DataLoader(TensorDataset(torch.arange(9)), 4, drop_last=True)
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves it out"):
+    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves out the last step"):
         train_feed(data, read_source(data, "data", True), [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
 
 
@@ -163,17 +163,17 @@ def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
 
 
 def test_a_stream_gives_its_steps() -> None:
-    """A stream's batches are grouped into steps, whose samples are counted."""
+    """A stream's batches are grouped into steps, and the samples of a step are counted."""
     assert pull(stream_feed([3, 2, 4], accumulate=2)) == [(5, [(3, False), (2, True)]), (4, [(4, True)])]
 
 
-def test_a_stream_begins_anew_each_epoch() -> None:
+def test_a_stream_restarts_each_epoch() -> None:
     """Each epoch iterates the stream from its beginning."""
     feed = stream_feed([3, 2])
     assert pull(feed, 0) == pull(feed, 1) == [(3, [(3, True)]), (2, [(2, True)])]
 
 
-def test_a_stream_goes_on_at_a_step() -> None:
+def test_a_stream_resumes_at_a_step() -> None:
     """A stream that is taken up at step k skips the batches of the steps before."""
     assert pull(stream_feed([3, 2, 4, 1], accumulate=2), start=1) == [(5, [(4, False), (1, True)])]
 
@@ -183,7 +183,7 @@ def test_a_stream_is_limited_in_microbatches() -> None:
     assert pull(stream_feed([3, 2, 4], limit=2)) == [(3, [(3, True)]), (2, [(2, True)])]
 
 
-def test_a_rank_whose_stream_has_ended_goes_on_with_the_others() -> None:
+def test_a_rank_with_an_ended_stream_continues_with_the_others() -> None:
     """A rank without data left takes part in empty steps until all have ended."""
     totals = iter([5, 2, 0])
     assert pull(stream_feed([3], total=lambda own: next(totals))) == [(5, [(3, True)]), (2, [])]
@@ -191,7 +191,7 @@ def test_a_rank_whose_stream_has_ended_goes_on_with_the_others() -> None:
 
 @pytest.mark.parametrize(("other", "steps"), [(7, 4), (1, 2), (None, None)])
 def test_streams_of_different_lengths_count_the_same_steps(other: int | None, steps: int | None) -> None:
-    """All ranks plan with the longest stream, so that their schedules agree; without a length nobody plans."""
+    """All ranks plan with the longest stream, so their schedules agree; without a length no rank plans."""
 
     engine = SingleEngine("cpu")
     engine.comm.all_gather_object = lambda value: [value, other]  # type: ignore[method-assign]

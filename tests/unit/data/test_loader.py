@@ -1,4 +1,4 @@
-"""Loaders: what a user hands in, dealt to ranks, on any number of workers."""
+"""Loaders: a user's data, sharded over ranks, on any number of workers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_iterating_leaves_the_random_state_alone(num_workers: int) -> None:
-    """Loading draws from nobody's random numbers: the model's dropout is the same whoever loads its data."""
+    """Loading draws from separate random numbers: the model's dropout does not depend on the loading process."""
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers))
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     indices(loader)
@@ -133,7 +133,7 @@ def test_iterating_leaves_the_random_state_alone(num_workers: int) -> None:
 
 
 def test_a_sampler_of_the_users_own_draws_the_order() -> None:
-    """A custom sampler's draw is the order, and rank 0's draw is everybody's."""
+    """A custom sampler's draw is the order, and all ranks use rank 0's draw."""
     data = DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([0, 0, 1, 1], num_samples=6))
     agreed: list[int] = []
 
@@ -146,8 +146,8 @@ def test_a_sampler_of_the_users_own_draws_the_order() -> None:
     assert set(agreed) == {2, 3}
 
 
-def test_a_samplers_order_is_drawn_anew_each_epoch_and_again_after_a_restart() -> None:
-    """A custom sampler's order is a function of (seed, epoch), so that a run that goes on in an epoch finds it again."""
+def test_a_samplers_order_changes_each_epoch_and_repeats_after_a_restart() -> None:
+    """A custom sampler's order is a function of (seed, epoch), so a run that resumes in an epoch has the same order."""
     data = DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([1.0] * 10, num_samples=10))
     first, second = indices(sharded(data), 0), indices(sharded(data), 1)
     torch.rand(3)
@@ -156,7 +156,7 @@ def test_a_samplers_order_is_drawn_anew_each_epoch_and_again_after_a_restart() -
 
 
 class Epochs(SequentialSampler):
-    """A sampler that draws what it was told."""
+    """A sampler that draws given indices."""
 
     def set_epoch(self, epoch: int) -> None:
         """Take the epoch."""
@@ -169,14 +169,14 @@ class Epochs(SequentialSampler):
         return 4
 
 
-def test_a_sampler_is_told_the_epoch() -> None:
-    """A sampler with `set_epoch` is told which epoch it draws for; a subclass of torch's draws for itself."""
+def test_a_sampler_receives_the_epoch() -> None:
+    """A sampler's `set_epoch` receives the epoch; a subclass of torch's sampler draws for itself."""
     loader = sharded(DataLoader(Numbers(), 4, sampler=Epochs(Numbers())))
     assert indices(loader, epoch=7) == [[7, 7, 7, 7]]
 
 
 def test_a_sampler_without_length_is_refused() -> None:
-    """How many samples an epoch has must be known where a sampler draws them."""
+    """A sampler must have a length: the number of samples in an epoch must be known."""
     data = DataLoader(Numbers(), 4, sampler=(i for i in range(3)))
     with pytest.raises(ConfigError, match=r"^data has a generator without a length; give it a __len__"):
         read_source(data, "data", training=True)
@@ -193,7 +193,7 @@ def test_a_random_sampler_that_is_no_permutation_draws_itself(options: dict[str,
 
 
 def test_a_distributed_sampler_is_refused() -> None:
-    """Samples that are dealt to ranks already would be dealt twice."""
+    """Samples that are already sharded over ranks would be sharded twice."""
     data = DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0))
     with pytest.raises(ConfigError, match=r"^train_dataloaders has a DistributedSampler; .*shuffle=True"):
         read_source(data, "train_dataloaders", training=True)
@@ -241,7 +241,7 @@ class OwnLoop(DataLoader[Any]):
     ],
 )
 def test_batches_of_the_users_own_making_are_a_stream(data: Any) -> None:
-    """Where sizes or order of the batches are not ours to know, the data is a stream."""
+    """If sizes or order of the batches are unknown, the data is a stream."""
     assert read_source(data, "data", training=True) is None
 
 

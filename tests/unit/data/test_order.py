@@ -49,13 +49,13 @@ def test_orders_differ_over_epochs_and_seeds() -> None:
 
 
 def test_an_order_leaves_the_random_state_alone() -> None:
-    """Drawing an order does not move anybody's random numbers."""
+    """Drawing an order does not move the global random numbers."""
     before = torch.get_rng_state()
     shuffled(20, 0, 0)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_who_decides_the_order() -> None:
+def test_the_source_of_the_order() -> None:
     """A drawn order wins; else it is shuffled, or the data set's own."""
     assert list(epoch_order(4, True, 0, 0, [3, 3, 1, 0])) == [3, 3, 1, 0]
     assert list(epoch_order(4, False, 0, 0, None)) == [0, 1, 2, 3]
@@ -64,11 +64,11 @@ def test_who_decides_the_order() -> None:
 
 @given(st.lists(st.integers(-(2**70), 2**70), max_size=4))
 def test_mix_gives_a_seed_that_torch_takes(numbers: list[int]) -> None:
-    """The hash of any whole numbers lies within 63 bits."""
+    """The hash of any whole numbers has at most 63 bits."""
     assert 0 <= mix(*numbers) < 2**63
 
 
-def test_mix_tells_its_numbers_apart() -> None:
+def test_mix_distinguishes_its_numbers() -> None:
     """Neighbouring numbers, swapped ones and shorter lists all hash differently."""
     hashes = {mix(a, b) for a in range(30) for b in range(30)} | {mix(a) for a in range(30)} | {mix()}
     assert len(hashes) == 931
@@ -82,7 +82,7 @@ def test_a_sample_does_not_depend_on_its_neighbours() -> None:
     assert [data[0, i] for i in (4, 2, 0)] == [in_order[i] for i in (4, 2, 0)]
 
 
-def test_each_sample_draws_anew() -> None:
+def test_each_sample_has_its_own_draws() -> None:
     """Samples, epochs and seeds each draw other numbers, from all three sources."""
     drawn = [SeededDataset(Noise(), seed)[epoch, i] for seed in range(3) for epoch in range(3) for i in range(3)]
     for source in (1, 2, 3):
@@ -90,7 +90,7 @@ def test_each_sample_draws_anew() -> None:
 
 
 def test_a_sample_leaves_the_random_state_alone() -> None:
-    """torch, numpy and random go on as if no sample had been drawn."""
+    """torch, numpy and random continue as if no sample had been drawn."""
     expected = float(torch.rand(())), float(np.random.rand()), random.random()
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     SeededDataset(Noise(), seed=0)[0, 0]
@@ -141,7 +141,7 @@ def test_what_holds_its_samples_draws_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_samples_within_samples_have_their_own_numbers() -> None:
-    """A data set that asks another, or that streams, for samples goes on drawing where it stood."""
+    """A data set that loads samples from another one, or from a stream, continues its own draws."""
     inner, stream = SeededDataset(Noise(), seed=1), OwnRandomNumbers(5)
 
     class Outer(Noise):
@@ -159,7 +159,7 @@ def test_samples_within_samples_have_their_own_numbers() -> None:
 
 
 def test_own_numbers_go_on_where_they_were() -> None:
-    """Drawn in parts, with others drawing between, they are the numbers that are drawn in one go; nobody else's change."""
+    """Drawn in parts, with other draws between, they are the numbers of a single draw; other generators do not change."""
 
     def draw() -> tuple[float, float, float]:
         return float(torch.rand(())), float(np.random.rand()), random.random()

@@ -80,7 +80,7 @@ def test_ranks_and_accumulation_are_exchangeable(plan: StepPlan, factor: int) ->
 
 
 def test_a_rank_may_have_no_sample() -> None:
-    """Where a last step has fewer samples than ranks, the last ranks get no microbatch."""
+    """If a last step has fewer samples than ranks, the last ranks get no microbatch."""
     plan = StepPlan(num_samples=13, batch_size=4, world_size=3)
     assert cells(plan, 1) == [[range(12, 13)], [], []]
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def dirty_memory() -> Iterator[None]:
-    """Let memory that nobody has filled hold NaN."""
+    """Fill uninitialised memory with NaN."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -51,7 +51,7 @@ def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed:
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"fused": True, "dampening": 0.5}, {"fused": False}], ids=str)
 def test_an_update_that_is_held_back_leaves_no_momentum(options: dict[str, Any], dirty_memory: None) -> None:
-    """What memory held before is no momentum: after a first update that overflows, the next is the first."""
+    """Uninitialised memory is no momentum: after a first update that overflows, the next is the first."""
     updated = []
     for factors in ((1.0,), (float("inf"), 1.0)):
         model, precision = torch.nn.Linear(2, 2), Precision("16-mixed", CPU)

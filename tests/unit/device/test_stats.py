@@ -44,19 +44,19 @@ class Fake(ModuleType):
         return str(self._say("nvmlDeviceGetHandleByUUID", "handle"))
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        """Tell it."""
+        """Return it."""
         return self._say("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=3, total=10))
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        """Tell it."""
+        """Return it."""
         return self._say("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=75, memory=1))
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        """Tell it."""
+        """Return it."""
         return int(self._say("nvmlDeviceGetTemperature", 61))
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        """Tell it."""
+        """Return it."""
         return int(self._say("nvmlDeviceGetPowerUsage", 345_600))
 
 
@@ -136,7 +136,7 @@ def test_the_host_is_read_as_plain_floats() -> None:
 
 
 def test_the_load_is_that_since_it_was_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks, and from whichever thread: 30 of 40 seconds of all cores were busy, then none of 10."""
+    """From any thread: 30 of 40 seconds of all cores were busy, then none of 10."""
     psutil = pytest.importorskip("psutil", reason="psutil is not installed")
     told = [(0.0, 0.0, 0.0), (20.0, 10.0, 10.0), (20.0, 10.0, 20.0), (20.0, 10.0, 20.0)]
     times = iter([SimpleNamespace(_asdict=lambda t=t: dict(zip(("user", "system", "idle"), t, strict=True))) for t in told])

@@ -97,7 +97,7 @@ def test_a_read_in_backward_and_in_a_hook_is_found(tmp_path: Path) -> None:
 
 
 def test_validation_and_data_may_read(tmp_path: Path) -> None:
-    """What is no step may read."""
+    """Code outside a step may read."""
 
     class Reads(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:

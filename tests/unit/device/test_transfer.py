@@ -24,7 +24,7 @@ class Graph:
         self.moved_to: object = None
 
     def to(self, device: torch.device) -> Graph:
-        """Remember where to."""
+        """Record the target."""
         self.moved_to = device
         return self
 
@@ -51,7 +51,7 @@ class Record:
 
 @pytest.mark.parametrize("kind", [OrderedDict, UserDict])
 def test_a_mapping_stays_of_its_class(kind: Any) -> None:
-    """What reads a batch's attributes finds them; the batch that was given stays as it was."""
+    """A batch's attributes are preserved; the given batch does not change."""
     batch = kind({"x": torch.zeros(3)})
     batch.length = 3
     moved = to_device(batch, CPU, torch.float64)
@@ -122,7 +122,7 @@ def test_a_batch_without_tensors_cannot_be_counted() -> None:
 
 
 def test_what_is_there_is_handed_on() -> None:
-    """On the CPU, where nothing is to be cast or laid out, a batch is not built anew; else it is."""
+    """On the CPU, without a cast or a layout, a batch is not rebuilt; otherwise it is."""
     batch = (torch.zeros(2, 3), torch.zeros(2))
     assert Mover(CPU)(batch) is batch
     assert Mover(CPU, torch.float64)(batch)[0].dtype == torch.float64

@@ -27,7 +27,7 @@ def options_of(engine: str) -> set[str]:
 
 @pytest.mark.parametrize("engine", TARGETS)
 def test_every_option_works_or_is_refused_with_a_reason(engine: str) -> None:
-    """What one engine has and another lacks has its reason there, and nothing that an engine has is refused by it."""
+    """An option that one engine has and another lacks has a reason there, and no engine refuses its own options."""
     everything = set().union(*map(options_of, TARGETS))
     assert len(everything) >= 14
     assert set(refusals(engine)) == everything - options_of(engine)
@@ -72,7 +72,7 @@ def sums(**options: Any) -> HorovodSums:
     ],
 )
 def test_options_of_horovod_that_exclude_each_other_are_refused(options: dict[str, Any], words: str) -> None:
-    """What Horovod cannot do, or what would have no effect, is refused before it starts."""
+    """Options that Horovod lacks, or that have no effect, are refused before it starts."""
     sums()
     with pytest.raises(ConfigError, match=words):
         sums(**options)

@@ -12,7 +12,7 @@ from trainkit.errors import ConfigError
     ("rank", "takes_part", "place", "local"),
     [(0, False, 0, (0, 1)), (1, True, 0, (0, 1)), (2, True, 1, (0, 2)), (3, True, 2, (1, 2))],
 )
-def test_ranks_are_counted_anew(rank: int, takes_part: bool, place: int, local: tuple[int, int]) -> None:
+def test_ranks_of_the_set_are_renumbered(rank: int, takes_part: bool, place: int, local: tuple[int, int]) -> None:
     """Of two hosts with two ranks each, ranks 1, 2, 3 train: each host's first of them has local rank 0."""
     found = find_place((1, 2, 3), rank, hosts=[0, 0, 2, 2])
     assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (takes_part, place, local)

@@ -79,7 +79,7 @@ def test_layers_change_in_place_and_know_each_other_no_more() -> None:
 
 
 def test_a_layer_with_ways_of_its_own_is_refused() -> None:
-    """What a subclass of BatchNorm does beside it would be lost; nothing is changed then."""
+    """A subclass of BatchNorm is not converted: its additions would be lost."""
 
     class Activated(nn.BatchNorm2d):
         pass

@@ -1,4 +1,4 @@
-"""What `log` collects: exact values over uneven batches and ranks, names, reductions."""
+"""Values of `log`: exact over uneven batches and ranks; names, reductions."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_several_loaders_have_names_of_their_own() -> None:
 
 
 def test_a_new_step_forgets_the_last() -> None:
-    """Step values are of the step alone, over its microbatches; epoch values go on."""
+    """Step values are of the step only, over its microbatches; epoch values accumulate."""
     table = log((1.0, 1), on_step=True)
     table.new_step()
     table.add("m", 2.0, weight=1, on_step=True, on_epoch=True)
@@ -102,14 +102,14 @@ def test_a_new_step_forgets_the_last() -> None:
 
 
 def test_an_epoch_is_read_once() -> None:
-    """Reading the epoch's values starts anew."""
+    """Reading the epoch's values resets them."""
     table = log((1.0, 1))
     assert table.epoch_values(alone) == {"m": 1.0}
     assert table.epoch_values(alone) == {}
 
 
 def test_a_logged_tensor_is_a_copy_without_graph() -> None:
-    """What the task does with a tensor after logging it does not change the log, nor keep its graph alive."""
+    """Writing to a tensor after logging it does not change the log, and the log does not keep its graph alive."""
     value = torch.tensor([1.0], requires_grad=True) * 1
     table = log((value, 1))
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_halves_are_summed_in_double() -> None:
     [(torch.zeros(2), r"tensor of shape \[2\]; it must hold one number"), ("0.5", "got a str"), (None, "got a NoneType")],
 )
 def test_only_one_number_can_be_logged(value: Any, words: str) -> None:
-    """What is not one number is refused by name."""
+    """A value that is not one number is refused by name."""
     with pytest.raises(TaskError, match=rf"log\('m', \.\.\.\) got a {words.removeprefix('got a ')}"):
         log((value, 1))
 
@@ -147,8 +147,8 @@ def test_an_unknown_reduction_is_refused() -> None:
         log((1.0, 1), reduction="median")
 
 
-def test_values_of_a_step_that_nobody_reads_are_not_collected() -> None:
-    """Between two logs a step value costs nothing; an epoch's value is taken in each step, and errors are told in each."""
+def test_values_of_an_unread_step_are_not_collected() -> None:
+    """Between two logs a step value costs nothing; an epoch's value is collected in each step; errors are raised in each."""
     log = MetricLog()
     log.new_step(is_read=False)
     log.add("step", torch.tensor(1.0), weight=1, on_step=True, on_epoch=False)

@@ -130,7 +130,7 @@ def test_a_collection_is_logged_by_its_names(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
-    """A matrix, and a step value of a metric that was only updated, are told with the cure."""
+    """A matrix, and a step value of a metric that was only updated, are refused with a remedy."""
     with pytest.raises(TaskError, match=r"BinaryConfusionMatrix\.compute\(\) gave a tensor of shape \[2, 2\].*macro"):
         quiet(tmp_path).validate(Classes(tm.classification.BinaryConfusionMatrix()), loader(8))
 
@@ -157,7 +157,7 @@ def test_one_name_is_one_object(tmp_path: Path) -> None:
 
 
 def test_splitting_a_step_refuses_objects_in_training(tmp_path: Path) -> None:
-    """An object has counted the samples of the step that is taken anew, and cannot forget them."""
+    """An object has counted the samples of a retried step, and cannot undo it."""
 
     class Tight(Classes):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

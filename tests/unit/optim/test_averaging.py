@@ -43,7 +43,7 @@ def test_an_equal_average() -> None:
 
 
 def test_showing_and_hiding_change_no_bit() -> None:
-    """What was trained comes back as it was, in the same tensors; buffers too."""
+    """The trained weights return unchanged, in the same tensors; buffers too."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     average = WeightAverage(model, buffers=True)
     average.update(0.9)

@@ -43,7 +43,7 @@ def test_the_factor_follows_the_global_batch(changes: dict[str, Any], factor: fl
 
 
 def test_a_reference_needs_a_known_batch() -> None:
-    """A reference has no effect where the batch size is unknown, so it is refused."""
+    """A reference has no effect if the batch size is unknown, so it is refused."""
     with pytest.raises(ConfigError, match=r"trainer\.lr_reference_batch_size is 256, but .* unknown size"):
         contract(batch_size=None, lr_reference_batch_size=256)
 
@@ -81,13 +81,13 @@ def test_accumulation_by_epoch() -> None:
     assert [whole.at(epoch).lr_factor for epoch in (0, 2, 5)] == [2.0, 8.0, 2.0]
     assert dict(whole.describe([0.1]))["batch"].endswith("= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32")
     with pytest.raises(
-        ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 asks for one"
+        ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 requests one"
     ):
         derive_accumulation(8, 4, {0: 2}, 64)
 
 
 def test_contracts_tell_their_differences() -> None:
-    """What a checkpoint's contract had otherwise is told by name."""
+    """Differences to a checkpoint's contract are reported by name."""
     assert contract().differences(contract()) == []
     told = contract(world_size=4, accumulate=2).differences(contract(world_size=2, accumulate=2))
     assert told == ["world_size was 4, is 2", "global_batch_size was 64, is 32", "lr_factor was 4, is 2"]
@@ -102,7 +102,7 @@ def test_a_global_batch_that_cannot_be_met_names_the_nearest(wish: int, nearest:
 
 
 def test_two_answers_that_disagree_are_refused() -> None:
-    """Accumulation and global batch may both be given only where they agree."""
+    """Accumulation and global batch may both be given only if they agree."""
     with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3, but trainer\.global_batch_size=64 needs 2"):
         derive_accumulation(8, 4, 3, 64)
 
@@ -124,7 +124,7 @@ def test_warmup_is_counted_in_steps(steps: int | None, epochs: float | None, per
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1.0, 8), (2.0, 10), (2.5, 11), (1.25, 8)])
 def test_warmup_over_epochs_of_different_lengths(epochs: float, expected: int) -> None:
-    """Where the accumulation changes, warm-up in epochs counts each epoch's own steps."""
+    """If the accumulation changes, warm-up in epochs counts each epoch's own steps."""
     assert derive_warmup(None, epochs, lambda epoch: 8 if epoch == 0 else 2) == expected
 
 
@@ -160,7 +160,7 @@ def test_a_warmup_that_cannot_be_counted_is_refused(steps: int | None, epochs: f
         ),
     ],
 )
-def test_the_contract_is_told_in_words(changes: dict[str, Any], batch: str, rate: str) -> None:
+def test_the_contract_is_described_in_words(changes: dict[str, Any], batch: str, rate: str) -> None:
     """The banner shows the arithmetic of batch and rate, equal rates once."""
     assert contract(**changes).describe([0.1, 0.1]) == [("batch", batch), ("learning rate", rate)]
 

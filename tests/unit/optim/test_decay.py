@@ -45,7 +45,7 @@ def test_step_falls_at_the_milestones() -> None:
 
 @pytest.mark.parametrize("make", [cosine, polynomial])
 def test_after_the_run_the_rate_stays(make: Any) -> None:
-    """A run that is prolonged goes on at the last rate, and does not rise again."""
+    """A prolonged run continues at the last rate, and does not rise again."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler = make(optimizer, 2, end=0.1)
     for _ in range(5):

@@ -33,7 +33,7 @@ def test_the_optimizers_own_decay_is_left() -> None:
 
 
 def test_frozen_parameters_are_grouped_too() -> None:
-    """What is frozen now may be thawed later, and is the optimizer's from the start."""
+    """A frozen parameter may be unfrozen later, and is the optimizer's from the start."""
     line = nn.Linear(2, 2)
     line.bias.requires_grad_(False)
     assert [group["params"] for group in decay_groups(line)] == [[line.weight], [line.bias]]

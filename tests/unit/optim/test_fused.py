@@ -1,4 +1,4 @@
-"""The fused implementation: chosen where nobody says otherwise, and nowhere else; with what it takes for granted."""
+"""The fused implementation: selected unless the user chose another; and its requirements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def momentum(kind: type[Optimizer]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
-    """What is chosen afterwards is what the constructor's fused=True makes, and what the loop over parameters makes but for
+    """The later choice makes the same update as the constructor's fused=True, and as the loop over parameters except for
     rounding.
     """
     updated = []
@@ -160,14 +160,14 @@ def fit(task: Task, folder: Path, steps: int, **options: Any) -> Task:
 
 
 def test_a_fit_takes_it(tmp_path: Path) -> None:
-    """Left open it is fused; told otherwise it is not."""
+    """By default it is fused; by the user's choice it is not."""
     assert fit(Line(), tmp_path / "a", 1).was == [True]
     assert fit(Line(fused=False), tmp_path / "b", 1).was == [False]
 
 
 @pytest.mark.parametrize("begun", [{"fused": False}, {}])
-def test_a_run_goes_on_as_it_began(begun: dict[str, bool], tmp_path: Path) -> None:
-    """A checkpoint goes on to the same bits, whatever is chosen by then."""
+def test_a_run_resumes_as_it_began(begun: dict[str, bool], tmp_path: Path) -> None:
+    """A resumed run reaches the same bits, whatever the later choice."""
     whole = fit(Line(**begun), tmp_path / "whole", 3)
     fit(Line(**begun), tmp_path / "parts", 1)
     rest = fit(Line(), tmp_path / "parts", 3, ckpt_path="last")
@@ -186,7 +186,7 @@ class Noted(SGD):
 
 
 def test_gradients_are_cleared() -> None:
-    """By hand, or by the optimizer's own zero_grad where it has one."""
+    """By hand, or by the optimizer's own zero_grad if it overrides it."""
     model = nn.Linear(2, 2)
     for optimizer in (SGD(model.parameters(), lr=0.1), Noted(model.parameters(), lr=0.1)):
         model(torch.ones(1, 2)).sum().backward()

@@ -35,7 +35,7 @@ def norm(values: list[float]) -> float:
 
 
 def ours(make: Callable[..., Any], rates: list[float], momenta: list[float] | None = None) -> dict[str, list[float]]:
-    """Return where our optimizer leaves the parameters, in float64."""
+    """Return the parameters after steps of our optimizer, in float64."""
     parameters = {n: nn.Parameter(torch.tensor(v, dtype=torch.float64).reshape(SHAPES[n])) for n, v in START.items()}
     optimizer = make(list(parameters.values()))
     for step, lr in enumerate(rates):
@@ -99,7 +99,7 @@ def test_lars_is_the_papers(adapt: Any, momentum: float) -> None:
 
 
 def test_lars_has_the_papers_momentum_without_correction() -> None:
-    """Where the rate changes, momentum x (last rate / rate), as lr_momentum_correction=false sets it, gives algorithm 1."""
+    """If the rate changes, momentum x (last rate / rate), as lr_momentum_correction=false sets it, gives algorithm 1."""
     rates = [1.0, 2.0, 3.0, 1.5, 0.5]
     momenta = [0.9 * last / lr for last, lr in zip([1.0, *rates], rates, strict=False)]
     found = ours(lambda p: LARS(p, 1.0, 0.9, 0.01), rates, momenta)
@@ -162,8 +162,8 @@ class Made(Net):
 
 
 @pytest.mark.parametrize("make", [lambda p: LARS(p, 3.0, weight_decay=0.01), lambda p: LAMB(p, 0.01)], ids=["lars", "lamb"])
-def test_a_run_goes_on_bit_for_bit(tmp_path: Path, make: Any) -> None:
-    """Stopped inside an epoch and gone on with, the weights are those of the run that never stopped."""
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, make: Any) -> None:
+    """Stopped inside an epoch and resumed, the weights are those of the run that never stopped."""
     tasks = [Made(make) for _ in range(3)]
     quiet(tmp_path / "whole", max_steps=9).fit(tasks[0], loader(23))
     quiet(tmp_path / "parts", max_steps=4, enable_checkpointing=True).fit(tasks[1], loader(23))

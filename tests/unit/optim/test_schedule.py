@@ -87,7 +87,7 @@ def test_rate_is_factor_times_schedule_times_warmup(name: str, factor: int, warm
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_schedule_goes_on_where_it_was(name: str) -> None:
+def test_a_schedule_resumes_where_it_was(name: str) -> None:
     """State taken after three steps and loaded into new objects gives the rates of the run that never stopped."""
     first, second, whole = sgd(), sgd(), sgd()
     rates = [LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(4, 5)) for o in (first, second, whole)]
@@ -100,7 +100,7 @@ def test_a_schedule_goes_on_where_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_saved_schedule_holds_plain_values_alone(name: str, tmp_path: Any) -> None:
-    """What is saved of a schedule can be read by a reader that runs no code."""
+    """The saved state of a schedule can be read without running code."""
     optimizer = sgd()
     rates = LearningRates([optimizer], [ScheduleConfig(MAKERS[name](optimizer), "step")], contract(2))
     torch.save(rates.state_dict(), tmp_path / "rates")
@@ -109,7 +109,7 @@ def test_a_saved_schedule_holds_plain_values_alone(name: str, tmp_path: Any) -> 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_another_factor_scales_what_is_left(name: str) -> None:
-    """A schedule that goes on with another number of ranks has the rates of that number from there on."""
+    """A schedule that resumes at another number of ranks has the rates of that number from there on."""
     before, after, whole = sgd(), sgd(), sgd()
     old, new, other = (
         LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(factor))
@@ -234,7 +234,7 @@ def test_all_forms_of_lightning_are_read(returned: Any, optimizers: list[Any], s
     ],
 )
 def test_other_forms_are_refused(returned: Any, words: str) -> None:
-    """What is none of the forms is refused with what is legal."""
+    """Another form is refused; the error names the legal ones."""
     with pytest.raises(TaskError, match=words):
         read_optimizers(returned)
 
@@ -259,7 +259,7 @@ def test_rates_can_be_held() -> None:
 
 
 def test_a_group_can_have_a_share_of_its_rate() -> None:
-    """A share stays while the schedulers move on, until it is set anew; it is not the schedulers' to see."""
+    """A share stays while the schedulers move on, until it is set again; schedulers do not see it."""
     optimizer = sgd()
     rates = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(1))
     rates.set_shares({1: 0.25}, 0)

@@ -45,7 +45,7 @@ def test_an_untrained_model_knows_nothing() -> None:
 
 
 def test_a_text_beyond_the_context_is_refused() -> None:
-    """The model has places for `context` bytes; a longer text is told so."""
+    """The model has places for `context` bytes; a longer text raises."""
     assert small()(text(16)[None]).shape == (1, 16, 256)
     with pytest.raises(ConfigError, match=r"^task\.model\.context is 16; it must be 17 or more, for a text of 17 bytes\.$"):
         small()(text(17)[None])
@@ -59,7 +59,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("files", [0, 1])
 def test_too_little_text_is_refused(files: int, tmp_path: Path) -> None:
-    """A folder without enough text is told with the files and bytes that were found."""
+    """The error for a folder without enough text names the number of files and bytes found."""
     for i in range(files):
         (tmp_path / f"{i}.py").write_text("x" * 100)
     data = TextBytes(str(tmp_path), context=16)

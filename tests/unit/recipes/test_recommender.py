@@ -53,7 +53,7 @@ def test_the_tables_gradients_are_sparse(tmp_path: Path) -> None:
 
 
 def test_rows_that_no_step_used_stay_bit_for_bit(tmp_path: Path) -> None:
-    """SparseAdam moves the users who rated in one of the steps, and no other row, whatever momentum there is."""
+    """SparseAdam moves the rows of users with a rating in one of the steps, and no other row, even with momentum."""
     task, before = Look(), Look().users.weight.detach().clone()
     quiet(tmp_path, max_steps=3).fit(task, datamodule=ratings())
     moved = (task.users.weight.detach() != before).any(1).nonzero().flatten().tolist()

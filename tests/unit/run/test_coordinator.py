@@ -34,11 +34,11 @@ class Counted:
     """An engine of several ranks that are all like this one; counts what is sent, and what of it was waited for."""
 
     def __init__(self) -> None:
-        self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, change_requested=False), self
+        self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, is_elastic=False), self
         self.sent = self.read = 0
 
     def start_sum(self, number: int) -> Callable[[], int]:
-        """Nobody else has anything to say."""
+        """No other rank reports anything."""
         assert self.sent == self.read, "one at a time"
         self.sent += 1
 
@@ -63,7 +63,7 @@ def exchanges(clock: Clock, coordinator: Coordinator, engine: Counted, rounds: i
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that moves only by hand."""
     return Clock(monkeypatch)
 
 
@@ -81,13 +81,13 @@ def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
 
 
 def test_slow_rounds_send_in_each(clock: Clock, engine: Counted) -> None:
-    """Where a round takes longer than a beat, every round is one."""
+    """If a round takes longer than the interval, every round has an exchange."""
     assert exchanges(clock, Coordinator(engine, Signals()), engine, 9, 2 * INTERVAL_S) == list(range(9))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(0.01, False), (0.3, False), (1.9, False), (2.1, True)])
-def test_nobody_waits_for_a_beat_but_in_long_rounds(clock: Clock, engine: Counted, seconds: float, waits: bool) -> None:
-    """Once the duration of a round is known, a beat is read a round after it was sent; in long rounds it is read at once."""
+def test_only_long_rounds_wait_for_an_exchange(clock: Clock, engine: Counted, seconds: float, waits: bool) -> None:
+    """Once the duration of a round is known, an exchange is read a round after it was sent; in long rounds at once."""
     coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
     while engine.sent < 2:
         clock.pass_(seconds)
@@ -104,7 +104,7 @@ def test_nobody_waits_for_a_beat_but_in_long_rounds(clock: Clock, engine: Counte
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 7), (1.0, 2), (3.0, 1)])
 def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float, rounds: int) -> None:
-    """In short rounds within a beat's distance and a round; in longer ones, a round after its own; in long ones, in it."""
+    """In short rounds within an interval and a round; in longer ones, a round after its own; in long ones, in it."""
     signals = Signals()
     coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
     exchanges(clock, coordinator, engine, 40, seconds)
@@ -118,7 +118,7 @@ def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float,
 
 
 def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Counted) -> None:
-    """A rank that is signalled while a beat is under way was not among those that it tells of."""
+    """A rank signalled while an exchange is in flight is not among those that the exchange reports."""
     signals = Signals()
     coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
     exchanges(clock, coordinator, engine, 3, 1.0)
@@ -132,7 +132,7 @@ def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Count
 
 
 def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
-    """At the end of a run, and where rounds change, nothing stays under way; the time of the beat is known then."""
+    """At the end of a run, and when rounds change, no exchange stays in flight; its time is known then."""
     for end in (Coordinator.settle, Coordinator.expect_new_pace):
         coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
         clock.pass_(100.0)
@@ -143,13 +143,13 @@ def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
 
 
 def test_rounds_without_duration_are_counted_still(clock: Clock, engine: Counted) -> None:
-    """However fast rounds are, a beat comes after at most 255 of them."""
+    """However fast rounds are, an exchange comes after at most 255 of them."""
     sent = exchanges(clock, Coordinator(engine, Signals()), engine, 2000, 0.0)  # type: ignore[arg-type]
     assert max(b - a for a, b in zip(sent, sent[1:], strict=False)) == 255
 
 
 def test_after_fast_rounds_slow_ones_are_found_out(clock: Clock, engine: Counted) -> None:
-    """Rounds that become slow are waited through once; soon after that each round is a beat."""
+    """After rounds become slow, one interval passes; soon after that each round has an exchange."""
     coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
     last = exchanges(clock, coordinator, engine, 500, 0.01)[-1]
     sent = exchanges(clock, coordinator, engine, 120, 1.0)
@@ -159,7 +159,7 @@ def test_after_fast_rounds_slow_ones_are_found_out(clock: Clock, engine: Counted
 
 
 def test_quicken_beats_in_the_next_round(clock: Clock, engine: Counted) -> None:
-    """Where rounds become of another kind, as in validation, the next one is a beat."""
+    """If the kind of rounds changes, as in validation, the next one has an exchange."""
     coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
     exchanges(clock, coordinator, engine, 500, 0.01)
     coordinator.expect_new_pace()
@@ -178,7 +178,7 @@ def test_one_rank_sends_nothing_and_knows_at_once(clock: Clock) -> None:
 
 
 def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: int | None = None) -> list[list[Any]]:
-    """Beat on 3 ranks, of which the last is slow; return for each its (round, now, came) where `now` changed or one came.
+    """Exchange on 3 ranks, the last one slow; return for each its (round, now, came) at each change of `now` or signal.
 
     Args:
         clock: gets other times on other ranks.
@@ -209,7 +209,7 @@ def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: in
 
 
 def test_all_ranks_beat_at_the_same_round_and_read_rank_0s_clock(clock: Clock) -> None:
-    """A rank whose clock goes 25 times as fast comes to the same beats, at the same time of rank 0's."""
+    """A rank with a clock 25 times as fast has the same exchanges, at the same time of rank 0's clock."""
     first, second, third = on_ranks(clock, 200, {})
     assert first == second == third
     sent = [i if beat < 2 else i - 1 for beat, (i, _, _) in enumerate(first)]  # but for the first two, read a round later
@@ -219,7 +219,7 @@ def test_all_ranks_beat_at_the_same_round_and_read_rank_0s_clock(clock: Clock) -
 
 @pytest.mark.parametrize("signalled", [{0: 40}, {1: 40}, {2: 40}, {1: 30, 2: 40}, {0: 31, 1: 35, 2: 40}])
 def test_a_signal_is_noticed_by_all_at_the_same_round(clock: Clock, signalled: dict[int, int]) -> None:
-    """Whichever ranks were signalled, in whatever rounds, all notice at one and the same beat soon after."""
+    """For any signalled ranks in any rounds, all ranks learn of it at the same exchange soon after."""
     first, second, third = on_ranks(clock, 200, signalled)
     assert first[-1] == second[-1] == third[-1]
     assert first[-1][2]
@@ -227,7 +227,7 @@ def test_a_signal_is_noticed_by_all_at_the_same_round(clock: Clock, signalled: d
 
 
 def test_quickened_ranks_beat_together(clock: Clock) -> None:
-    """After quicken the next round is a beat on all ranks."""
+    """After quicken the next round has an exchange on all ranks."""
     first, second, third = on_ranks(clock, 120, {}, quickened=100)
     assert first == second == third
     assert 101 in [i for i, _, _ in first]

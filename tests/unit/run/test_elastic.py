@@ -1,4 +1,4 @@
-"""Elastic training, with workers that are threads: what is trained, and on what, does not depend on who dies when."""
+"""Elastic training, with workers that are threads: the training and its samples do not depend on deaths of workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLES, EPOCHS = 50, 3
 
 
 class Journal(Callback):
-    """Notes which samples each step trained on; what is trained anew replaces what was lost."""
+    """Records the samples of each step; a repeated step replaces the lost one."""
 
     lock = threading.Lock()
 
@@ -125,7 +125,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[
 def test_ranks_that_die_change_nothing_of_what_is_trained(
     tmp_path: Path, undisturbed: tuple[Tensor, list[str]], victims: str, step: int
 ) -> None:
-    """Whoever dies at whatever step: the others train each sample once, to the same weights and epoch values."""
+    """If any worker dies at any step, the others train each sample once, to the same weights and epoch values."""
     job, book, weights, _ = run(tmp_path, "abc", {(victim, step): lambda job: kill() for victim in victims})
     assert job.sizes[0] == 3 and job.sizes[-1] == 3 - len(victims)
     check_exactly_once(book)
@@ -166,7 +166,7 @@ def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
     assert trainer.global_step == EPOCHS * 5
 
 
-def test_rank_0_goes_on_with_the_checkpoints_of_the_one_that_died(tmp_path: Path) -> None:
+def test_rank_0_continues_the_checkpoints_of_a_dead_one(tmp_path: Path) -> None:
     """Checkpoints pass to the new rank 0; the last one is of the last step, and nothing else is left."""
     keep = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint(save_top_k=1)]}
     run(tmp_path, "abc", {("a", 7): lambda job: kill()}, **keep)
@@ -187,7 +187,7 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
 
 
 def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
-    """What is validated, and compared by monitors, is the same set however many ranks there are."""
+    """Validation, and the values that monitors compare, cover the same set at any number of ranks."""
     values = []
     for events in ({}, {("b", 3): lambda job: kill()}):
         folder = tmp_path / str(len(events))
@@ -225,7 +225,7 @@ class Best(Callback):
         self.loaded: list[Any] = []
 
     def on_train_step_end(self, trainer: RunView, task: Line) -> None:
-        """Remember a value where files are written."""
+        """Store a value on the rank that writes files."""
         if trainer.is_global_zero:
             self.best = torch.tensor([float(trainer.global_step)])
 
@@ -245,10 +245,10 @@ def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> No
     assert [b.item() for b in best.loaded] == [4.0]
 
 
-def test_a_stream_goes_on_nearly_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It cannot be dealt anew; a step takes as many batches as before, as far as whole numbers allow."""
+def test_a_stream_continues_approximately_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream cannot be sharded again; a step takes as many batches as before, up to rounding."""
     _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=True)
-    assert "a stream, of which each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
+    assert "a stream, and each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
         capsys.readouterr().out
     )
     (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
@@ -285,7 +285,7 @@ class Ends(Numbers):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_path: Path, fails: bool) -> None:
-    """Also where the fit ends between two sessions; on_exception tells of the error."""
+    """Also if the fit ends between two attempts; on_exception reports the error."""
     tasks: list[Ends] = []
     told: list[str] = []
 
@@ -329,8 +329,8 @@ class Prepared(DataModule):
         return DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True)
 
 
-def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:
-    """A download on a new host must not stop all ranks; those that go on prepare nothing again."""
+def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:
+    """A download on a new host must not stop all ranks; the continuing ones prepare nothing again."""
     seen: list[tuple[str, str, bool]] = []
 
     class Grow(Callback):
@@ -355,7 +355,7 @@ def test_who_comes_late_has_its_data_before_the_others_wait_for_it(tmp_path: Pat
     assert others in ([("a", "prepare"), ("a", "setup"), ("b", "setup")], [("a", "setup"), ("b", "prepare"), ("b", "setup")])
 
 
-def test_ranks_are_formed_anew_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
     formed, in_time = threading.Event(), list[bool]()
     write = LocalStore.write
@@ -436,8 +436,8 @@ class Opened(Callback):
 def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victims: str, settings: dict[str, Any]
 ) -> None:
-    """Where a rank is lost, and at the end of training: each session is torn down, and the last leaves nothing unread."""
-    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)  # each round is a beat, and is read in the next
+    """After the loss of a rank, and at the end of training, each attempt is torn down, and the last leaves nothing unread."""
+    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)  # each round has an exchange, which is read in the next
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:
@@ -464,6 +464,6 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     survivors = [opened for opened in kept if opened.begun == 1 + bool(victims)]
     assert len(survivors) == len(weights) == 3 - len(victims)
     assert all(opened.ended == opened.begun for opened in survivors)
-    lost = 1 if victims else 0  # the beat that a lost rank broke off
+    lost = 1 if victims else 0  # the exchange that a lost rank interrupted
     assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
     assert trainer.run.coordinator._wait is None

@@ -108,7 +108,7 @@ def test_several_loaders_have_values_of_their_own(tmp_path: Path) -> None:
         assert values[f"val/loss/dataloader_idx_{place}"] == trainer.validate(Line(), data)["val/loss"]
 
 
-def test_several_loaders_are_told_apart_in_hooks(tmp_path: Path) -> None:
+def test_hooks_receive_the_number_of_the_loader(tmp_path: Path) -> None:
     """Batch hooks get the loader's place."""
     from trainkit.api.callback import Callback
 
@@ -168,7 +168,7 @@ def test_limits_are_counts_or_shares(tmp_path: Path, limit: float, seen: int) ->
 
 
 @pytest.mark.parametrize(("entry", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
-def test_no_data_is_told(tmp_path: Path, entry: str, kind: str) -> None:
+def test_no_data_raises(tmp_path: Path, entry: str, kind: str) -> None:
     """Without data an entry point says what to pass or to define."""
     with pytest.raises(ConfigError, match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader"):
         getattr(quiet(tmp_path), entry)(Line())

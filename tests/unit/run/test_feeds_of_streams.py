@@ -1,4 +1,4 @@
-"""Streams of several ranks whose batches differ: one contract for all, or a refusal, but never one for each."""
+"""Streams of several ranks with different batches: one contract for all, or a refusal, but never one for each."""
 
 from __future__ import annotations
 

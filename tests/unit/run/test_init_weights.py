@@ -100,15 +100,15 @@ def test_statistics_come_with_the_weights(tmp_path: Path) -> None:
     assert int(task.model[1].num_batches_tracked) == int(trained().model[1].num_batches_tracked) + 2
 
 
-def test_what_does_not_fit_is_refused_and_told(tmp_path: Path) -> None:
-    """Where not all fits, the run does not begin, each misfit is named, and the way out too."""
+def test_weights_that_do_not_match_are_refused_by_name(tmp_path: Path) -> None:
+    """If not all weights match, the run does not start; the error names each mismatch, and the way out."""
     with pytest.raises(CheckpointError) as caught:
         begin(tmp_path / "run", Wider(), as_safetensors(tmp_path, trained()))
     told = str(caught.value)
     assert "does not fit Wider" in told
     assert "other shape: model.4.weight is [1, 8] in the file and [2, 8] in the model" in told
     assert "missing in the file: model.5.bias [1]" in told
-    assert "With strict=false what fits is loaded." in told
+    assert "strict=false loads the matching weights." in told
 
 
 def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,18 +120,18 @@ def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.
     assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
     assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
     told = capsys.readouterr().out
-    assert f"Weights from {source}, without those that do not fit:\n  missing in the file: model.5.bias [1]\n" in told
+    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in told
     assert told.count("\n  ") == 4
 
 
-def test_nothing_that_fits_is_refused_whatever_the_wish(tmp_path: Path) -> None:
+def test_no_matching_weight_is_refused_with_any_strict(tmp_path: Path) -> None:
     """Weights of another model altogether are refused, with strict=False too."""
     with pytest.raises(CheckpointError, match=r"Nothing in \S+ fits Net, by name and shape"):
         begin(tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False)
 
 
 def test_a_checkpoint_to_go_on_from_wins(tmp_path: Path) -> None:
-    """With "auto", the first start takes the weights and each later one goes on from the run's own checkpoint."""
+    """With "auto", the first start takes the weights and each later one resumes from the run's own checkpoint."""
     source = as_safetensors(tmp_path, trained())
     task = Net()
     start, keeper = Start(), ModelCheckpoint()
@@ -144,7 +144,7 @@ def test_a_checkpoint_to_go_on_from_wins(tmp_path: Path) -> None:
     assert torch.equal(start.weights, weights(task))
 
 
-def test_a_run_that_goes_on_does_not_even_read_the_weights(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_read_the_weights(tmp_path: Path) -> None:
     """A file that is gone by the time of a restart does not matter."""
     source = as_safetensors(tmp_path, trained())
     quiet(tmp_path / "run", max_steps=2, enable_checkpointing=True).fit(Net(), loader(8), init_weights=str(source))

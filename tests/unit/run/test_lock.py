@@ -63,7 +63,7 @@ def take(folder: Path) -> None:
         lock.take(folder)
 
 
-def test_a_second_run_is_refused_and_told_who_is_first(start: Start, tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_the_holder_named(start: Start, tmp_path: Path) -> None:
     """While a run is alive the next one is refused; host, process, command, time and both ways out are named."""
     process = start()
     since = json.loads((tmp_path / LOCK).read_text())["started"]
@@ -88,7 +88,7 @@ def test_an_ended_run_leaves_an_empty_file(start: Start, tmp_path: Path, capsys:
 
 
 def test_a_killed_run_is_followed_at_once(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After SIGKILL the next run takes over, and says in one line whose folder it was."""
+    """After SIGKILL the next run takes over, and names the former holder in one line."""
     process = start()
     process.kill()
     process.wait()
@@ -120,17 +120,17 @@ def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: S
 def test_a_damaged_description_of_a_dead_run_does_no_harm(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nobody has the lock, what stands in the file keeps nobody out; that a run was there is said."""
+    """Without a holder of the lock, the file's text refuses no run; the earlier run is reported."""
     (tmp_path / LOCK).write_bytes(content)
     take(tmp_path)
-    assert "does not say who it is" in capsys.readouterr().out
+    assert "unidentified run" in capsys.readouterr().out
 
 
-def test_a_damaged_description_of_a_live_run_lets_nobody_in(start: Start, tmp_path: Path) -> None:
-    """The lock decides, not the text: a live run is refused to the next, which is told how to find it."""
+def test_a_damaged_description_of_a_live_run_admits_no_other(start: Start, tmp_path: Path) -> None:
+    """The lock decides, not the text: the next run is refused, and its error says how to find the live one."""
     start()
     (tmp_path / LOCK).write_bytes(b"\x00\x01 torn")
-    with pytest.raises(ConfigError, match=r"does not say who it is.*fuser .*\.lock"):
+    with pytest.raises(ConfigError, match=r"unidentified run.*fuser .*\.lock"):
         take(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_an_error_lets_the_folder_go(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_release_its_parents_lock(tmp_path: Path) -> None:
-    """What a fork inherits it cannot give away: the description and the lock stay."""
+    """A forked process cannot release its parent's lock: the description and the lock stay."""
     with RunLock() as lock:
         lock.take(tmp_path)
         child = os.fork()
@@ -195,7 +195,7 @@ def test_without_locks_a_live_process_of_this_host_is_believed(
 def test_without_locks_another_process_of_that_number_is_not_the_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number that was given to another process since (here: to init) keeps nobody out."""
+    """A process number that was reused since (here: by init) refuses no run."""
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     about = {"host": socket.gethostname(), "pid": 1, "command": "fit", "started": "then", "birth": "another boot 1"}
     (tmp_path / LOCK).write_text(json.dumps(about))
@@ -209,7 +209,7 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
     """Another host's process cannot be looked up: it is refused, with the way to override."""
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     (tmp_path / LOCK).write_text(content)
-    with pytest.raises(ConfigError, match=rf"where you know that it does not, delete {tmp_path / LOCK}"):
+    with pytest.raises(ConfigError, match=rf"if you know that it does not, delete {tmp_path / LOCK}"):
         take(tmp_path)
     (tmp_path / LOCK).unlink()
     take(tmp_path)

@@ -24,7 +24,7 @@ class Small(Line):
         self.indices: list[int] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log, and fail where the batch is too large."""
+        """Log, and fail if the batch is too large."""
         self.sizes.append(len(batch[0]))
         self.indices.append(batch_idx)
         self.log("seen", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
@@ -35,8 +35,8 @@ class Small(Line):
 
 
 @pytest.mark.parametrize(("room", "pieces"), [(3, 2), (2, 2), (1, 4)])
-def test_the_step_is_taken_anew_in_pieces(tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights, logged values and counts are those of a run that had room; the split is told, and kept."""
+def test_the_step_is_retried_in_pieces(tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, logged values and counts are those of a run with enough memory; the split is reported, and stays."""
     settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "precision": "64-true", "gradient_clip_val": 1.0}
     roomy, tight = Small(99, momentum=0.9), Small(room, momentum=0.9)
     runs = [quiet(tmp_path, halve_batch_on_oom=True, **settings) for _ in range(2)]
@@ -58,7 +58,7 @@ def test_the_step_is_taken_anew_in_pieces(tmp_path: Path, room: int, pieces: int
 
 
 def test_one_sample_must_fit(tmp_path: Path) -> None:
-    """Where a single sample is too much, the run ends with the error, whatever the pieces."""
+    """If a single sample is too large, the run ends with the error."""
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
         quiet(tmp_path, halve_batch_on_oom=True).fit(Small(0), loader(8))
 

@@ -1,4 +1,4 @@
-"""A run that is stopped and gone on with ends, bit for bit, where the run that never stopped ends."""
+"""A run that is stopped and resumed ends bit for bit like the run that never stopped."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def train(folder: Path, steps: int, ckpt_path: str | None = None, data: Any = No
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 7, 12, 15])
-def test_stopping_and_going_on_changes_no_bit(tmp_path: Path, stop_at: int) -> None:
-    """Stopped at any step, inside or at the end of an epoch, and gone on with in new objects, the run ends the same."""
+def test_stop_and_resume_change_no_bit(tmp_path: Path, stop_at: int) -> None:
+    """Stopped at any step, inside or at the end of an epoch, and resumed in new objects, the run ends the same."""
     whole, all_steps = train(tmp_path / "whole", 16)
     _, first = train(tmp_path / "parts", stop_at)
     torch.rand(9)  # whatever happened in between
@@ -76,7 +76,7 @@ def test_a_checkpoint_inside_an_epoch_is_enough(tmp_path: Path) -> None:
         assert trainer.global_step == 12
 
 
-def test_a_sampler_of_the_users_own_goes_on_too(tmp_path: Path) -> None:
+def test_a_sampler_of_the_users_own_resumes_too(tmp_path: Path) -> None:
     """The order that a custom sampler drew is found again inside an epoch."""
 
     def data() -> Any:
@@ -88,8 +88,8 @@ def test_a_sampler_of_the_users_own_goes_on_too(tmp_path: Path) -> None:
     assert torch.equal(weights(task), weights(whole))
 
 
-def test_adam_goes_on(tmp_path: Path) -> None:
-    """An optimizer with moments and step counters goes on with them."""
+def test_adam_resumes(tmp_path: Path) -> None:
+    """An optimizer with moments and step counters resumes with them."""
 
     class Adam(Net):
         def configure_optimizers(self) -> Any:
@@ -103,8 +103,8 @@ def test_adam_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [5, 6, 12])
-def test_a_schedule_of_epochs_goes_on(tmp_path: Path, stop_at: int) -> None:
-    """A schedule that moves at epochs' ends moves once an epoch, also where the run was stopped at one."""
+def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
+    """A schedule that moves at the ends of epochs moves once an epoch, also if the run was stopped at one."""
 
     class Epochs(Line):
         def configure_optimizers(self) -> Any:
@@ -120,7 +120,7 @@ def test_a_schedule_of_epochs_goes_on(tmp_path: Path, stop_at: int) -> None:
     assert lrs == pytest.approx([0.1] * 6 + [0.05] * 6 + [0.025] * 6)
 
 
-def test_going_on_from_an_ended_run_trains_nothing(tmp_path: Path) -> None:
+def test_resuming_an_ended_run_trains_nothing(tmp_path: Path) -> None:
     """A run that had reached its limit ends at once, and keeps its checkpoints and what is best."""
     monitor: dict[str, Any] = {"monitor": "val/loss", "save_top_k": 2}
     first = ModelCheckpoint(**monitor)
@@ -137,7 +137,7 @@ def test_going_on_from_an_ended_run_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_more_epochs_can_be_added(tmp_path: Path) -> None:
-    """A finished run goes on with a higher limit, from the next epoch."""
+    """A finished run resumes with a higher limit, from the next epoch."""
     quiet(tmp_path, max_epochs=1, enable_checkpointing=True).fit(Net(), loader(23))
     trainer = quiet(tmp_path, max_epochs=2)
     trainer.fit(Net(), loader(23), ckpt_path="last")

@@ -1,4 +1,4 @@
-"""What a run had logged, counted and drawn inside an epoch is there again when it goes on: the same bits, the same rows."""
+"""Resuming inside an epoch restores logged values, counts and random numbers: the same bits, the same rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def begin(
 
 
 def broken_off(folder: Path, breaks: BreaksOff, *args: Any, **settings: Any) -> Trainer:
-    """Begin a run, let it break off, and go on with it."""
+    """Start a run, interrupt it, and resume it."""
     with pytest.raises(BrokenOffError):
         begin(folder, *args, breaks=breaks, **settings)
     torch.rand(9)  # whatever happened in between
@@ -88,7 +88,7 @@ def broken_off(folder: Path, breaks: BreaksOff, *args: Any, **settings: Any) -> 
 def test_an_epochs_values_are_the_same_bits_over_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: tuple[int, str], fold_at: int
 ) -> None:
-    """Means, sums, least, most and metric objects of an epoch do not show where a run was broken off; no row is twice."""
+    """Means, sums, minima, maxima and metric objects of an epoch do not depend on an interruption; no row is written twice."""
     monkeypatch.setattr("trainkit.metrics.log._FOLD_AT", fold_at)
     whole = begin(tmp_path / "whole")
     parts = broken_off(tmp_path / "parts", BreaksOff(*breaks))
@@ -153,8 +153,8 @@ class Shuffled(IterableDataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("after", [2, 4, 8])
-def test_a_shuffled_stream_goes_on_with_the_same_batches(tmp_path: Path, after: int, workers: int) -> None:
-    """A stream that draws its order and its noise is met again where it was left, inside the first epoch and the second."""
+def test_a_shuffled_stream_resumes_with_the_same_batches(tmp_path: Path, after: int, workers: int) -> None:
+    """A stream that draws its order and its noise resumes at the same batch, inside the first epoch and the second."""
 
     def data() -> Any:
         return DataLoader(Shuffled(), 2, num_workers=workers)
@@ -183,8 +183,8 @@ def test_what_the_task_does_at_an_epochs_end_is_saved(tmp_path: Path) -> None:
     ]
 
 
-def test_a_metric_that_is_no_part_of_the_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a metric object outside the Task had counted is lost, which is said when the run goes on inside an epoch."""
+def test_a_metric_that_is_no_part_of_the_task_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counts of a metric object outside the Task are lost, which a run that resumes inside an epoch reports."""
 
     class Loose(Line):
         def __init__(self) -> None:
@@ -215,8 +215,8 @@ def test_a_checkpoint_of_an_older_trainkit_is_refused_in_words(tmp_path: Path) -
         quiet(tmp_path, max_epochs=2).fit(Line(), loader(8), ckpt_path=str(path.parent))
 
 
-def test_a_metric_object_goes_on_where_a_limit_ended_the_run_inside_an_epoch(tmp_path: Path) -> None:
-    """Ended by max_steps inside an epoch and gone on with, a metric object has counted all of the epoch's samples."""
+def test_a_metric_object_resumes_after_a_limit_inside_an_epoch(tmp_path: Path) -> None:
+    """After max_steps inside an epoch and a resume, a metric object has counted all of the epoch's samples."""
 
     class Counts(Line):
         def __init__(self) -> None:
@@ -234,8 +234,8 @@ def test_a_metric_object_goes_on_where_a_limit_ended_the_run_inside_an_epoch(tmp
     assert trainer.callback_metrics["train/count"] == 24
 
 
-def test_a_sparse_state_goes_on_without_a_warning(tmp_path: Path) -> None:
-    """A run whose optimizer state is sparse goes on, and nothing is warned of."""
+def test_a_sparse_state_resumes_without_a_warning(tmp_path: Path) -> None:
+    """A run with sparse optimizer state resumes, without a warning."""
 
     class Table(Line):
         def make_model(self) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""A signal ends a fit at a step with a checkpoint and the code 75, and the run goes on as if nothing had been."""
+"""A signal ends a fit at a step with a checkpoint and the code 75, and the run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
 
 
 @pytest.mark.parametrize("after", [0, 2, 4, 5, 6, 9])
-def test_a_run_that_was_asked_to_end_goes_on_to_the_same_bits(tmp_path: Path, after: int) -> None:
+def test_a_signalled_run_resumes_to_the_same_bits(tmp_path: Path, after: int) -> None:
     """Asked in the first step, inside an epoch, in an epoch's last step or the first of the next: the end is the same."""
     begin(tmp_path / "whole")
     asked(tmp_path / "parts", Asked(after))
@@ -110,7 +110,7 @@ def test_a_run_that_was_asked_to_end_goes_on_to_the_same_bits(tmp_path: Path, af
 
 @pytest.mark.parametrize(("after", "interval"), [(2, 2), (4, 2), (10, 2), (6, 3), (6, 6)])
 def test_a_validation_that_was_interrupted_is_run_again(tmp_path: Path, after: int, interval: int) -> None:
-    """Asked within a validation, inside an epoch or at its end, the run goes on with that validation and ends the same."""
+    """After a signal during a validation, inside an epoch or at its end, the run resumes there and ends the same."""
     rounds: list[int] = []
 
     class Rounds(Callback):
@@ -138,7 +138,7 @@ def test_asked_again_and_again_the_run_ends_the_same(tmp_path: Path) -> None:
 def test_asked_in_its_last_moments_the_run_logs_its_end_once(
     tmp_path: Path, after: int, hook: str, interval: int | None
 ) -> None:
-    """Asked in the last epoch's last step, or the validation in it, the run goes on with what was to come: the same rows."""
+    """After a signal in the last epoch's last step, or its validation, the run resumes with the rest: the same rows."""
     begin(tmp_path / "whole", val_check_interval=interval)
     asked(tmp_path / "parts", Asked(after, hook), val_check_interval=interval)
     begin(tmp_path / "parts", val_check_interval=interval)
@@ -146,7 +146,7 @@ def test_asked_in_its_last_moments_the_run_logs_its_end_once(
 
 
 def test_a_signal_in_the_last_step_lets_the_run_end_well(tmp_path: Path) -> None:
-    """Where nothing is left to do, the run is done, and not put off."""
+    """If nothing is left to do, the run ends as done, and not as preempted."""
     settings = {"max_steps": 8, "max_epochs": None, "limit_val_batches": 0}
     begin(tmp_path / "whole", **settings)
     assert begin(tmp_path / "asked", Asked(7), **settings).global_step == 8
@@ -154,14 +154,14 @@ def test_a_signal_in_the_last_step_lets_the_run_end_well(tmp_path: Path) -> None
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
-    """A signal that whoever started the run ignores (nohup) neither ends it nor is taken over."""
+    """A signal that the parent process ignores (nohup) neither ends the run nor gets a handler."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert begin(tmp_path, Asked(3, number=signal.SIGINT)).global_step == 12
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_a_second_signal_is_the_same_wish_for_a_second(monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
-    """What follows at once is handed to nobody; what comes later does what it would have done without a fit."""
+def test_a_second_signal_within_a_second_is_ignored(monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
+    """A signal that follows at once has no effect; a later one has that of a process without a fit."""
     with Signals() as signals:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -175,7 +175,7 @@ def test_a_second_signal_is_the_same_wish_for_a_second(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("keepers", [[], [ModelCheckpoint(save_weights_only=True)]], ids=["none", "weights alone"])
 def test_without_a_checkpoint_to_go_on_from_it_is_said(tmp_path: Path, keepers: list[Callback]) -> None:
-    """A run that keeps nothing, or weights alone, ends too, and says that there is nothing to go on from."""
+    """A run without checkpoints, or with only weights, ends too, and reports that it cannot be resumed."""
     text = asked(tmp_path, Asked(3), *keepers, enable_checkpointing=bool(keepers))
     assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was requested."
 
@@ -251,7 +251,7 @@ def on_ranks(folder: Path, *callbacks: Callback) -> list[tuple[str, int, torch.T
 
 @pytest.mark.parametrize("hook", ["step", "validation"])
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(tmp_path: Path, hook: str) -> None:
-    """All ranks leave after the same step and name the rank that was asked; gone on with, the end is the same."""
+    """All ranks leave after the same step and name the signalled rank; resumed, the run ends the same."""
     whole = on_ranks(tmp_path / "whole")
     first, second = on_ranks(tmp_path / "parts", Noted(8, hook))
     assert first[:2] == second[:2]
@@ -264,7 +264,7 @@ def test_a_signal_to_one_rank_ends_all_at_the_same_step(tmp_path: Path, hook: st
 
 
 def test_a_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
-    """Where Python lets nobody set handlers, a fit trains all the same."""
+    """If Python allows no handlers, a fit trains all the same."""
     handlers, trained = [signal.getsignal(n) for n in HANDLED], []
     thread = threading.Thread(target=lambda: trained.append(begin(tmp_path).global_step))
     thread.start()
@@ -277,7 +277,7 @@ def test_a_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
 def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
     tmp_path: Path, after: int, settings: dict[str, Any]
 ) -> None:
-    """Asked within the validation at an epoch's or the run's end, the run goes on with it and ends the same."""
+    """After a signal during the validation at the end of an epoch or the run, the run resumes with it and ends the same."""
     rounds: list[int] = []
 
     class Rounds(Callback):
@@ -292,7 +292,7 @@ def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
 
 
 def test_what_signals_left_is_deleted_in_the_end(tmp_path: Path) -> None:
-    """Checkpoints that were kept for going on alone are gone when the run is done."""
+    """Checkpoints retained only for a resume are removed when the run is done."""
     wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
     begin(tmp_path / "whole", ModelCheckpoint(**wish))
     for after in (2, 7, 8):

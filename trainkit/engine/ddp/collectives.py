@@ -163,7 +163,7 @@ def _leave() -> None:
 
     A thread that lives until then may ask for Python's lock, to free a tensor, and abort the process. The threads
     end with the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
-    imported, as its functions' default, for ever, and the first step of an optimizer imports it: hence our import of it
+    imported, as its functions' default, forever, and the first step of an optimizer imports it: hence our import of it
     before there is a group.
     """
     if dist.is_initialized():

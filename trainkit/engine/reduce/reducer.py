@@ -142,7 +142,9 @@ class GradientReducer(ABC):
                 carried = self._complete(bucket)
                 used = used if carried is None else carried
                 if self._summed is not None:
-                    self._record(bucket)
+                    if bucket.handed_ns and self._summed is not None:
+                        self._summed.append(_summed(bucket, self._wire))
+                    bucket.handed_ns = 0
             if alone is not None:
                 self._end_flags(alone)
         finally:
@@ -162,13 +164,6 @@ class GradientReducer(ABC):
         """Return the sums that were recorded since the last call."""
         taken, self._summed = self._summed or [], None if self._summed is None else []
         return taken
-
-    def _record(self, bucket: Bucket) -> None:
-        if bucket.handed_ns and self._summed is not None:
-            size = sum(p.numel() * self._wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
-            names = tuple(name for name, _ in bucket.entries)
-            self._summed.append(Summed(names, size, bucket.handed_ns, time.perf_counter_ns()))
-        bucket.handed_ns = 0
 
     def outstanding(self) -> list[str]:
         """Return the parameters whose sums have started and are not done. May be called by another thread."""
@@ -276,3 +271,8 @@ class GradientReducer(ABC):
     @abstractmethod
     def _end_flags(self, handle: Any) -> None:
         """Wait for the vector's sum."""
+
+
+def _summed(bucket: Bucket, wire: Wire) -> Summed:
+    size = sum(p.numel() * wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
+    return Summed(tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns())

@@ -112,7 +112,7 @@ class Job:
                 w.term_at, w.kill_at = None, now + self.rules.stop_s
 
     def end(self, code: int, why: str) -> None:
-        """Declare the job over; workers that join are told to end, the others get signals after a while."""
+        """Declare the job over; workers that join get an answer to end, the others get signals after a while."""
         if self.over is None:
             self.over = Over(code, why)
             for w in self.workers.values():

@@ -105,7 +105,8 @@ class RemoteProcess(Process):
         self, host: str, port: int | None, identity_file: str | None, command: Sequence[str], environ: Mapping[str, str]
     ) -> None:
         mark = f"go-{secrets.token_hex(8)}"
-        super().__init__(ssh_command(host, port, identity_file, mark), os.environ, subprocess.PIPE)
+        host_keys = os.environ.get("TRAINKIT_SSH_HOST_KEYS", "accept-new")
+        super().__init__(ssh_command(host, port, identity_file, mark, host_keys), os.environ, subprocess.PIPE)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._lines.put(first_lines(environ, os.getcwd(), command, mark))
         threading.Thread(target=self._write, name=f"ssh {host}", daemon=True).start()
@@ -120,12 +121,10 @@ class RemoteProcess(Process):
 
     def _write(self) -> None:
         assert self.popen.stdin is not None
-        while line := self._lines.get():
-            try:
-                self.popen.stdin.write(line.encode())
-                self.popen.stdin.flush()
-            except OSError:
-                return  # ssh has ended
+        with contextlib.suppress(OSError), self.popen.stdin as stdin:  # an error: ssh has ended
+            while line := self._lines.get():
+                stdin.write(line.encode())
+                stdin.flush()
 
     def _ended_with(self, code: int) -> int | None:
         self._lines.put("")  # ends _write

@@ -49,11 +49,20 @@ _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_K
 _READ_ONLY = {"UID", "EUID", "PPID", "GROUPS", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO"}  # setting one ends the shell
 
 
-def ssh_command(host: str, port: int | None, identity_file: str | None, mark: str) -> list[str]:
-    """Return the command that starts SCRIPT on a host; `mark` is the line that ends `first_lines`, a plain word."""
+def ssh_command(host: str, port: int | None, identity_file: str | None, mark: str, host_keys: str) -> list[str]:
+    """Return the command that starts SCRIPT on a host.
+
+    Args:
+        host: as ssh takes it.
+        port: None for ssh's default.
+        identity_file: None for ssh's default.
+        mark: the line that ends `first_lines`, a plain word.
+        host_keys: ssh's StrictHostKeyChecking. "accept-new" takes the key of a host that is seen for the first time, and
+            refuses one that has changed.
+    """
     options = [
         "BatchMode=yes",
-        "StrictHostKeyChecking=no",
+        f"StrictHostKeyChecking={host_keys}",
         "ConnectTimeout=10",
         "ServerAliveInterval=15",
         "ServerAliveCountMax=4",

@@ -3,7 +3,7 @@
     hosts, joined, beat, exited, signalled, tick  ->  [Start, Send, Say]      and then `answer` for workers waiting for a seat
 
 Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none runs and enough wait, and
-fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was told to end or was killed.
+fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was asked to end or was killed.
 job.py holds the state, workers.py workers and slots, rank_assignment.py assigns ranks, stalls.py finds blocked workers.
 """
 

@@ -17,7 +17,7 @@ class Worker:
 
     Attributes:
         name: "host/slot#count".
-        phase: starting: has not joined; waiting: for a seat; running: has one; ending: told to end, or killed.
+        phase: starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or killed.
         born: start of its process.
         commit: the newest step in its memory, -1 for none.
         came: its number among all workers that ever joined.

@@ -38,7 +38,7 @@ def test_groups_by_number_are_of_equal_length() -> None:
 
 
 def test_groups_by_name_take_parameters_and_modules() -> None:
-    """A module's name stands for all of its parameters; a parameter that is not named stays alone."""
+    """A module's name selects all of its parameters; a parameter that is not named is a group of its own."""
     assert names(by_name(layers(), [["b"], ["a.0"]])) == [["b.4", "b.3", "b.2"], ["a.0"], ["a.1"]]
     assert names(by_name(layers(), [])) == [["b.4"], ["b.3"], ["b.2"], ["a.1"], ["a.0"]]
 

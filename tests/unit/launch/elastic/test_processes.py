@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import Process, Reaper, code_of
+from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess, code_of
 from trainkit.launch.elastic.remote import SCRIPT, first_lines, ssh_command
 
 
@@ -37,8 +37,12 @@ class Ended:
 
 def run(command: str, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
     """Run a shell command as a worker; return its code."""
+    return finished(Process(["sh", "-c", command], {"PATH": os.environ["PATH"]}), output, number)
+
+
+def finished(process: Process, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
+    """Follow a worker to its end, with a signal on the way; return its code."""
     reaper, ended, output = Reaper(), Ended(), output or Output(None, False)
-    process = Process(["sh", "-c", command], {"PATH": os.environ["PATH"]})
     process.follow("a/0#1", output, reaper, ended)
     if number is not None:
         process.send(number)
@@ -97,12 +101,25 @@ def test_a_screen_that_is_gone_stops_no_worker(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_ssh_command_tells_nothing() -> None:
     """Options as horovodrun has them; environment and command are not there."""
-    command = ssh_command("node2", 2222, "key", "go-1")
+    command = ssh_command("node2", 2222, "key", "go-1", "accept-new")
     assert command[:-1] == [
-        *("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "ConnectTimeout=10"),
+        *("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"),
         *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-p", "2222", "-i", "key", "node2"),
     ]
     assert command[-1] == f"exec sh -c {shlex.quote(SCRIPT)} trainkit go-1"
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "accept-new"), ("yes", "yes")])
+def test_host_keys_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str) -> None:
+    """ssh refuses a host whose key has changed, unless TRAINKIT_SSH_HOST_KEYS says otherwise."""
+    stand_in = tmp_path / "ssh"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if chosen is not None:
+        monkeypatch.setenv("TRAINKIT_SSH_HOST_KEYS", chosen)
+    assert finished(RemoteProcess("node2", None, None, ["true"], {})) == 0
+    assert f"-o StrictHostKeyChecking={expected} " in (tmp_path / "arguments").read_text()
 
 
 def test_what_belongs_to_this_host_is_not_sent() -> None:

@@ -1,0 +1,108 @@
+"""Sizes: no file, function or class of the package grows beyond what is read in one sitting."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.test_layering import modules
+
+LONGEST_FILE = 300
+LONGEST_FUNCTION = 60
+MOST_MEMBERS = 35  # methods, properties and attributes of a class of its own
+LONGEST_CHAIN = 3  # classes of ours, from a class to its oldest ancestor of ours
+# Interfaces with one method for each hook of Lightning's: they hold no state.
+INTERFACES = {"api.callback.Callback"}
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Yield each module with its syntax tree."""
+    for name, path in modules().items():
+        yield name, ast.parse(path.read_text())
+
+
+def classes() -> dict[str, ast.ClassDef]:
+    """Return all classes by dotted name."""
+    found = {}
+    for module, tree in trees():
+        found |= {f"{module}.{node.name}": node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return found
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's own methods, properties and attributes, but for Python's own (`__init__`, ...)."""
+    found: set[str] = set()
+    for item in node.body:
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.add(item.name)
+            for inner in ast.walk(item):
+                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+                    found.add(inner.attr)
+        elif isinstance(item, ast.AnnAssign):
+            found.add(ast.unparse(item.target))
+        elif isinstance(item, ast.Assign):
+            found |= {ast.unparse(target) for target in item.targets}
+    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
+
+
+def chain(name: str, by_short_name: dict[str, ast.ClassDef]) -> int:
+    """Return how many classes of ours are in the longest line of ancestors, the class itself included."""
+    node = by_short_name.get(name)
+    if node is None or name in {interface.rpartition(".")[2] for interface in INTERFACES}:
+        return 0  # an interface without code of its own sends no reader up
+    bases = [ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases]
+    return 1 + max((chain(base, by_short_name) for base in bases if base != name), default=0)
+
+
+def test_members_are_counted() -> None:
+    """The count sees methods, attributes set in methods, and annotated ones."""
+    node = ast.parse("class A:\n a: int\n b = 1\n def __init__(self):\n  self.c, self.d = 1, 2\n def e(self): ...").body[0]
+    assert isinstance(node, ast.ClassDef)
+    assert members(node) == {"a", "b", "c", "d", "e"}
+
+
+def test_no_class_has_too_many_members() -> None:
+    """A class of more members holds a second object."""
+    counted = {name: len(members(node)) for name, node in classes().items() if name not in INTERFACES}
+    assert len(counted) > 150
+    assert {name: count for name, count in counted.items() if count > MOST_MEMBERS} == {}
+
+
+def test_no_chain_of_inheritance_is_too_long() -> None:
+    """Parts are owned, not inherited: a reader never climbs through more than three classes of ours."""
+    by_short_name = {name.rpartition(".")[2]: node for name, node in classes().items()}
+    lengths = {name: chain(name, by_short_name) for name in by_short_name}
+    assert lengths["HorovodEngine"] >= 2
+    assert {name: length for name, length in lengths.items() if length > LONGEST_CHAIN} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    """A function is read without scrolling; the Trainer's constructor, whose arguments are its users', included."""
+    long = {
+        f"{module}.{node.name}": length
+        for module, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
+    }
+    assert long == {}
+
+
+def test_no_file_is_too_long() -> None:
+    """A longer file holds a second idea."""
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    lengths["trainer"] -= 40  # each of the constructor's arguments has a line in the signature and one in the docstring
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+@pytest.mark.parametrize(("module", "most"), [("loop", 240), ("run.build", 300)])
+def test_what_is_read_first_is_short(module: str, most: int) -> None:
+    """Training, and the building of a run, are each read in one place."""
+    assert len(modules()[module].read_text().splitlines()) <= most
+
+
+def test_the_top_of_the_package_fits_a_screen() -> None:
+    """There are at most 28 rooms at the top: files and packages."""
+    assert len({name.split(".")[0] for name in modules() if name}) <= 28

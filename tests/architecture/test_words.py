@@ -1,0 +1,68 @@
+"""Words: the prose of the package is that of the field, so that a newcomer need not decode it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_layering import ROOT
+
+# A word of our former dialect -> how the field says it.
+INSTEAD = {
+    r"anew": "again",
+    r"nobody|somebody|everybody": "no rank, a worker, all ranks",
+    r"gone on with|goes on|go on|went on": "resumed, continues",
+    r"told|tells": "reported, prints",
+    r"wish|wishes": "requested",
+    r"lies": "is stored",
+    r"roster": "state machine",
+    r"crew": "workers",
+    r"warden": "reaper",
+    r"whereabouts": "heartbeat",
+    r"for ever": "forever",
+}
+PLACES = [*sorted(ROOT.rglob("*.py")), *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
+
+
+@functools.cache
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of a file's prose: of Markdown all, of Python its comments and strings."""
+    return list(_prose(path))
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    text = path.read_text()
+    if path.suffix == ".md":
+        yield from enumerate(text.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def found_in(path: Path, word: str) -> list[str]:
+    """Return where a word stands in a file's prose."""
+    pattern = re.compile(rf"\b(?:{word})\b", re.IGNORECASE)
+    return [f"{path.name}:{number}: {line.strip()[:80]}" for number, line in prose(path) if pattern.search(line)]
+
+
+def test_prose_is_read(tmp_path: Path) -> None:
+    """Comments, docstrings and messages are looked at, names are not."""
+    file = tmp_path / "a.py"
+    file.write_text('"""Begin anew."""\nanew = 1  # anew\nprint("anew", f"{anew} anew")\n')
+    ast.parse(file.read_text())
+    assert [entry.split(":")[1] for entry in found_in(file, "anew")] == ["1", "2", "3", "3"]
+
+
+@pytest.mark.parametrize("word", INSTEAD)
+def test_the_package_speaks_plainly(word: str) -> None:
+    """A word of the former dialect is not used again."""
+    assert len(PLACES) > 200
+    assert [entry for path in PLACES for entry in found_in(path, word)] == [], f"say: {INSTEAD[word]}"
