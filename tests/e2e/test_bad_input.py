@@ -1,4 +1,4 @@
-"""What goes wrong after the config: in the data, in the user's Task, on one rank only."""
+"""Errors after the config: in the data, in the user's Task, on one rank only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FOLDER += "data.batch_size=4 trainer.max_epochs=1 trainer.lr_warmup_epochs=0"
 
 
 def test_a_users_own_task_and_config_are_found(command: Command, tmp_path: Path) -> None:
-    """conf/ and a module in the folder where the user stands are enough."""
+    """A config and a module in the current folder are found."""
     write_task(tmp_path)
     done = command("python -m trainkit fit conf=mine")
     assert done.code == 0, done.text
@@ -72,7 +72,7 @@ def test_a_users_own_task_and_config_are_found(command: Command, tmp_path: Path)
     ],
 )
 def test_a_wrong_task_is_told(step: str, words: str, command: Command, tmp_path: Path) -> None:
-    """A Task that cannot be trained is told what is wrong, without a traceback."""
+    """A Task that cannot be trained is refused with the reason and without a traceback."""
     write_task(tmp_path, step)
     done = command("python -m trainkit fit conf=mine")
     assert done.code == 1
@@ -83,7 +83,7 @@ def test_a_wrong_task_is_told(step: str, words: str, command: Command, tmp_path:
 @pytest.mark.parallel
 @pytest.mark.parametrize("launcher", ["horovodrun -np 2 python", "torchrun --nproc-per-node 2"])
 def test_an_exception_on_one_rank_ends_the_job_and_is_shown(launcher: str, command: Command, tmp_path: Path) -> None:
-    """When rank 1 alone fails, the job ends within seconds and shows that rank's traceback."""
+    """If rank 1 alone fails, the job ends and shows that rank's traceback."""
     step = "def training_step(self, batch, batch_idx):\n"
     step += "        if self.trainer.global_rank == 1: raise ValueError('the colour is wrong')\n"
     step += "        return self.net(batch[0]).pow(2).mean()"
@@ -125,7 +125,7 @@ def test_a_broken_image_is_named(command: Command, tmp_path: Path) -> None:
 
 
 def test_an_empty_class_folder_is_named(command: Command, tmp_path: Path) -> None:
-    """A class without images is told by name."""
+    """A class without images is named."""
     for image in (write_images(tmp_path) / "train" / "class0").iterdir():
         image.unlink()
     done = command(FOLDER)
@@ -135,7 +135,7 @@ def test_an_empty_class_folder_is_named(command: Command, tmp_path: Path) -> Non
 
 
 def test_the_number_of_classes_is_compared(command: Command, tmp_path: Path) -> None:
-    """data.num_classes that does not fit the folders says what to set."""
+    """If data.num_classes does not fit the folders, the error says what to set."""
     write_images(tmp_path, classes=3)
     done = command(FOLDER)
     assert done.code == 2

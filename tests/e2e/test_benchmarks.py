@@ -1,4 +1,4 @@
-"""The benchmarks run, each contender of each, and their page says what was found. No figure is looked at here."""
+"""Each contender of each benchmark runs, and the page shows the stored results. No figure is compared here."""
 
 from __future__ import annotations
 

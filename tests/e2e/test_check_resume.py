@@ -1,4 +1,4 @@
-"""`python -m trainkit check-resume`: equal where a run goes on as it should, and what differs is named where it does not."""
+"""`python -m trainkit check-resume` reports a run that resumes as equal, and names what differs in one that does not."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def rows(text: str) -> Rows:
 
 
 def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
-    """conf=mlp, killed inside its first epoch, goes on to the same bits in every part; nothing is left behind."""
+    """conf=mlp, killed inside its first epoch, resumes to the same bits in every part, and no file is left."""
     (tmp_path / "there").mkdir()
     done = command("python -m trainkit check-resume conf=mlp kill_at=12 steps=14", TMPDIR=str(tmp_path / "there"))
     assert done.code == 0, done.text
@@ -99,7 +99,7 @@ def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Path) -> None:
-    """A task with dropout, batch norm and Adam goes on, the next epoch included; the user's own checkpoints are not touched."""
+    """A task with dropout, batch norm and Adam resumes over an epoch's end, and the user's own checkpoints stay."""
     done = command("python -m trainkit check-resume conf=mine kill_at=11 save_at=9 steps=27")
     assert done.code == 0, done.text
     assert set(rows(done.out).values()) == {"equal"}
@@ -110,7 +110,7 @@ def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["counter", "generator"])
 def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine: Path) -> None:
-    """A counter, or a generator, that a Task keeps outside of its buffers is lost; the first difference is named."""
+    """A counter or generator outside of the Task's buffers is lost, and the first difference is named."""
     done = command(f"python -m trainkit check-resume conf=mine task.fault={fault} kill_at=11 steps=13", TMPDIR=str(mine))
     assert done.code == 1, done.text
     found = rows(done.out)
@@ -125,7 +125,7 @@ def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine
 
 @pytest.mark.slow
 def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine: Path) -> None:
-    """Where two runs differ before anything was killed, going on is not blamed."""
+    """If two runs differ before the kill, the resume is not blamed."""
     done = command("python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7", TMPDIR=str(mine))
     assert done.code == 1
     assert "DIFFERENT, but not because of the resume: two runs of the same settings already differ at step 4" in done.out, (
@@ -137,7 +137,7 @@ def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", ["auto", "ddp"])
 def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
-    """At 2 ranks, on Horovod and on torch.distributed, both ranks' random states and samples are as they would have been."""
+    """At 2 ranks, on Horovod and on torch.distributed, both ranks resume with their random states and samples."""
     done = command(f"python -m trainkit check-resume conf=mine engine={engine} kill_at=9 ranks=2", timeout_s=400)
     assert done.code == 0, done.text
     assert set(rows(done.out).values()) == {"equal"}
@@ -146,7 +146,7 @@ def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Path) -> None:
-    """Where rank 1 does not get its random state back, it is rank 1's that is named."""
+    """If rank 1 does not get its random state back, rank 1's random state is named."""
     line = "python -m trainkit check-resume conf=mine kill_at=9 steps=10 ranks=2 'task.fault=\"rank 1\"'"
     done = command(line, timeout_s=400, TMPDIR=str(mine))
     assert done.code == 1, done.text
@@ -156,7 +156,7 @@ def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Pa
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
-    """From 2 ranks to 1 the global batch and the rate stay; the same samples, counters, and weights within rounding."""
+    """From 2 ranks to 1 the global batch, the rate, the samples and the counters stay, and the weights agree to rounding."""
     done = command("python -m trainkit check-resume conf=mlp kill_at=17 ranks=2,1", timeout_s=400)
     assert done.code == 0, done.text
     assert "trainer.global_batch_size=64" in done.out
@@ -196,7 +196,7 @@ def test_what_cannot_be_checked_is_refused(arguments: str, told: str, command: C
 
 
 def test_a_run_that_ends_before_it_could_be_killed(command: Command, tmp_path: Path) -> None:
-    """A kill_at beyond the run's own end is told once that end is known."""
+    """A kill_at after the run's last step is refused as soon as that step is known."""
     line = "python -m trainkit check-resume conf=mlp kill_at=50 trainer.max_epochs=1"
     done = command(line, TMPDIR=str(tmp_path))
     assert done.code == 2
@@ -204,7 +204,7 @@ def test_a_run_that_ends_before_it_could_be_killed(command: Command, tmp_path: P
 
 
 def test_a_run_that_fails_is_shown(command: Command, mine: Path) -> None:
-    """Where one of the runs fails, its last lines are shown, and the exit code is 1."""
+    """If one of the runs fails, its last lines are shown and the exit code is 1."""
     (mine / "mine.py").write_text(TASK.replace("x, y = batch", 'raise ValueError("broken here")'))
     done = command("python -m trainkit check-resume conf=mine kill_at=5", TMPDIR=str(mine))
     assert done.code == 1

@@ -30,7 +30,7 @@ def files(place: Path) -> Path:
 
 
 def accuracy(logits: torch.Tensor) -> float:
-    """Return the share of the validation digits that are told right."""
+    """Return the share of the validation digits that are classified correctly."""
     return float((logits.argmax(1) == digits()[1]).float().mean())
 
 
@@ -46,7 +46,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     "kind", ["onnx", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("safetensors", "torch_export"))]
 )
 def test_a_trained_run_is_exported(kind: str, place: Path) -> None:
-    """The file of the best checkpoint tells most digits right, in its own library, on a batch of a size never shown to it."""
+    """The exported file classifies most digits correctly in its own library, at a batch size that was not exported."""
     done = run_command(f"python -m trainkit export ckpt_path=best format={kind}", place)
     assert done.code == 0, done.text
     assert done.err == ""
@@ -67,7 +67,7 @@ def test_a_trained_run_is_exported(kind: str, place: Path) -> None:
 
 
 def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
-    """A setting that does not exist ends with exit code 2; a checkpoint that is not there with 1; neither with a traceback."""
+    """An unknown setting ends with exit code 2, a missing checkpoint with 1, neither with a traceback."""
     wrong = run_command("python -m trainkit export ckpt_path=best fromat=onnx", place)
     assert wrong.code == 2
     assert wrong.err.startswith("Error: 'fromat' is no setting of export. Did you mean 'format'? Use ckpt_path,"), wrong.text

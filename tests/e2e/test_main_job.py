@@ -29,7 +29,7 @@ ENGINES = {"plain": "single, 1 rank", "horovodrun": "horovod, 2 ranks", "torchru
 @pytest.mark.parallel
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Command, tmp_path: Path) -> None:
-    """A fit ends well under each launcher, trains to above 90 %, speaks once, and its files lie in one folder."""
+    """Under each launcher a fit trains to above 90 %, prints its lines once, and writes its files into one folder."""
     done = command(f"{LAUNCHERS[launcher]} fit conf=mlp trainer.lr_scaling=none")
     assert done.code == 0, done.text
     assert done.text.count(ENGINES[launcher]) == 1
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, t
 
 
 def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:
-    """fit with ckpt_path=last goes on at the next epoch and appends to the same table."""
+    """fit with ckpt_path=last resumes at the next epoch and appends to the same metrics.csv."""
     assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1").code == 0
     done = command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=2 ckpt_path=last")
     assert "resumed" in done.out
@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path
 
 
 def test_a_missing_checkpoint_names_the_newest_run(command: Command) -> None:
-    """ckpt_path=last in a fresh folder says which run has one."""
+    """ckpt_path=last in a new folder names the newest run that has a checkpoint."""
     assert command("python -m trainkit fit conf=mlp trainer.fast_dev_run=true").code == 0
     assert command("python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=runs/mlp/first").code == 0
     done = command("python -m trainkit validate conf=mlp ckpt_path=last")
@@ -101,7 +101,7 @@ def test_cfg_prints_the_config_once(command: Command, tmp_path: Path) -> None:
 
 
 def test_help_lists_commands_configs_and_groups(command: Command) -> None:
-    """--help says what there is."""
+    """--help lists commands, configs and groups."""
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
     assert "gpt, mlp, recommender, resnet18, resnet50" in text
@@ -124,7 +124,7 @@ def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
 
 
 def test_only_files_that_are_there_are_named_at_the_end(command: Command, tmp_path: Path) -> None:
-    """Without TensorBoard nobody is sent to it; each logger's file is told where it lies."""
+    """The end of a fit names the file of each logger in use, and no other."""
     quick = "trainer.max_steps=2 trainer.limit_val_batches=0"
     chosen = command(f"python -m trainkit fit conf=mlp logger=jsonl run_dir=a {quick}")
     assert "a/metrics.jsonl" in chosen.out and "metrics.csv" not in chosen.out and "tensorboard" not in chosen.out

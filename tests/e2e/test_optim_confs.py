@@ -1,4 +1,4 @@
-"""Averages of weights, finetuning, LARS and LAMB as they are asked for on the command line."""
+"""Averages of weights, finetuning, LARS and LAMB from the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.launching import Command
     ],
 )
 def test_an_option_trains_as_well(overrides: str, words: str, command: Command, tmp_path: Path) -> None:
-    """The run ends well, says what is special about it, and its checkpoint is as good as its best value says."""
+    """A run with the option learns, reports the option, and its best checkpoint validates to its best value."""
     done = command(f"python -m trainkit fit conf=mlp run_dir=here {overrides}")
     assert done.code == 0, done.text
     assert words in done.out
@@ -34,7 +34,7 @@ def test_an_option_trains_as_well(overrides: str, words: str, command: Command, 
 
 
 def test_a_part_can_be_frozen(command: Command) -> None:
-    """callbacks=finetuning freezes the modules that it is told, and names those that there are."""
+    """callbacks=finetuning freezes the named modules, and an unknown name is refused with those that exist."""
     start = "python -m trainkit fit conf=mlp callbacks=finetuning trainer.max_epochs=2"
     done = command(f"{start} 'callbacks.finetuning.backbone=[model.1]' callbacks.finetuning.unfreeze_backbone_at_epoch=1")
     assert "Finetuning: model.1 not trained before epoch 2." in done.out, done.text

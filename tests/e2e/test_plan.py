@@ -1,4 +1,4 @@
-"""`python -m trainkit plan`: told for any number of ranks, in one process, and nothing is left behind."""
+"""`python -m trainkit plan` reports for any number of ranks in one process, and writes no file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.helpers.launching import Command
 
 
 def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -> None:
-    """64 ranks are planned on one; the config is checked as it would be there; no file is written."""
+    """One process plans 64 ranks, checks the config as for 64, and writes no file."""
     done = command("python -m trainkit plan conf=mlp ranks=64 ranks_per_host=4 engine.compression=fp16 data.batch_size=4")
     assert done.code == 0, done.text
     assert "plan of conf=mlp at 64 ranks (horovod, 4 a host)" in done.out
@@ -19,7 +19,7 @@ def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -
 
 
 def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
-    """engine=ddp is planned as under torchrun, where Horovod's options are refused with the reason."""
+    """engine=ddp is planned as under torchrun, and Horovod's options are refused."""
     assert "at 8 ranks (ddp, 8 a host)" in command("python -m trainkit plan conf=mlp engine=ddp ranks=8").out
     refused = command("python -m trainkit plan conf=mlp engine=ddp engine.num_groups=2 ranks=8")
     assert refused.code == 2
@@ -27,7 +27,7 @@ def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
 
 
 def test_a_plan_that_cannot_be(command: Command) -> None:
-    """Mistakes are told as in a fit."""
+    """A plan refuses what a fit would refuse."""
     many = command("python -m trainkit plan conf=mlp ranks=4096")
     assert many.code == 1
     assert "samples for 4096 ranks" in many.err
@@ -36,14 +36,14 @@ def test_a_plan_that_cannot_be(command: Command) -> None:
 
 
 def test_a_plan_of_one_rank(command: Command) -> None:
-    """Without ranks= it is for the ranks that there are."""
+    """Without ranks= the plan is for the ranks of this job."""
     done = command("python -m trainkit plan conf=mlp")
     assert "plan of conf=mlp at 1 rank" in done.out, done.text
     assert "nothing: one rank" in done.out
 
 
 def test_a_plan_of_some_ranks(command: Command) -> None:
-    """engine.process_set is planned with the ranks that train."""
+    """With engine.process_set the plan counts the ranks that train."""
     done = command("python -m trainkit plan conf=mlp ranks=4 'engine.process_set=[0,1]'")
     assert "32 per rank x 2 ranks" in done.out, done.text
     wrong = command("python -m trainkit plan conf=mlp ranks=4 'engine.process_set=[0,7]'")

@@ -20,7 +20,7 @@ LAUNCHERS = {
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", LAUNCHERS)
 def test_ranks_outside_take_no_part(engine: str, command: Command, tmp_path: Path) -> None:
-    """Ranks 1 and 2 of three train as two ranks do; rank 0 waits, writes nothing and ends well; then they validate."""
+    """Ranks 1 and 2 of three train and validate as two ranks do, and rank 0 waits and exits without an error."""
     short = "conf=mlp trainer.max_epochs=1 task.model.width=16"
     three, two = (LAUNCHERS[engine].format(ranks) for ranks in (3, 2))
     some = command(f"{three} fit {short} run_dir=some engine.process_set=[1,2]")
@@ -39,7 +39,7 @@ def test_ranks_outside_take_no_part(engine: str, command: Command, tmp_path: Pat
 
 
 def test_ranks_that_are_not_there(command: Command) -> None:
-    """A set that names others is refused, once."""
+    """A process set with an unknown rank is refused once."""
     done = command("horovodrun --gloo -np 2 python -m trainkit fit conf=mlp engine.process_set=[1,2]")
     assert done.code != 0
     assert "engine.process_set is [1, 2]; it must list ranks from 0 to 1" in done.text

@@ -33,7 +33,7 @@ TYPED = [line for line in commands() if not line.startswith("make ")]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images and a run to go on from."""
+    """A folder with images and with runs to resume from."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
     (folder / "hosts.sh").chmod(0o755)
@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ci_runs_what_the_readme_starts_with() -> None:
-    """The README's make commands are those of .ci/run, in full."""
+    """The README's make commands are those of .ci/run."""
     assert sorted(MADE) == ["make test", "make train"]
     ci = (ROOT / ".ci" / "run").read_text()
     assert all(f"\n{line}" in ci for line in MADE)
@@ -63,7 +63,7 @@ def test_the_readme_has_its_commands() -> None:
 @pytest.mark.parallel
 @pytest.mark.parametrize("line", TYPED)
 def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
-    """A command ends well; training commands are cut to two steps, and the images are small ones."""
+    """A command exits with 0; training commands are cut to two steps and small images."""
     words = line.replace("data.root=/data/imagenet", f"data.root={place / 'images'}").replace("max_epochs=90", "max_epochs=1")
     if "imagefolder" in words:
         words += SMALL_FOLDER
@@ -96,7 +96,7 @@ def test_the_script_of_the_readme_runs(launcher: str, command: Command, tmp_path
 
 
 def test_the_config_of_the_readme_runs(command: Command, tmp_path: Path) -> None:
-    """The README's config finds the task and data in the folder where the user stands."""
+    """The README's config finds the task and data in the current folder."""
     (code,), (conf,) = blocks("python"), blocks("yaml")
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "conf").mkdir()

@@ -1,4 +1,4 @@
-"""The recipes without images learn under both launchers, and end alike."""
+"""The recipes without images learn under both launchers, to the same values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values(run: Path, name: str) -> list[float]:
 @pytest.mark.parametrize("launcher", PAIR)
 @pytest.mark.parametrize("recipe", LEFT)
 def test_a_recipe_learns(recipe: str, launcher: str, runs: Runs) -> None:
-    """The training loss falls to the share of its first value that is stated above."""
+    """The training loss falls to the stated share of its first value."""
     losses = values(runs[recipe, launcher], "train/loss_step")
     assert sum(losses[-3:]) / 3 < LEFT[recipe] * losses[0]
 
@@ -64,7 +64,7 @@ def test_a_recipe_learns(recipe: str, launcher: str, runs: Runs) -> None:
 @pytest.mark.parallel
 @pytest.mark.parametrize("recipe", LEFT)
 def test_both_engines_end_alike(recipe: str, runs: Runs) -> None:
-    """Horovod and torch.distributed train on the same batches in the same order: val/loss agrees to rounding."""
+    """Horovod and torch.distributed end with the same val/loss, to rounding."""
     horovod, ddp = (values(runs[recipe, launcher], "val/loss") for launcher in PAIR)
     assert len(horovod) == len(ddp) > 0
     assert ddp == pytest.approx(horovod, rel=1e-3)

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(run: Path) -> str:
-    """What `trainkit timeline` says of it."""
+    """What `trainkit timeline` prints about the run."""
     done = run_command("python -m trainkit timeline run", run.parent)
     assert done.code == 0, done.text
     return done.text
@@ -49,7 +49,7 @@ def told(run: Path) -> str:
 
 @pytest.mark.slow
 def test_the_slow_rank_is_named(told: str) -> None:
-    """With the step since when, and by how much."""
+    """The slowest rank is named with its first slow step and its delay."""
     found = re.search(r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)", told)
     assert found, told
     assert 17 <= int(found[1]) <= 19 and 120 <= float(found[2]) <= 250
@@ -58,7 +58,7 @@ def test_the_slow_rank_is_named(told: str) -> None:
 
 @pytest.mark.slow
 def test_each_gradient_has_its_way(told: str, run: Path) -> None:
-    """All of the model's, by name, on both ranks."""
+    """The trace holds each gradient of the model by name, on both ranks."""
     assert "negotiation" in told and re.search(r"│ model\S*weight +│ +[\d.]+ KiB +│ +[\d.]+ ms", told)
     (folder,) = (run / "timeline").glob("steps-*")
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -76,7 +76,7 @@ def test_each_gradient_has_its_way(told: str, run: Path) -> None:
 
 @pytest.mark.slow
 def test_perfetto_takes_all_of_it(run: Path) -> None:
-    """Perfetto itself imports the file without an error, and has ranks as processes with their tracks."""
+    """Perfetto imports the trace without an error and shows each rank as a process with its tracks."""
     (trace,) = (run / "timeline").glob("steps-*/trace.json.gz")
     with perfetto(trace) as ask:
         assert ask("select name from stats where value > 0 and severity <> 'info'").startswith(" (0 rows)")
@@ -90,7 +90,7 @@ def test_perfetto_takes_all_of_it(run: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) -> None:
-    """All charts are drawn, nothing is asked for, no script fails; another rank can be chosen."""
+    """The page draws all charts without a request or a script error, and another rank can be chosen."""
     with opened(run / "reports" / "timeline.html") as seen:
         assert seen.errors == [] and seen.asked_for == []
         for part in ("parts", "steps", "step", "late", "gradients"):
@@ -116,7 +116,7 @@ def job_of(*settings: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_job_leaves_a_recording_that_can_be_read(command: Command, tmp_path: Path) -> None:
-    """Both ranks are killed while they record: the command shows the steps that were done."""
+    """If both ranks are killed while they record, the command shows the recorded steps."""
     start = job_of("start_step=3", "num_steps=100000")
     job = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -151,7 +151,7 @@ def _of_group(group: int) -> list[int]:
 
 @pytest.mark.slow
 def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path) -> None:
-    """`record=3` reaches a job that trains, on all its ranks; then it ends as it would have."""
+    """`record=3` makes all ranks of a running job record three steps."""
     start = job_of("start_step=null")
     job = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -184,14 +184,14 @@ def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path
     ],
 )
 def test_mistakes_are_told(command: Command, arguments: str, says: str) -> None:
-    """What was asked for, and what to do; exit code 2."""
+    """Bad input ends with exit code 2 and a message that says what to do."""
     done = command(f"python -m trainkit timeline {arguments}")
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
 @pytest.mark.slow
 def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path: Path) -> None:
-    """Two numbers of ranks: a table of both, the check of the model at the one that was left out, and a page."""
+    """scaling prints both numbers of ranks, checks its model at the one left out, and writes a page."""
     done = command("python -m trainkit scaling conf=mlp ranks=1,2 steps=12 gbits=10,100 run_dir=scale data.batch_size=64")
     assert done.code == 0, done.text
     assert re.search(r"│ 1 +│ +[\d.]+ ms │ +[\d.,]+ │ +100.0 % │", done.text) and re.search(r"│ 2 +│ +[\d.]+ ms", done.text)
@@ -209,7 +209,7 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
 
 @pytest.mark.slow
 def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
-    """SIGTERM ends its ranks too, and says where what was recorded lies."""
+    """SIGTERM ends scaling with its ranks, and the message names the folder of the recordings."""
     start = [sys.executable, "-m", "trainkit", "scaling", "conf=mlp", "ranks=2,3", "steps=100000", "run_dir=scale"]
     quiet = ["trainer.max_epochs=100000", "data.batch_size=2"]
     job = subprocess.Popen([*start, *quiet], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -245,13 +245,13 @@ def _text_of(path: Path) -> bytes:
     ],
 )
 def test_what_scaling_cannot_do_is_told(command: Command, arguments: str, says: str) -> None:
-    """Before anything runs."""
+    """Bad input is refused before any rank starts."""
     done = command(f"python -m trainkit scaling conf=mlp {arguments}")
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
 def test_doctor_lets_two_ranks_add(command: Command) -> None:
-    """On Horovod and on torch.distributed, with a speed; for machines as JSON."""
+    """doctor reports an allreduce of two ranks under both launchers, as JSON."""
     done = command("python -m trainkit doctor --json")
     assert done.code == 0, done.text
     found = {finding["name"]: finding for finding in json.loads(done.text[done.text.index("[") :])}

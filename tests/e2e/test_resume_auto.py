@@ -1,4 +1,4 @@
-"""`fit resume=auto`: one command line that begins a run, is ended by a signal, goes on, and is done."""
+"""`fit resume=auto`: one command line starts a run, resumes it after a signal, and does nothing once it is complete."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def waiting(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_one_command_begins_is_ended_goes_on_and_is_done(waiting: Start, command: Command, tmp_path: Path) -> None:
-    """Ended by SIGTERM with 75, the same command goes on to the same end as a run that was let be; again, it does nothing."""
+    """After SIGTERM (75) the same command resumes to the end of an undisturbed run; run again, it does nothing."""
     process = waiting(FIT + "here")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
@@ -85,7 +85,7 @@ def test_one_command_begins_is_ended_goes_on_and_is_done(waiting: Start, command
 
 
 def test_a_folder_in_use_is_refused(waiting: Start, command: Command, tmp_path: Path) -> None:
-    """A second fit in the folder of one that is going on ends with 2, names host and process, and disturbs nobody."""
+    """A second fit in the folder of a running one ends with 2, names host and process, and changes no file."""
     process = waiting(FIT + "here")
     there = sorted(path.name for path in (tmp_path / "here").iterdir())
     second = command(FIT + "here")
@@ -99,7 +99,7 @@ def test_a_folder_in_use_is_refused(waiting: Start, command: Command, tmp_path: 
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_passed_over(command: Command, tmp_path: Path) -> None:
-    """Where the newest checkpoint is not what was written, the run says so and goes on from the one before."""
+    """If the newest checkpoint is damaged, the run names it and resumes from the one before."""
     line = "python -m trainkit fit conf=mlp resume=auto run_dir=here callbacks.checkpoint.save_top_k=-1 trainer.max_epochs="
     assert command(f"{line}2").code == 0
     damaged = newest(tmp_path / "here") / WEIGHTS
@@ -114,7 +114,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over(command: Command, 
 
 
 def test_a_folder_that_is_new_each_time_is_refused(command: Command, tmp_path: Path) -> None:
-    """resume=auto without a run_dir would never find anything, and is refused before anything is written."""
+    """resume=auto without a run_dir, which would never find a checkpoint, is refused before any file is written."""
     done = command("python -m trainkit fit conf=mlp resume=auto")
     assert done.code == 2
     assert "Give the run's folder: run_dir=runs/mlp/mine" in done.err

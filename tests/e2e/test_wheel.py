@@ -14,7 +14,7 @@ RUN += "sys.argv = ['trainkit', {arguments}]; runpy.run_module('trainkit', run_n
 
 
 def test_a_wheel_finds_its_recipes_and_configs(command: Command, tmp_path: Path) -> None:
-    """From a wheel, in an empty folder, the shipped configs and recipes train; nothing of the checkout is used."""
+    """The configs and recipes of an installed wheel train in an empty folder, without the checkout."""
     built = command(f"{sys.executable} -m pip wheel --no-deps --no-build-isolation -q -w dist {ROOT}")
     assert built.code == 0, built.text
     site = tmp_path / "site"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a port at which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -66,11 +66,11 @@ class Pairs:
                 time.sleep(0.1)  # a worker that dies has died by the time its rank is asked
 
     def codes(self) -> list[int]:
-        """Wait until both have ended; return their exit codes (-9: killed)."""
+        """Wait until both ranks have ended; return their exit codes (-9: killed)."""
         return [int(word) for word in self._line().split()]
 
     def alive(self) -> bool:
-        """Whether both still run: a rank that has ended is not waited for before the first one."""
+        """Whether both still run; a zombie counts as ended."""
         return all(_state(pid) not in ("Z", "") for pid in self.pids)
 
     def _line(self) -> str:
@@ -92,7 +92,8 @@ def _state(pid: int) -> str:
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    """Poll a condition, as fast as can be: what is waited for may last for milliseconds."""
+    """Poll a condition each millisecond: it may hold no longer, and a loop without a pause would take a core from the ranks."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.001)

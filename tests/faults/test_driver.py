@@ -1,4 +1,4 @@
-"""The elastic driver with real processes: workers that are killed, frozen, added and taken away. They only pretend to train."""
+"""The elastic driver with real processes: workers are killed, frozen, added and removed. They only pretend to train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARK = "TRAINKIT_TEST_COMMAND"
 
 
 @dataclass(frozen=True)
-class Told:
+class Entry:
     """One line of the workers' log (workers/member.py)."""
 
     event: str
@@ -82,17 +82,17 @@ class Job:
                     if f"{_MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                         yield int(folder.name)
 
-    def log(self, event: str = "") -> list[Told]:
-        """Return what workers have told."""
+    def log(self, event: str = "") -> list[Entry]:
+        """Return the lines that workers have written."""
         if not (self.folder / "log").exists():
             return []
         whole = [line.split() for line in (self.folder / "log").read_text().splitlines() if line]
-        return [Told(w[0], w[1], *map(int, w[2:])) for w in whole if len(w) == 7 and w[0].startswith(event)]
+        return [Entry(w[0], w[1], *map(int, w[2:])) for w in whole if len(w) == 7 and w[0].startswith(event)]
 
-    def ranks(self, size: int, generation: int = 1) -> list[Told]:
+    def ranks(self, size: int, generation: int = 1) -> list[Entry]:
         """Wait for a generation of this size or a later one; return its members by rank."""
 
-        def newest() -> list[Told]:
+        def newest() -> list[Entry]:
             seats = [told for told in self.log("seat") if told.generation >= generation]
             last = max((told.generation for told in seats), default=0)
             return [told for told in seats if told.generation == last]
@@ -120,11 +120,11 @@ class Job:
 
     @property
     def err(self) -> str:
-        """What the driver has said."""
+        """What the driver has printed."""
         return (self.folder / "err").read_text()
 
     def says(self, text: str, timeout_s: float = 60) -> None:
-        """Wait until the driver says something."""
+        """Wait until the driver prints a text."""
         wait_for(lambda: text in self.err, f"'{text}' in {self.err}", timeout_s)
 
 
@@ -141,7 +141,7 @@ def hosts(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -> None:
-    """The other goes on as rank 0 with what it has, and a new process takes the dead one's slot."""
+    """The surviving worker continues as rank 0 in its process, and a new process takes the slot of the killed one."""
     with Job(tmp_path, "-np 2 --min-np 1 -H localhost:2") as job:
         first = job.ranks(2)
         os.kill(first[rank].pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -
 
 
 def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
-    """From the kill to the survivor's next seat: its beat (0.5 s) tells it, and it need not ask anew (10 s) for the answer."""
+    """The survivor learns of the loss from its heartbeat (0.5 s) and gets its seat without a second request (10 s)."""
     with Job(tmp_path, "-np 2 --min-np 1") as job:
         first = job.ranks(2)
         job.tell("late", "60")
@@ -167,7 +167,7 @@ def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
 
 
 def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
-    """New processes begin a new generation together."""
+    """If both workers are killed, two new processes form the next generation."""
     with Job(tmp_path) as job:
         for told in job.ranks(2):
             os.kill(told.pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
-    """A newcomer is killed while it waits for the others to come."""
+    """A new worker that is killed while it waits for its seat is replaced."""
     with Job(tmp_path, "-np 2 --min-np 2") as job:
         first = job.ranks(2)
         os.kill(first[0].pid, signal.SIGSTOP)  # does not come to join: the newcomer has to wait
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_be_replaced_ends_the_job_after_the_timeout(tmp_path: Path) -> None:
-    """min-np is np: the other waits, and after --elastic-timeout the job fails and says what it lacked."""
+    """With min-np equal to np the job fails after --elastic-timeout, and the driver reports what it lacked."""
     option = hosts(tmp_path, "localhost:1\n127.0.0.1:1\n")
     with Job(tmp_path, f"-np 2 --min-np 2 --elastic-timeout 2 {option}") as job:
         first = job.ranks(2)
@@ -203,7 +203,7 @@ def test_a_rank_that_cannot_be_replaced_ends_the_job_after_the_timeout(tmp_path:
 
 
 def test_an_error_in_the_users_code_ends_the_job_with_its_code(tmp_path: Path) -> None:
-    """Exit code 3 of one: the other is told, nothing is started again."""
+    """If a worker exits with code 3, the job ends with 3 and no worker is restarted."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.tell("exit-1", "3")
@@ -213,7 +213,7 @@ def test_an_error_in_the_users_code_ends_the_job_with_its_code(tmp_path: Path) -
 
 
 def test_a_preempted_rank_is_not_replaced(tmp_path: Path) -> None:
-    """Exit code 75 of one: the other goes on alone."""
+    """If a worker exits with code 75, the other one continues alone."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.tell("exit-1", "75")
@@ -223,7 +223,7 @@ def test_a_preempted_rank_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_ranks_are_all_preempted_ends_with_75(tmp_path: Path) -> None:
-    """Exit code 75 of all."""
+    """If all workers exit with code 75, the job exits with 75."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.tell("exit-0", "75")
@@ -232,7 +232,7 @@ def test_a_job_whose_ranks_are_all_preempted_ends_with_75(tmp_path: Path) -> Non
 
 
 def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
-    """SIGSTOP: its process lives, but it does not say so."""
+    """A worker that is stopped (SIGSTOP) sends no heartbeats; the driver kills and replaces it."""
     with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         first = job.ranks(2)
         os.kill(first[1].pid, signal.SIGSTOP)
@@ -242,7 +242,7 @@ def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> None:
-    """It beats and waits for nothing, but the other waits for it."""
+    """A worker that sends heartbeats without progress, while the other one waits in a collective, counts as hung."""
     with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         first = job.ranks(2)
         job.tell("hang-1")
@@ -256,7 +256,7 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
 
 
 def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
-    """While the interpreter ends nobody can say that it lives: 4 s, where 1.5 s of silence are a freeze."""
+    """A worker whose interpreter takes 4 s to exit is not killed, although 1.5 s without heartbeats count as a freeze."""
     with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         job.ranks(2)
         job.tell("slow-end")
@@ -264,7 +264,7 @@ def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
 
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:
-    """A host that is added is taken in, one that is removed is left, and one that comes back is taken in again."""
+    """A host that is added gets a worker, a removed host loses its worker, and a host that returns gets a new one."""
     option = hosts(tmp_path, "localhost:1\n")
     with Job(tmp_path, f"-np 1 --min-np 1 --max-np 4 {option}") as job:
         job.ranks(1)
@@ -281,7 +281,7 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_discovery_script_that_fails_for_a_while_changes_nothing(tmp_path: Path) -> None:
-    """It is told once; the hosts stay; when it works again it is heard again."""
+    """The failure is reported once and the hosts are kept; when the script works again, its output counts again."""
     option = hosts(tmp_path, "localhost:1\n")
     with Job(tmp_path, f"-np 1 --min-np 1 {option}") as job:
         job.ranks(1)
@@ -297,14 +297,14 @@ def test_a_discovery_script_that_fails_for_a_while_changes_nothing(tmp_path: Pat
 
 
 def test_a_discovery_script_that_fails_at_first_is_fatal(tmp_path: Path) -> None:
-    """There is nothing to begin with."""
+    """A discovery script that fails at the start ends the job with exit code 2."""
     with Job(tmp_path, "-np 1 --min-np 1 --host-discovery-script false") as job:
         assert job.code() == 2
         assert "--host-discovery-script 'false' ended with exit code 1" in job.err
 
 
 def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
-    """--reset-limit 0: the first loss is the last."""
+    """With --reset-limit 0 the first lost worker ends the job."""
     with Job(tmp_path, "-np 2 --min-np 1 --reset-limit 0") as job:
         os.kill(job.ranks(2)[1].pid, signal.SIGKILL)
         assert job.code() == 1
@@ -313,7 +313,7 @@ def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signals) -> None:
-    """All leave with 75 after SIGTERM, and so does the job; the fake knows no SIGINT and dies of it."""
+    """After SIGTERM all workers and the job exit with 75; of SIGINT, which these workers do not handle, they die."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.process.send_signal(number)
@@ -322,7 +322,7 @@ def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signa
 
 
 def test_a_killed_driver_leaves_nobody_behind(tmp_path: Path) -> None:
-    """SIGKILL of the driver: its reaper sends the workers SIGTERM, and ends with them."""
+    """If the driver is killed, its reaper sends the workers SIGTERM and exits after them."""
     with Job(tmp_path) as job:
         job.ranks(2)
         job.process.kill()
@@ -332,7 +332,7 @@ def test_a_killed_driver_leaves_nobody_behind(tmp_path: Path) -> None:
 
 
 def test_a_finished_job_ends_by_itself_and_prints_ranks(tmp_path: Path) -> None:
-    """Lines carry the rank of whoever printed them, and files the worker's name."""
+    """Each line of output carries its rank, and each output file the name of its worker."""
     with Job(tmp_path, "-np 2 --min-np 1 --output-filename printed", steps=20) as job:
         assert job.code() == 0
         assert sorted((tmp_path / "out").read_text().splitlines()) == ["[0]<stdout>:rank 0 of 2", "[1]<stdout>:rank 1 of 2"]
@@ -340,7 +340,7 @@ def test_a_finished_job_ends_by_itself_and_prints_ranks(tmp_path: Path) -> None:
 
 
 def test_what_crashes_at_its_start_ends_the_job(tmp_path: Path) -> None:
-    """No worker came so far as to have a seat."""
+    """If no worker gets a seat before it dies, the job ends."""
     (tmp_path / "die-localhost").touch()
     with Job(tmp_path) as job:
         assert job.code() == 1
@@ -348,7 +348,7 @@ def test_what_crashes_at_its_start_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_only_crashes_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
-    """min-np is np, and replacements die at once: the pauses between them count."""
+    """If every replacement dies at once, the pauses between them count towards --elastic-timeout."""
     with Job(tmp_path, "-np 2 --min-np 2 --elastic-timeout 2") as job:
         first = job.ranks(2)
         (tmp_path / "die-localhost").touch()
@@ -358,7 +358,7 @@ def test_a_slot_that_only_crashes_is_waited_for_no_longer_than_the_timeout(tmp_p
 
 
 def test_a_command_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
-    """As a shell would: 127."""
+    """A command that does not exist ends the job with 127, as in a shell."""
     done = subprocess.run(
         [sys.executable, "-m", "trainkit.launch.elastic", "-np", "1", "--min-np", "1", "no-such-program"],
         capture_output=True,
@@ -370,7 +370,7 @@ def test_a_command_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
 
 
 def test_requests_without_a_signature_are_refused(tmp_path: Path) -> None:
-    """403 for POST, PUT and GET; the job does not mind."""
+    """POST, PUT and GET without a signature get 403, and the job continues."""
     with Job(tmp_path) as job:
         told = job.ranks(2)[0]
         env = dict(
@@ -410,7 +410,7 @@ def remote_job(folder: Path) -> Job:
 
 
 def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
-    """It gets environment and secret through stdin, is replaced when it is killed, and told to leave when its host goes."""
+    """A remote worker gets environment and secret through stdin, is replaced if killed, and leaves with its host."""
     with remote_job(tmp_path) as job:
         first = job.ranks(2)
         far = next(told for told in first if told.worker.startswith("far"))
@@ -430,7 +430,7 @@ def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
 
 
 def test_signals_and_the_drivers_end_reach_a_worker_behind_ssh(tmp_path: Path) -> None:
-    """SIGTERM comes through ssh's stdin."""
+    """SIGTERM reaches a remote worker through ssh's stdin."""
     with remote_job(tmp_path) as job:
         job.ranks(2)
         job.process.send_signal(signal.SIGTERM)
@@ -438,7 +438,7 @@ def test_signals_and_the_drivers_end_reach_a_worker_behind_ssh(tmp_path: Path) -
 
 
 def test_a_worker_behind_ssh_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
-    """Its stdin ends."""
+    """A remote worker exits when its stdin ends."""
     with remote_job(tmp_path) as job:
         job.ranks(2)
         job.process.kill()

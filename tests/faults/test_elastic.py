@@ -1,4 +1,4 @@
-"""Elastic training under a real horovodrun with a discovery script: workers die, hosts leave and come, and nothing is lost."""
+"""Elastic training under a real horovodrun with a discovery script: workers die, hosts come and go, and no sample is lost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Run = Callable[..., Ended]
 
 
 def start(tmp_path: Path) -> Run:
-    """Return what runs a job to its end in this folder."""
+    """Return a function that runs a job to its end in this folder."""
 
     def run(*faults: dict[str, Any], hosts: str = "localhost:2", np: int = 2, options: str = "", **wish: Any) -> Ended:
         (tmp_path / "hosts.txt").write_text(hosts.replace(",", "\n") + "\n")
@@ -125,7 +125,7 @@ def check_samples(ended: Ended) -> None:
 
 
 def check(ended: Ended, undisturbed: Ended) -> None:
-    """What was trained is what was to be trained: each sample once an epoch, the same weights, one history in the files."""
+    """The job trained each sample once an epoch, to the weights of the undisturbed job, with one history in its files."""
     check_samples(ended)
     expected = next(iter(undisturbed.ends.values()))
     first = next(iter(ended.ends.values()))
@@ -147,7 +147,7 @@ def survivors(ended: Ended) -> set[int]:
 
 
 def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ended) -> None:
-    """Being elastic changes nothing."""
+    """An elastic job without faults trains what the plain job trains."""
     ended = run()
     check(ended, undisturbed)
     assert ended.sizes == [2] and len(survivors(ended)) == 2
@@ -155,7 +155,7 @@ def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ende
 
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(run: Run, undisturbed: Ended, rank: int) -> None:
-    """The other goes on in its process, alone at first; rank 0 is no special case."""
+    """The surviving worker continues alone in its process until the replacement joins, whichever rank was killed."""
     ended = run({"do": "kill", "rank": rank, "step": 10})
     print(f"from the last batch before the kill to the first one after it: {ended.pause_s[0]:.2f} s")
     check(ended, undisturbed)
@@ -164,7 +164,7 @@ def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(run: Run,
 
 
 def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undisturbed: Ended) -> None:
-    """What memory has lost the last checkpoint holds."""
+    """If all workers are killed, their replacements resume from the last checkpoint."""
     ended = run({"do": "kill", "rank": 0, "step": 20}, {"do": "kill", "rank": 1, "step": 20})
     check(ended, undisturbed)
     assert not survivors(ended) and len(ended.ends) == 2
@@ -175,7 +175,7 @@ def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undistu
     [("saving", {"commit": 3}), ("saving", {"commit": 1000, "every": 5}), ("validation", {}), ("recovery", {})],
 )
 def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during: str, wish: dict[str, Any]) -> None:
-    """Within a commit, within a checkpoint, within a validation, and while the ranks recover from another kill."""
+    """A kill during a commit, a save, a validation or a recovery loses no sample."""
     faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
     if during == "recovery":
         faults.insert(0, {"do": "kill", "rank": 2, "step": 7})
@@ -189,7 +189,7 @@ def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during
 
 
 def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
-    """The others commit, no step is lost, and three ranks go on."""
+    """When a host joins, the ranks commit, and three ranks continue without a lost step."""
     ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3)
     check(ended, undisturbed)
     assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
@@ -198,7 +198,7 @@ def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
 
 
 def test_a_host_that_leaves_and_comes_again(run: Run, undisturbed: Ended) -> None:
-    """The workers of a host that leaves the list end, the others go on; later it is back."""
+    """When a host leaves the list its workers exit and the others continue; when it returns it gets workers again."""
     faults = [{"do": "drop_host", "step": 5, "host": "127.0.0.1"}, {"do": "add_host", "step": 25, "host": "127.0.0.1:1"}]
     ended = run(*faults, hosts="localhost:1,127.0.0.1:1")
     check(ended, undisturbed)
@@ -206,7 +206,7 @@ def test_a_host_that_leaves_and_comes_again(run: Run, undisturbed: Ended) -> Non
 
 
 def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
-    """A mistake in the code is no lost host: the job ends, and says which rank raised what."""
+    """An exception in the user's code ends the job and is reported once, with its rank."""
     ended = run({"do": "raise", "rank": 1, "step": 10})
     assert ended.code == 1
     assert "FaultInjection raises this on rank 1 after step 10" in ended.text
@@ -215,14 +215,14 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
 
 
 def test_a_frozen_worker_is_replaced(run: Run, undisturbed: Ended) -> None:
-    """A process that is stopped, and does not die, is killed by the launcher."""
+    """The launcher kills a worker that is stopped, and replaces it."""
     ended = run({"do": "stop", "rank": 1, "step": 10}, stall_s=6)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
 
 def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Path) -> None:
-    """A process that lives and does not come any more is killed, and its stack says where it was."""
+    """A worker that lives without progress is killed, and its stack is written first."""
     ended = run({"do": "hang", "rank": 1, "step": 10}, stall_s=6)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
@@ -233,14 +233,14 @@ def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Pa
 
 
 def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> None:
-    """A scheduler that takes one node away: its rank leaves after a commit, and no step is lost."""
+    """A rank that gets SIGTERM leaves after a commit, and no step is lost."""
     ended = run({"do": "terminate", "rank": 0, "step": 10}, waits_for=1)
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
 
 def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_path: Path, undisturbed: Ended) -> None:
-    """Of two agents one is killed with its rank: the other starts anew with one rank, and the problem stays that of two."""
+    """If one of two torchrun agents is killed, the other restarts with one rank and keeps the batch and rate of two."""
     run_dir = tmp_path / "run"
     wish = json.dumps({"faults": [], "commit": 3, "every": 4, "epochs": EPOCHS, "stall_s": 120, "waits_for": 1})
     port = free_port()
@@ -282,7 +282,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_no_process_is_left(run: Run) -> None:
-    """After a job with a kill nothing goes on."""
+    """After a job with a kill no process is left."""
     ended = run({"do": "kill", "rank": 1, "step": 3}, epochs=1)
     assert ended.code == 0, ended.text
     assert not [pid for pid in ended.lines if os.path.exists(f"/proc/{pid}")]

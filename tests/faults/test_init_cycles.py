@@ -24,7 +24,7 @@ SECRET = "5e" * 32
 
 
 def said(text: str) -> list[Any]:
-    """Return what ranks said, horovodrun's prefix left out."""
+    """Return what ranks printed, without horovodrun's prefix."""
     return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line and line.endswith("}")]
 
 
@@ -62,7 +62,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """A server of the test's own, and nothing left of it."""
+    """A server for one test; it and its ranks end with the test."""
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
     started = Ranks()
     yield started
@@ -70,7 +70,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 
 
 def first_line(process: subprocess.Popen[str]) -> Any:
-    """Wait for what a rank says next."""
+    """Wait for the next line of a rank."""
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
@@ -85,7 +85,7 @@ def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
 
 
 def check_outlived(facts: Any, seat: list[int]) -> None:
-    """Assert what a survivor has to say of its peer's death, and where it is afterwards."""
+    """Assert the errors that a survivor got after its peer's death, and its next seat."""
     assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")
     assert facts["later_ms"] < 5000  # no time limit is waited for: Gloo's is 30 s
     assert facts["shutdown_ms"] < 5000
@@ -95,7 +95,7 @@ def check_outlived(facts: Any, seat: list[int]) -> None:
 
 @pytest.mark.parametrize(("survivors", "victim"), [([0], 1), ([1], 0), ([0, 1], 2), ([1, 2], 0)])
 def test_survivors_of_a_killed_peer_start_anew(survivors: list[int], victim: int, ranks: Ranks) -> None:
-    """Who waits for a killed peer gets an error at once; then the same process shuts down, and is rank 0 of 1 elsewhere."""
+    """A rank blocked on a killed peer gets an error at once, shuts down, and becomes rank 0 of 1 in the same process."""
     size = len(survivors) + 1
     processes = {rank: ranks.start("wait" if rank == victim else f"outlive g{2 + rank}. 1", rank, size) for rank in range(size)}
     assert [first_line(process) for process in processes.values()] == size * [{"ready": True}]
@@ -117,7 +117,7 @@ def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_moment_of_a_death_hangs_the_survivor(ranks: Ranks) -> None:
-    """Thirty deaths: a survivor's next sum may meet the taking down at any point (one in ten hung, waiting for the GIL)."""
+    """In thirty deaths no survivor hangs, wherever its next sum meets the shutdown (one in ten hung on the GIL)."""
     for generation in range(30):
         scope = f"x{generation}."
         pair = [ranks.start(work, rank, 2, scope) for rank, work in enumerate(("wait", f"outlive y{generation}. 1"))]
@@ -139,7 +139,7 @@ def test_refused_init_is_an_error_and_can_be_tried_again(ranks: Ranks) -> None:
 
 
 class GivenUp(RendezvousHandler):
-    """A driver that has formed another generation: nobody comes to this one any more."""
+    """A driver that has formed another generation: no rank joins this one."""
 
     def do_GET(self) -> None:
         """Say so."""
@@ -147,7 +147,7 @@ class GivenUp(RendezvousHandler):
 
 
 def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a peer that will not come is told by the server (410), and does not wait for the time limit of 30 s."""
+    """A rank that waits for a peer of an abandoned scope gets the server's 410 instead of waiting for the limit of 30 s."""
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
     ranks = Ranks(GivenUp)
     try:
@@ -161,7 +161,7 @@ def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.Monk
 
 
 def test_rank_that_comes_late_is_named(tmp_path: Path) -> None:
-    """The stall inspector works under Gloo: it names who is missing and for what, and the sum is done when he comes."""
+    """Under Gloo the stall inspector names the missing rank and tensor, and the sum completes when the rank arrives."""
     done = run_command(f"{PAIR} late 5", tmp_path, HOROVOD_STALL_CHECK_TIME_SECONDS="2")
     assert done.code == 0, done.text
     assert "1: [allreduce.awaited]" in done.text
@@ -169,7 +169,7 @@ def test_rank_that_comes_late_is_named(tmp_path: Path) -> None:
 
 
 def test_rank_that_does_not_come_ends_the_wait(tmp_path: Path) -> None:
-    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS makes an error of a wait that has lasted so long."""
+    """A wait longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS ends with an error."""
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
     done = run_command(f"{PAIR} late 8", tmp_path, **limits)
     assert "1!: [allreduce.awaited]" in done.text
@@ -177,7 +177,7 @@ def test_rank_that_does_not_come_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_scopes_are_cleared_behind_the_ranks(ranks: Ranks) -> None:
-    """What ranks put into the store for one another is gone when they are connected: many cycles do not fill the server."""
+    """The ranks' keys are removed from the store once they are connected, so that many cycles do not fill the server."""
     done = [ranks.start("cycles 3", rank, 2) for rank in (0, 1)]
     assert [process.wait(30) for process in done] == [0, 0]
     assert ranks.keys() == {}

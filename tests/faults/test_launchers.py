@@ -1,4 +1,4 @@
-"""The same under the real launchers: a rank dies, the launcher is asked to end, the job is started again."""
+"""Faults under the real launchers: a rank dies, the launcher is asked to end, the job is restarted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TORCHRUN = f"torchrun --nproc-per-node 2 {JOB}"
 
 
 def finish(line: str, run_dir: Path, **environment: str) -> str:
-    """Run a job to its end and return what it said."""
+    """Run a job to its end and return its output."""
     done = run_command(f"{line} {run_dir} {STEPS}", run_dir.parent, 120, PYTHONPATH=str(ROOT), **environment)
     assert done.code == 0, done.text
     return done.text
@@ -33,7 +33,7 @@ def finish(line: str, run_dir: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on Horovod that nobody disturbed."""
+    """A run on Horovod without a fault."""
     run_dir = tmp_path_factory.mktemp("runs") / "whole"
     finish(HOROVODRUN, run_dir)
     return run_dir
@@ -78,7 +78,7 @@ def disturb(line: str, run_dir: Path, number: signal.Signals, whom: str) -> tupl
 
 
 def test_a_rank_that_is_killed_under_horovodrun_costs_a_restart(tmp_path: Path, whole: Path) -> None:
-    """kill -9 of one rank ends the job; started again with "auto" it ends like the run that nobody disturbed."""
+    """SIGKILL of one rank ends the job; restarted with "auto" it ends like the run without a fault."""
     code, _ = disturb(HOROVODRUN, tmp_path / "run", signal.SIGKILL, "rank")
     assert code != 0
     finish(HOROVODRUN, tmp_path / "run")
@@ -87,7 +87,7 @@ def test_a_rank_that_is_killed_under_horovodrun_costs_a_restart(tmp_path: Path, 
 
 @pytest.mark.parametrize(("line", "whom"), [(HOROVODRUN, "launcher"), (HOROVODRUN, "rank"), (TORCHRUN, "launcher")])
 def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, whole: Path, line: str, whom: str) -> None:
-    """SIGTERM to the launcher, or to one rank: all end at one step with its checkpoint, and the job goes on to the same end."""
+    """After SIGTERM to the launcher or to one rank all ranks end at one step with a checkpoint, and the job resumes from it."""
     _, text = disturb(line, tmp_path / "run", signal.SIGTERM, whom)
     found = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to resume", text)
     assert found, text
@@ -98,7 +98,7 @@ def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, whole: P
 
 
 def test_torchruns_restart_goes_on(tmp_path: Path) -> None:
-    """A rank that kills itself once under torchrun --max-restarts is restarted with the others, from the last checkpoint."""
+    """Under torchrun --max-restarts a rank that dies is restarted with the others, from the last checkpoint."""
     finish(TORCHRUN, tmp_path / "whole")
     finish(f"torchrun --nproc-per-node 2 --max-restarts 1 {JOB}", tmp_path / "run", JOB_DIES_AT="17")
     assert (tmp_path / "run" / "died").exists()

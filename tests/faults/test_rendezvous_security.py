@@ -1,4 +1,4 @@
-"""What a stranger on the same machine can do to a job on trainkit's Horovod: nothing, and it does not learn the secret."""
+"""A process without the secret, on the same machine, can neither change nor read a job on trainkit's Horovod."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A job whose ranks wait, as it is started by a user who knows of no secret."""
+    """A job whose ranks wait, started without a secret in the user's environment."""
     out = tmp_path_factory.mktemp("job") / "out"
     mark = f"security-{os.getpid()}"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
@@ -114,12 +114,12 @@ def listeners(port: int) -> list[str]:
 
 
 def test_port_of_a_local_job_is_open_on_loopback_only(job: Job) -> None:
-    """Where all ranks are on this machine nobody else can even connect."""
+    """If all ranks are on this machine, no other machine can connect."""
     assert listeners(job.port) == ["0100007F"]
 
 
 def test_secret_is_on_no_command_line(job: Job) -> None:
-    """The launcher, its helpers and the ranks show their arguments to every user of the machine: no secret among them."""
+    """The arguments of launcher, helpers and ranks, which every user of the machine can read, hold no secret."""
     lines = [(folder / "cmdline").read_bytes() for folder in job.folders]
     assert len([line for line in lines if b"horovod_rank.py" in line]) >= 3
     assert len(job.secret) == 64
@@ -136,7 +136,7 @@ def test_running_job_refuses_strangers(job: Job, tmp_path: Path) -> None:
 
 
 def test_head_shows_no_files_of_the_launchers_folder(job: Job) -> None:
-    """The server knows GET, PUT and DELETE; before, HEAD told a stranger which files lie where horovodrun was started."""
+    """The server refuses HEAD, which would list the files of the launcher's folder."""
     assert answer("HEAD", f"http://127.0.0.1:{job.port}/") == 501
 
 
@@ -173,7 +173,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Driver:
-    """Stands in for the elastic driver, which is told where workers listen."""
+    """Stands in for the elastic driver, which collects the addresses of workers."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -184,7 +184,7 @@ class Driver:
 
 
 def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: Path) -> None:
-    """Horovod's elastic handler unpickles what workers PUT: a stranger's pickle is not touched (CVE-2024-10190)."""
+    """Horovod's elastic handler, which unpickles what workers PUT, refuses an unsigned pickle (CVE-2024-10190)."""
     driver, server = Driver(), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver), address="127.0.0.1")
     try:
@@ -201,7 +201,7 @@ def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: 
 
 
 def test_results_of_functions_come_from_ranks_only(secret: str, tmp_path: Path) -> None:
-    """horovod.run() unpickles results out of a key-value store: a stranger puts none there, and those of ranks arrive."""
+    """The key-value store from which horovod.run() unpickles results takes those of ranks only."""
     server = KVStoreServer(verbose=0)
     port = server.start_server("127.0.0.1")
     try:
@@ -238,7 +238,7 @@ class Impostor(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("known", ["", "0" * 64], ids=["no secret", "another secret"])
 def test_rank_unpickles_no_answer_of_a_stranger(known: str, secret: str, tmp_path: Path) -> None:
-    """A server that does not know the secret, at the port of one that has gone, gets nothing unpickled."""
+    """A rank unpickles no answer of a server that does not know the secret."""
     body = dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False)
     handler = type("Handler", (Impostor,), {"body": body, "secret": known})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
@@ -249,7 +249,7 @@ def test_rank_unpickles_no_answer_of_a_stranger(known: str, secret: str, tmp_pat
 
 
 def test_both_sides_of_trainkit_sign_alike() -> None:
-    """The module that Horovod's processes use and trainkit's own make the same of a request."""
+    """Horovod's signing module and trainkit's sign a request alike."""
     assert (signature.HEADER, signature.SECRET) == (signing.HEADER, signing.SECRET)
     request = ("PUT", "/g3.global/0", pickle.dumps({"a": 1}))
     assert signature.sign(SECRET, *request) == signing.sign(SECRET, *request)

@@ -1,8 +1,8 @@
-"""What the ranks of test_elastic.py run: a fit whose every rank writes down the samples that it trains on.
+"""What the ranks of test_elastic.py run: a fit in which each rank writes down the samples that it trains on.
 
 elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2}
 
-While there are fewer ranks than it waits for, steps take longer: who is to come has time to come.
+While there are fewer ranks than "waits_for", steps take longer, so that a new worker can join in time.
 """
 
 from __future__ import annotations

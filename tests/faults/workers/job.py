@@ -1,4 +1,4 @@
-"""A run that has all a restart could lose: dropout, batch norm, augmentation in workers, EMA, fp16 scaling, accumulation."""
+"""A run with all the state that a restart could lose: dropout, batch norm, augmentation in workers, EMA, fp16 scaling."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Marker(Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
-        """Be a step that takes for ever, or one that the last rank dies in, where that is asked for."""
+        """Block for ever in this step, or kill the last rank in it, if the environment asks for it."""
         died = trainer.run_dir / "died"
         if os.environ.get("JOB_DIES_AT") == str(trainer.global_step) and trainer.global_rank == 1 and not died.exists():
             died.touch()
@@ -89,7 +89,7 @@ class Marker(Callback):
 
 
 def run(run_dir: str, max_steps: int, workers: int = 2) -> None:
-    """Train up to a step, going on from what there is."""
+    """Train up to a step, from the newest checkpoint if there is one."""
     data = DataLoader(Noisy(), 4, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     keeper = trainkit.ModelCheckpoint(monitor="val/loss", every_n_train_steps=3, save_top_k=2)
     trainer = trainkit.Trainer(

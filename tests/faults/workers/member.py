@@ -22,7 +22,7 @@ STEP_S = 0.02
 
 
 class SlowEnd:
-    """Something that takes its time when the interpreter ends."""
+    """Delays the end of the interpreter."""
 
     def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Take it."""
@@ -37,7 +37,7 @@ def tell(event: str, m: Membership, rank: int = -1, size: int = -1) -> None:
 
 
 def text(name: str) -> str | None:
-    """Return a command's text, None where the file is not there."""
+    """Return a command's text, None if the file does not exist."""
     try:
         return (FOLDER / name).read_text()
     except FileNotFoundError:
