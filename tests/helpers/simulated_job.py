@@ -6,9 +6,9 @@ import signal
 from collections import Counter
 from typing import Any
 
-from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.client import RankAssignment
 from trainkit.launch.elastic.messages import Decision, Rules, Say, Send, Start
-from trainkit.launch.elastic.state_machine import Roster
+from trainkit.launch.elastic.state_machine import StateMachine
 
 
 class Simulated:
@@ -24,7 +24,7 @@ class Simulated:
     def __init__(self, hosts: dict[str, int] | None = None, **rules: Any) -> None:
         self.rules = Rules(**({"np": 2, "min_np": 1} | rules))
         self.now = 100.0
-        self.roster = Roster(self.rules, self.now)
+        self.state_machine = StateMachine(self.rules, self.now)
         self.alive: list[str] = []
         self.starts: list[Start] = []
         self.sent: dict[str, list[signal.Signals]] = {}
@@ -36,14 +36,14 @@ class Simulated:
 
     def hosts(self, hosts: dict[str, int]) -> None:
         """The hosts are these now."""
-        self._obey(self.roster.hosts(self.now, hosts))
+        self._obey(self.state_machine.hosts(self.now, hosts))
 
     def join(self, *names: str, commit: int = -1, generation: int | None = None) -> None:
         """Workers come to join."""
         for name in names:
             seat = self.seat(name)
             own = (seat.generation if seat else 0) if generation is None else generation
-            self._obey(self.roster.joined(self.now, name, commit, own))
+            self._obey(self.state_machine.joined(self.now, name, commit, own))
 
     def beat(self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None) -> list[dict[str, Any]]:
         """Workers beat; returns the replies."""
@@ -51,59 +51,62 @@ class Simulated:
         for name in names:
             seat = self.seat(name)
             said = {"step": step, "progress": step, "waiting": waiting, "stall_s": stall_s}
-            self._obey(self.roster.beat(self.now, name, said | {"generation": seat.generation if seat else 0}))
-            replies.append(self.roster.reply(name))
+            self._obey(self.state_machine.beat(self.now, name, said | {"generation": seat.generation if seat else 0}))
+            replies.append(self.state_machine.reply(name))
         return replies
 
     def exit(self, *names: str, code: int | None = -9) -> None:
         """Processes end."""
         for name in names:
             self.alive.remove(name)
-            self._obey(self.roster.exited(self.now, name, code))
+            self._obey(self.state_machine.exited(self.now, name, code))
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Horovodrun gets a signal."""
-        self._obey(self.roster.signalled(self.now, number))
+        self._obey(self.state_machine.signalled(self.now, number))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, in steps of at most a second."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + 1.0, end)
-            self._obey(self.roster.tick(self.now))
+            self._obey(self.state_machine.tick(self.now))
 
     def sleep(self, seconds: float) -> None:
         """Let time pass in which the driver does not run."""
         self.now += seconds
-        self._obey(self.roster.tick(self.now))
+        self._obey(self.state_machine.tick(self.now))
 
     # ---- what is known
 
-    def seat(self, name: str) -> Seat | None:
+    def seat(self, name: str) -> RankAssignment | None:
         """Return a worker's seat."""
-        worker = self.roster.job.workers.get(name)
+        worker = self.state_machine.job.workers.get(name)
         return worker.seat if worker else None
 
     def seats(self) -> list[str]:
         """Return the running ones by rank."""
-        running = [(w.seat.rank, w.name) for w in self.roster.job.workers.values() if w.phase == "running" and w.seat]
+        workers = self.state_machine.job.workers.values()
+        running = [(w.seat.rank, w.name) for w in workers if w.phase == "running" and w.seat]
         return [name for _, name in sorted(running)]
 
     @property
     def code(self) -> int | None:
         """Exit code of the job, None while it runs."""
-        return None if self.roster.job.over is None else self.roster.job.over.code
+        return None if self.state_machine.job.over is None else self.state_machine.job.over.code
 
     def wanted(self, name: str) -> bool:
         """Whether a worker is requested to join."""
-        worker = self.roster.job.workers[name]
-        return self.roster.reply(name)["wanted"] > (worker.seat.generation if worker.seat else 0)
+        worker = self.state_machine.job.workers[name]
+        return self.state_machine.reply(name)["wanted"] > (worker.seat.generation if worker.seat else 0)
 
     def _obey(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             if isinstance(decision, Start):
                 assert decision.worker not in {start.worker for start in self.starts}, "a name is used once"
-                assert self.roster.job.over is None and self.roster.job.stop is None, "nothing is started in a job that ends"
+                assert self.state_machine.job.over is None and self.state_machine.job.stop is None, (
+                    "nothing is started in a job that ends"
+                )
                 self.alive.append(decision.worker)
                 self.starts.append(decision)
             elif isinstance(decision, Send):
@@ -114,7 +117,7 @@ class Simulated:
         self._check()
 
     def _check(self) -> None:
-        job = self.roster.job
+        job = self.state_machine.job
         assert set(job.workers) == set(self.alive), "who lives is who is known to live"
         taken = Counter((w.host, w.slot) for w in job.workers.values())
         assert max(taken.values(), default=1) == 1, "a slot holds one process"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.simulated_job import Simulated
@@ -51,9 +51,9 @@ def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[st
             if event == "join":
                 job.join(name, commit=step)
             elif event == "stale":
-                job.join(name, commit=step - number, generation=max(0, job.roster.job.generation - number))
+                job.join(name, commit=step - number, generation=max(0, job.state_machine.job.generation - number))
             elif event == "answer":
-                job.roster.answer(name)
+                job.state_machine.answer(name)
             elif event == "beat":
                 step += number
                 job.beat(name, step=step, waiting="grads" if number % 2 else "", stall_s=5.0)
@@ -70,13 +70,13 @@ def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
     """From any state, workers that join on request, work a while and end bring the job to an end."""
     job = play(shape, sequence)
     for turn in range(200):
-        if job.roster.finished:
+        if job.state_machine.finished:
             break
         for name in list(job.alive):
-            worker = job.roster.job.workers.get(name)
+            worker = job.state_machine.job.workers.get(name)
             if worker is None:
                 continue
-            answer = job.roster.answer(name) or {"answer": "wait"}
+            answer = job.state_machine.answer(name) or {"answer": "wait"}
             if job.sent.get(name):
                 job.exit(name, code=-job.sent[name][-1])
             elif worker.phase != "starting" and answer["answer"] in ("leave", "end"):
@@ -88,23 +88,24 @@ def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
             else:
                 job.beat(name, step=1000 + turn, stall_s=5.0)
         job.wait(1)
-    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
 
 
 @often
 @given(shapes, sequences)
+@example((2, 2, None, None), [("wait", 5), ("hosts", 3)])  # the time is up in the event that fills a slot
 def test_workers_that_all_crash_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
     """A job in which every process dies again and again ends too, with an error."""
     job = play(shape, sequence)
     for _ in range(400):
-        if job.roster.finished:
+        if job.state_machine.finished:
             break
         if job.alive:
             job.exit(job.alive[0])
         job.wait(1)
-    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
 
 
 @often
@@ -117,10 +118,10 @@ def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
     for name in list(job.alive):
         job.beat(name, stall_s=5.0)
     for _ in range(900):
-        if job.roster.finished:
+        if job.state_machine.finished:
             break
         for name in list(job.alive):
             if 9 in job.sent.get(name, []):
                 job.exit(name)
         job.wait(1)
-    assert job.roster.finished, f"still open: {job.roster.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"

@@ -69,7 +69,7 @@ class Children:
         """
         print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
         started, log = time.monotonic(), self.folder / f"{name}.log"
-        witness = ["_target_=trainkit.report.resume.recorder.ResumeWitness", f"record_to='{self.folder / 'notes' / name}'"]
+        witness = ["_target_=trainkit.report.resume.recorder.ResumeRecorder", f"record_to='{self.folder / 'notes' / name}'"]
         settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]
         line = [*start_with(self.launcher, ranks), "-m", "trainkit", "fit", *self.overrides, *settings]
         code = run_job(line, log, without_launcher(os.environ))

@@ -115,7 +115,7 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
         ("torch_profiler", "false"),
     ):
         settings.append(f"++callbacks.timeline.{name}={value}")
-    settings.append("++callbacks.sum_costs._target_=trainkit.report.scaling.allreduce_costs.SumCosts")
+    settings.append("++callbacks.sum_costs._target_=trainkit.report.scaling.allreduce_costs.AllreduceCosts")
     if trainer.get("global_batch_size") is not None:
         settings += ["trainer.global_batch_size=null", "trainer.accumulate_grad_batches=1"]
         notes.append("trainer.global_batch_size is ignored: each rank keeps its own batch, so more ranks process more samples.")

@@ -17,7 +17,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.callbacks.crash_capsule.step_record import BufferCopies, StepRecord, Taken, about, as_stored, raw_random
-from trainkit.callbacks.spike_detection.async_losses import LateLosses
+from trainkit.callbacks.spike_detection.async_losses import AsyncLosses
 from trainkit.checkpoint.capsule import FOLDER, write
 from trainkit.console import short
 from trainkit.device.sync_guard import allowed_read
@@ -49,13 +49,13 @@ class CrashCapsule(Callback):
         self.keep, self.max_capsules, self.on_error = keep, max_capsules, on_error
         self.written: list[str] = []
         self._ring: deque[StepRecord] = deque(maxlen=keep)
-        self._late: LateLosses | None = None
+        self._late: AsyncLosses | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset."""
         self._ring.clear()
         self.written, self._failed, self._was_bad = [], False, False
-        self._late = LateLosses(trainer.engine.device)
+        self._late = AsyncLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
@@ -152,7 +152,7 @@ class CrashCapsule(Callback):
         return done
 
     @property
-    def _losses(self) -> LateLosses:
+    def _losses(self) -> AsyncLosses:
         assert self._late is not None, "training has begun"
         return self._late
 

@@ -1,4 +1,4 @@
-"""LateLosses: copies the loss of each step to the host without blocking a step."""
+"""AsyncLosses: copies the loss of each step to the host without blocking a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.device.sync_guard import allowed_read
 _SLOTS = 256  # maximum lead of the host over the device, in steps
 
 
-class LateLosses:
+class AsyncLosses:
     """Adds up the loss of this rank's microbatches in a step, and returns it when it is available.
 
     On the CPU it is available at once. On a GPU it is copied to pinned memory after the step's own work and arrives some steps

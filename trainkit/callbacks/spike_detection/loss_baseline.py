@@ -1,4 +1,4 @@
-"""Usual: the baseline of recent losses, and the test for a spike."""
+"""LossBaseline: the baseline of recent losses, and the test for a spike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PER_MAD = 1.4826  # standard deviation / median absolute deviation of a normal 
 _LEAST_DEVIATION = 1e-3  # of the median: with constant losses any change would be a spike otherwise
 
 
-class Usual:
+class LossBaseline:
     """The usual loss: the median of the last losses, and their spread around it.
 
     A loss is a spike if it is worse than the median by more than each limit that is set: `atol`; `rtol` times the median's

@@ -14,8 +14,8 @@ from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule, are_finite
 from trainkit.callbacks.crash_capsule.step_record import samples_of
-from trainkit.callbacks.spike_detection.async_losses import LateLosses
-from trainkit.callbacks.spike_detection.loss_baseline import Usual
+from trainkit.callbacks.spike_detection.async_losses import AsyncLosses
+from trainkit.callbacks.spike_detection.loss_baseline import LossBaseline
 from trainkit.console import try_to_write
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
@@ -29,7 +29,7 @@ class SpikeDetection(Callback):
     CrashCapsule in the list store the step. Of consecutive spikes only the first is reported.
 
     Each rank checks its own microbatches, since a bad sample is in one rank's. Nothing waits for the device: on a GPU a loss is
-    checked when it arrives, some steps later (async_losses.py). Usual holds the rule.
+    checked when it arrives, some steps later (async_losses.py). LossBaseline holds the rule.
 
     Args:
         mode: "min" if the loss should fall, "max" if it should rise.
@@ -70,13 +70,13 @@ class SpikeDetection(Callback):
         self._rule = (mode, window, warmup, atol, rtol, deviations)
         self.exclude_batches_path, self.finite_only, self.stop = exclude_batches_path, finite_only, stop
         self.spikes: list[tuple[int, float, float | None]] = []
-        self._usual = Usual(*self._rule)
-        self._late: LateLosses | None = None
+        self._usual = LossBaseline(*self._rule)
+        self._late: AsyncLosses | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset."""
         if stage == "fit":
-            self.spikes, self._usual, self._late = [], Usual(*self._rule), None
+            self.spikes, self._usual, self._late = [], LossBaseline(*self._rule), None
             self._was_bad = False
             self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
 
@@ -116,12 +116,12 @@ class SpikeDetection(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it; all ranks start with rank 0's."""
-        self._usual = Usual(*self._rule)
+        self._usual = LossBaseline(*self._rule)
         self._usual.load_state_dict(state_dict)
 
-    def _losses(self, trainer: RunView) -> LateLosses:
+    def _losses(self, trainer: RunView) -> AsyncLosses:
         if self._late is None:
-            self._late = LateLosses(trainer.engine.device)
+            self._late = AsyncLosses(trainer.engine.device)
         return self._late
 
     def _look(self, trainer: RunView, came: Sequence[tuple[int, float]]) -> None:

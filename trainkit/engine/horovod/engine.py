@@ -25,7 +25,7 @@ from trainkit.engine.horovod.collectives import HorovodCollectives
 from trainkit.engine.horovod.elastic import ElasticRanks
 from trainkit.engine.horovod.heartbeat import HorovodHeartbeat
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
-from trainkit.engine.horovod.tuning import Knobs
+from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks
@@ -98,18 +98,18 @@ class HorovodEngine(Engine):
         self._sums = HorovodSums(compression, op, gradient_predivide_factor, num_groups, groups, process_set)
         self.shown_options = changed(compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor)
         self._sparse_as_dense = sparse_as_dense
-        self._knobs = Knobs(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
+        self._tuning = Tuning(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
 
     def _start(self) -> None:
-        knobs, running = self._knobs, hvd.is_initialized()
+        tuning, running = self._tuning, hvd.is_initialized()
         if not running and self._elastic is not None:
             self._elastic.join(self._sums.process_set)
             self.launcher = read_launcher()
         on_gpu = self._requested_device != "cpu" and torch.cuda.is_available()
-        if on_gpu and not running and knobs.cycle_time_ms is None and not knobs.autotune:
+        if on_gpu and not running and tuning.cycle_time_ms is None and not tuning.autotune:
             # A default, not a setting of the user: it gives way to the user's variable without a message.
-            knobs = dataclasses.replace(knobs, cycle_time_ms=None if "HOROVOD_CYCLE_TIME" in os.environ else 0.1)
-        overruled = knobs.apply(os.environ, running)
+            tuning = dataclasses.replace(tuning, cycle_time_ms=None if "HOROVOD_CYCLE_TIME" in os.environ else 0.1)
+        overruled = tuning.apply(os.environ, running)
         self._connect()
         self.device = pin_device(self._requested_device, self.ranks)
         self._check_adasum()

@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, EngineError
 
 
 @dataclass(frozen=True)
-class Knobs:
+class Tuning:
     """The settings of Horovod's background thread; None leaves Horovod's default.
 
     Attributes:

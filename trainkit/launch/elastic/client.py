@@ -1,6 +1,6 @@
 """A worker's membership in an elastic job: it requests a seat (its rank) from the driver (driver.py) and sends heartbeats.
 
-    Membership.current() -> join(commit) -> Seat        requests a seat until it gets one, or the job ends
+    Membership.current() -> join(commit) -> RankAssignment        requests a seat until it gets one, or the job ends
                         a thread, every 0.5 s       reports step, progress and what the main thread waits for;
                                                     receives whether the driver wants to form a new generation
 
@@ -34,7 +34,7 @@ _PARTING_S = 60.0  # time limit for a process's exit, during which no Python thr
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """A worker's rank in a generation, in Horovod's numbering.
 
     Attributes:
@@ -143,7 +143,7 @@ class Membership:
             self._thread.start()
             atexit.register(self._part, os.getpid())
 
-    def join(self, commit: int) -> Seat:
+    def join(self, commit: int) -> RankAssignment:
         """Request a seat in the next generation, and wait for it.
 
         Args:
@@ -158,7 +158,7 @@ class Membership:
         while True:
             answer = self._ask(request)
             if answer["answer"] == "seat":
-                seat = Seat(**{field.name: int(answer[field.name]) for field in dataclasses.fields(Seat)})
+                seat = RankAssignment(**{field.name: int(answer[field.name]) for field in dataclasses.fields(RankAssignment)})
                 self.generation = seat.generation
                 self.why = ""
                 return seat

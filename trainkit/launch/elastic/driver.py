@@ -32,7 +32,7 @@ from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess
 from trainkit.launch.elastic.rendezvous import Request, Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
-from trainkit.launch.elastic.state_machine import Roster
+from trainkit.launch.elastic.state_machine import StateMachine
 
 TICK_S = 0.2
 _DRAIN_S = 2.0
@@ -93,7 +93,7 @@ def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output
 @contextlib.contextmanager
 def _signals(driver: Driver) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
-        driver.post(lambda now: driver.roster.signalled(now, signal.Signals(number)))
+        driver.post(lambda now: driver.state_machine.signalled(now, signal.Signals(number)))
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -117,7 +117,7 @@ class Driver:
         self._generation = 0
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._refused: set[str] = set()
-        self.roster = Roster(settings.rules, time.monotonic())
+        self.state_machine = StateMachine(settings.rules, time.monotonic())
         self._server = Server(network.address, self._secret, self._on_join, self._on_beat)
         self._reaper = Reaper()
 
@@ -130,16 +130,16 @@ class Driver:
         self._on_hosts(hosts)
         if discovery is not None:
             discovery.watch(hosts, self._on_hosts, self._output.say)
-        while not self.roster.finished:
+        while not self.state_machine.finished:
             try:
                 event = self._inbox.get(timeout=TICK_S)
             except queue.Empty:
-                event = self.roster.tick
+                event = self.state_machine.tick
             decisions = event(time.monotonic())
             self._answer()  # before starting anything: waiting workers continue
             for decision in decisions:
                 self._do(decision)
-        over = self.roster.job.over
+        over = self.state_machine.job.over
         assert over is not None
         self._output.drain(_DRAIN_S)
         self._output.say(f"{over.why}" if over.code == 0 else f"the job ends with exit code {over.code}: {over.why}")
@@ -162,7 +162,7 @@ class Driver:
                 f"{host} is ignored: the job started on this host only, at {self._network.address}; start it with "
                 "--network-interface to allow other hosts later"
             )
-        self.post(lambda now: self.roster.hosts(now, reachable))
+        self.post(lambda now: self.state_machine.hosts(now, reachable))
 
     def _on_join(self, request: Request) -> None:
         content = request.content
@@ -171,7 +171,7 @@ class Driver:
             self._asking[content["worker"]] = request
             if content["generation"] == self._generation:
                 self._server.give_up(self._generation)
-            return self.roster.joined(now, content["worker"], content["commit"], content["generation"])
+            return self.state_machine.joined(now, content["worker"], content["commit"], content["generation"])
 
         self.post(event)
 
@@ -179,8 +179,8 @@ class Driver:
         content = request.content
 
         def event(now: float) -> list[Decision]:
-            decisions = self.roster.beat(now, content["worker"], content)
-            request.answer(self.roster.reply(content["worker"]))
+            decisions = self.state_machine.beat(now, content["worker"], content)
+            request.answer(self.state_machine.reply(content["worker"]))
             return decisions
 
         self.post(event)
@@ -190,7 +190,7 @@ class Driver:
             self._processes.pop(worker, None)
             if code != 0:
                 self._server.give_up(self._generation)
-            return self.roster.exited(now, worker, code)
+            return self.state_machine.exited(now, worker, code)
 
         self.post(event)
 
@@ -198,14 +198,14 @@ class Driver:
 
     def _answer(self) -> None:
         """Answer the workers that wait for a seat, if there is an answer."""
-        if self.roster.job.generation > self._generation:
-            self._generation = self.roster.job.generation
+        if self.state_machine.job.generation > self._generation:
+            self._generation = self.state_machine.job.generation
             self._server.forget(before=self._generation)
-            for worker in self.roster.job.workers.values():
+            for worker in self.state_machine.job.workers.values():
                 if worker.seat is not None:
                     self._output.label(worker.name, str(worker.seat.rank))
         for name in list(self._asking):
-            answer = self.roster.answer(name)
+            answer = self.state_machine.answer(name)
             if answer is not None:
                 self._asking.pop(name).answer(answer)
 

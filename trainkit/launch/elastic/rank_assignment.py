@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.client import RankAssignment
 from trainkit.launch.elastic.workers import Worker
 
 
-def assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, Seat]:
+def assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, RankAssignment]:
     """Return the seats of a generation by the workers' names.
 
     Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of a host are consecutive, and
@@ -30,7 +30,7 @@ def assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str,
     for host, on_host in by_host.items():
         for local_rank, worker in enumerate(on_host):
             peers = [name for name, others in by_host.items() if len(others) > local_rank]
-            seats[worker.name] = Seat(
+            seats[worker.name] = RankAssignment(
                 generation=generation,
                 rank=rank,
                 size=len(chosen),

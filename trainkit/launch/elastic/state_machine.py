@@ -20,7 +20,7 @@ from trainkit.launch.elastic.transitions import settle
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
 
 
-class Roster:
+class StateMachine:
     """The state machine of an elastic job; its state is in `job`."""
 
     def __init__(self, rules: Rules, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from trainkit.console import plural
-from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.client import RankAssignment
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.messages import Decision, Send, Start
 from trainkit.launch.elastic.rank_assignment import assign
@@ -29,6 +29,8 @@ def settle(job: Job, now: float) -> list[Decision]:
             conclude(job)
     if job.over is None and len(job.coming) < job.need and not job.alive("running"):
         _run_short(job, gap)
+        if job.over is not None:
+            _cancel_starts(job)
     _press(job)
     out, job.out = job.out, []
     return out
@@ -100,7 +102,7 @@ def _form(job: Job) -> None:
     job.changes.clear()
 
 
-def _formed(job: Job, seats: list[Seat], hosts: list[str]) -> str:
+def _formed(job: Job, seats: list[RankAssignment], hosts: list[str]) -> str:
     counts = {host: hosts.count(host) for host in hosts}
     where = ", ".join(f"{host} ({n})" if len(counts) > 1 else host for host, n in counts.items())
     text = f"{plural(len(seats), 'rank')} on {where}, generation {job.generation + 1}"
@@ -132,6 +134,14 @@ def _fill(job: Job) -> None:
         job.out.append(Start(w.name, host, n, started - 1 if started <= job.rules.np else None))
         if slot.count > 1:
             job.say(f"{w} is started")
+
+
+def _cancel_starts(job: Job) -> None:
+    """Drop the starts of this event: the job was declared over in the same one."""
+    for start in [decision for decision in job.out if isinstance(decision, Start)]:
+        w = job.workers.pop(start.worker)
+        job.slots[w.host, w.slot].count -= 1
+        job.out.remove(start)
 
 
 def _give_up(job: Job) -> None:

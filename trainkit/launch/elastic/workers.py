@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-from trainkit.launch.elastic.client import Seat
+from trainkit.launch.elastic.client import RankAssignment
 
 PREEMPTED = 75  # trainkit.errors.Preempted; sysexits' EX_TEMPFAIL
 
@@ -40,7 +40,7 @@ class Worker:
     phase: Literal["starting", "waiting", "running", "ending"] = "starting"
     commit: int = -1
     came: int = 0
-    seat: Seat | None = None
+    seat: RankAssignment | None = None
     joined: float = 0.0
     unwanted: str = ""
     fate: str = ""

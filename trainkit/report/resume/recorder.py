@@ -1,4 +1,4 @@
-"""ResumeWitness: saves, kills and records for `python -m trainkit check-resume`."""
+"""ResumeRecorder: saves, kills and records for `python -m trainkit check-resume`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.device.sync_guard import allowed_read
 
 
 @checked
-class ResumeWitness(Callback):
+class ResumeRecorder(Callback):
     """Records a run without changing it: it draws no random numbers. Reading each batch waits for the device.
 
     It writes to `record_to`:

@@ -32,7 +32,7 @@ class Runs:
     Attributes:
         whole: run folder of the uninterrupted run.
         killed: run folder of the run that was killed and resumed.
-        notes: folder of ResumeWitness's records, with a folder each for whole, killed and resumed.
+        notes: folder of ResumeRecorder's records, with a folder each for whole, killed and resumed.
         save_at: both runs saved after this step.
         kill_at: the step in which one was killed.
         ranks: number of ranks before and after.

@@ -1,4 +1,4 @@
-"""SumCosts: measures the cost of a reduction over ranks by its size; for `trainkit scaling`."""
+"""AllreduceCosts: measures the cost of a reduction over ranks by its size; for `trainkit scaling`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KIB = (1, 16, 256, 1024, 4096, 16384, 65536)
 
 
 @checked
-class SumCosts(Callback):
+class AllreduceCosts(Callback):
     """Reduces tensors of several sizes after training; rank 0 writes the time of each.
 
     On Horovod the time is that of the collective itself, without its thread's cycle; otherwise that of the call.

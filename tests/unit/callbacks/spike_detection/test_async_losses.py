@@ -1,4 +1,4 @@
-"""LateLosses: the mean loss of a step, returned when it has arrived."""
+"""AsyncLosses: the mean loss of a step, returned when it has arrived."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from trainkit.callbacks.spike_detection import async_losses as late_losses
-from trainkit.callbacks.spike_detection.async_losses import LateLosses
+from trainkit.callbacks.spike_detection.async_losses import AsyncLosses
 
 
 def test_on_the_cpu_a_loss_is_there_at_once() -> None:
     """A step's loss is the mean over its samples; each is returned once, and a step without samples has none."""
-    losses = LateLosses(torch.device("cpu"))
+    losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(1.0, requires_grad=True), 3)
     losses.add(torch.tensor(5.0), 1)
     losses.end_step(7)
@@ -25,7 +25,7 @@ def test_on_the_cpu_a_loss_is_there_at_once() -> None:
 
 def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
     """The losses of a failed attempt are discarded."""
-    losses = LateLosses(torch.device("cpu"))
+    losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(9.0), 4)
     losses.add(torch.tensor(1.0), 2, attempt=2)
     losses.add(torch.tensor(2.0), 2, attempt=2)
@@ -59,8 +59,8 @@ class Event:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> LateLosses:
-    """LateLosses on a GPU with events controlled by the test; four steps fit in its memory."""
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> AsyncLosses:
+    """AsyncLosses on a GPU with events controlled by the test; four steps fit in its memory."""
     Event.come = Event.made = 0
     empty = torch.empty
     monkeypatch.setattr(late_losses, "_SLOTS", 4)
@@ -70,10 +70,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> LateLosses:
         return empty(*size, **{name: value for name, value in options.items() if name != "pin_memory"})
 
     monkeypatch.setattr(torch, "empty", without_pinning)
-    return LateLosses(torch.device("cuda"))
+    return AsyncLosses(torch.device("cuda"))
 
 
-def test_on_a_gpu_nobody_waits(on_gpu: LateLosses) -> None:
+def test_on_a_gpu_nobody_waits(on_gpu: AsyncLosses) -> None:
     """Losses are returned in order, as soon as their event has completed."""
     for step in range(3):
         on_gpu.add(torch.tensor(float(step)), 1)
@@ -84,7 +84,7 @@ def test_on_a_gpu_nobody_waits(on_gpu: LateLosses) -> None:
     assert on_gpu.drain() == [(2, 2.0)]
 
 
-def test_a_host_that_is_far_ahead_loses_nothing(on_gpu: LateLosses) -> None:
+def test_a_host_that_is_far_ahead_loses_nothing(on_gpu: AsyncLosses) -> None:
     """With all slots used, the host waits for the oldest."""
     for step in range(9):
         on_gpu.add(torch.tensor(float(step)), 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule, SpikeDetection
-from trainkit.callbacks.spike_detection.loss_baseline import Usual
+from trainkit.callbacks.spike_detection.loss_baseline import LossBaseline
 from trainkit.errors import ConfigError
 
 
@@ -86,7 +86,7 @@ def test_what_is_not_finite_is_a_spike_where_asked_for(tmp_path: Path, finite_on
 )
 def test_all_limits_must_be_passed(rule: dict[str, Any], loss: float, is_spike: bool) -> None:
     """For losses around 1 with a median deviation of 0.05: relative, absolute and robust limits, only on the bad side."""
-    usual = Usual(**({"mode": "min", "window": 8, "warmup": 0, "atol": None, "rtol": None, "deviations": None} | rule))
+    usual = LossBaseline(**({"mode": "min", "window": 8, "warmup": 0, "atol": None, "rtol": None, "deviations": None} | rule))
     for value in FLAT:
         assert not usual.is_spike(value)
     assert usual.is_spike(loss) is is_spike
@@ -94,14 +94,14 @@ def test_all_limits_must_be_passed(rule: dict[str, Any], loss: float, is_spike: 
 
 def test_the_beginning_is_no_spike() -> None:
     """Losses before `warmup` are never spikes."""
-    usual = Usual("min", 8, 5, None, 2.0, None)
+    usual = LossBaseline("min", 8, 5, None, 2.0, None)
     assert not any(usual.is_spike(loss) for loss in [1.0, 1.0, 9.0, 1.0, 1.0])
     assert usual.is_spike(9.0)
 
 
 def test_constant_losses_are_no_reason_for_alarm() -> None:
     """With constant losses a tiny rise is no spike."""
-    usual = Usual("min", 8, 0, None, None, 6.0)
+    usual = LossBaseline("min", 8, 0, None, None, 6.0)
     assert not any(usual.is_spike(1.0) for _ in range(8))
     assert not usual.is_spike(1.005) and usual.is_spike(1.01)
 

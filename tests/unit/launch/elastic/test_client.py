@@ -13,11 +13,11 @@ import pytest
 
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.launch.elastic import client as membership
-from trainkit.launch.elastic.client import Membership, Seat
+from trainkit.launch.elastic.client import Membership, RankAssignment
 from trainkit.launch.elastic.rendezvous import Request, Server
 
 SECRET = "ab" * 32
-SEAT = Seat(generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2)
+SEAT = RankAssignment(generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2)
 
 
 class Driver:

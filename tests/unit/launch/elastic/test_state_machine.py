@@ -26,9 +26,9 @@ def test_the_first_generation_waits_for_np_ranks() -> None:
     job = Simulated()
     job.join(A)
     job.wait(30)
-    assert job.seats() == [] and job.roster.answer(A) is None
+    assert job.seats() == [] and job.state_machine.answer(A) is None
     job.join(B)
-    assert job.roster.answer(A) == {
+    assert job.state_machine.answer(A) == {
         "answer": "seat",
         "generation": 1,
         "rank": 0,
@@ -125,7 +125,7 @@ def test_a_seat_that_was_lost_on_its_way_is_given_again() -> None:
     job = started()
     job.join(A, generation=0)
     assert job.seats() == [A, B] and not job.wanted(B)
-    answer = job.roster.answer(A)
+    answer = job.state_machine.answer(A)
     assert answer is not None and (answer["answer"], answer["rank"]) == ("seat", 0)
 
 
@@ -222,10 +222,10 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(code: int) -> None:
     job.exit(B, code=code)
     assert job.code == code and job.alive == [A] and job.wanted(A)
     job.join(A)
-    answer = job.roster.answer(A)
+    answer = job.state_machine.answer(A)
     assert answer is not None and answer["answer"] == "end" and "exit code" in answer["why"]
     job.exit(A, code=1)
-    assert job.roster.finished and job.code == code
+    assert job.state_machine.finished and job.code == code
 
 
 def test_who_does_not_end_with_the_job_is_ended() -> None:
@@ -348,7 +348,7 @@ def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
     job.hosts({"node1": 1})
     assert job.wanted(A) and job.wanted("node2/0#1")
     job.join("node2/0#1", commit=5)
-    answer = job.roster.answer("node2/0#1")
+    answer = job.state_machine.answer("node2/0#1")
     assert answer == {"answer": "leave", "why": "slot 0 of node2 was removed"}
     job.join(A, commit=5)
     assert job.seats() == [A]
@@ -422,7 +422,7 @@ def test_too_few_workers_for_too_long_end_the_job() -> None:
     assert job.code is None
     job.wait(2)
     assert job.code == 1
-    over = job.roster.job.over
+    over = job.state_machine.job.over
     assert over is not None and "1 worker for 5 s (--elastic-timeout), and 2 are needed (--min-np)" in over.why
 
 
@@ -613,7 +613,7 @@ def test_ranks_that_wait_for_one_another_end_the_job() -> None:
     job = started()
     assert hang(job, 9, A="grads", B="val/loss") == [A, B]
     assert job.code == 1
-    over = job.roster.job.over
+    over = job.state_machine.job.over
     assert over is not None and "waited for grads" in over.why and "waited for val/loss" in over.why
 
 
@@ -646,7 +646,7 @@ def test_an_unknown_worker_is_told_to_end() -> None:
     """A process that the driver has seen end, or never started."""
     job = started()
     job.join("node9/0#1")
-    answer = job.roster.answer("node9/0#1")
+    answer = job.state_machine.answer("node9/0#1")
     assert answer is not None and answer["answer"] == "end"
 
 
@@ -668,8 +668,8 @@ def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
     """Not "done"."""
     job = Simulated()
     job.exit(A, code=0)
-    assert job.code == 1 and job.roster.job.over is not None
-    assert "never requested a rank" in job.roster.job.over.why
+    assert job.code == 1 and job.state_machine.job.over is not None
+    assert "never requested a rank" in job.state_machine.job.over.why
 
 
 def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
