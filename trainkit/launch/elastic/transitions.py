@@ -7,7 +7,7 @@ import signal
 from trainkit.console import plural
 from trainkit.launch.elastic.client import RankAssignment
 from trainkit.launch.elastic.job import Job
-from trainkit.launch.elastic.messages import Decision, Send, Start
+from trainkit.launch.elastic.messages import Decision, Say, Send, Start
 from trainkit.launch.elastic.rank_assignment import assign
 from trainkit.launch.elastic.stalls import frozen, limit, stalled
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
@@ -141,7 +141,7 @@ def _cancel_starts(job: Job) -> None:
     for start in [decision for decision in job.out if isinstance(decision, Start)]:
         w = job.workers.pop(start.worker)
         job.slots[w.host, w.slot].count -= 1
-        job.out.remove(start)
+        job.out = [decision for decision in job.out if decision not in (start, Say(f"{w} is started"))]
 
 
 def _give_up(job: Job) -> None:
