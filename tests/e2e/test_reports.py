@@ -250,6 +250,7 @@ def test_what_scaling_cannot_do_is_told(command: Command, arguments: str, says: 
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
+@pytest.mark.slow
 def test_doctor_lets_two_ranks_add(command: Command) -> None:
     """doctor reports an allreduce of two ranks under both launchers, as JSON."""
     done = command("python -m trainkit doctor --json")

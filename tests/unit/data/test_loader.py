@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,10 +341,9 @@ def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Pat
         task, data = Line(), DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
         quiet(tmp_path / folder, max_steps=steps, enable_checkpointing=True).fit(task, data, **options)
         assert data._iterator is None
-        end = time.monotonic() + 20  # of 60 s that a worker lives on for which is only told to end by a signal
-        while set(multiprocessing.active_children()) - others:
-            assert time.monotonic() < end, "a worker is left"
-            time.sleep(0.01)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.join(20)  # of 60 s that a worker lives on for if it is ended by a signal alone
+            assert not worker.is_alive()
         return weights(task)
 
     others = set(multiprocessing.active_children())  # of tests before this one
