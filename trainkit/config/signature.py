@@ -1,7 +1,8 @@
 """Reads the arguments of a class or function from its source, without importing anything.
 
 So a config is checked against the constructors that it names, before torch is loaded. A definition that cannot be followed
-(behind a decorator, a class made at run time) gives a signature that accepts everything.
+(behind a decorator, a class made at run time) gives a signature that accepts everything. (griffe reads sources too, but its
+import alone takes 0.2 s, about as long as a wrong key may take to be reported.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """RunLock: one fit at a time in a run's folder.
 
 The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process has ended in any way.
-Forked loader workers, which outlive a killed parent by seconds, do not inherit it, and it works over NFS. The file
-describes the holder in JSON, for the error of a refused run; it is emptied at the end, and not deleted: a process that
-has just opened it would lock a file that no other process sees.
+Forked loader workers, which outlive a killed parent by seconds, do not inherit it (as they would the flock that
+filelock takes), and it works over NFS. The file describes the holder in JSON, for the error of a refused run; it is
+emptied at the end, and not deleted: a process that has just opened it would lock a file that no other process sees.
 
 If the filesystem has no locks, the file's text decides: a process of the same host is looked up, another host's cannot be.
 Two runs that start at the same instant are not detected there.
