@@ -26,8 +26,8 @@ class Callback:
 
     Attributes:
         runs_last: its hooks run after those of all others, the Task's included.
-        uses_step_clock: it reads `trainer.step_clock`, which runs only if a callback does.
-        is_step_clock: it is `trainer.step_clock`.
+        uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
+        is_step_clock: `step_clock_of(trainer)` returns it.
         ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
     """
 

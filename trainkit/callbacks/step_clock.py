@@ -46,7 +46,7 @@ class Times:
 
 class StepClock(Callback):
     """Adds up the seconds of a rank's main thread, from hook to hook. It is the first callback if any callback sets
-    `uses_step_clock`; they read it as `trainer.step_clock`.
+    `uses_step_clock`; they read it by `step_clock_of(trainer)`.
 
         begin         on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
         batch_came    on_train_batch_start       ends "data": waiting for the loader
