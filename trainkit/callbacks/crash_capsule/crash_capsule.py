@@ -60,10 +60,10 @@ class CrashCapsule(Callback):
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record the start of a step."""
-        state, run = trainer.state, trainer
+        state = trainer.state
         with allowed_read():  # only fp16 reads its scale, and the last update waited for it already
-            scaler = run.precision.scaler.state_dict()
-        groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in run.optimizers]
+            scaler = trainer.precision.scaler.state_dict()
+        groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         record = StepRecord(
             state.global_step, state.current_epoch, state.step_in_epoch, dict(scaler), groups, pieces=state.oom_pieces
         )

@@ -68,12 +68,11 @@ class ResumeRecorder(Callback):
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record which samples this rank should get."""
-        run = trainer
-        epoch, step = run.state.current_epoch, run.state.step_in_epoch
+        epoch, step = trainer.state.current_epoch, trainer.state.step_in_epoch
         indices: list[int] | None = None
-        if isinstance(run.train_feed, MapFeed):
-            shares = run.train_feed.plan_of(epoch).microbatches(step, run.engine.ranks.rank)
-            parts = [run.train_feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
+        if isinstance(trainer.train_feed, MapFeed):
+            shares = trainer.train_feed.plan_of(epoch).microbatches(step, trainer.engine.ranks.rank)
+            parts = [trainer.train_feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
             indices = [index for part in parts for index in part]
         self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}
 
