@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
     from trainkit.data.seeding import seed_everything as seed_everything
+    from trainkit.data.streams import sharded as sharded
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.export.export import export as export
+    from trainkit.launch.environment import rank as rank
+    from trainkit.launch.environment import world_size as world_size
     from trainkit.loggers import CSVLogger as CSVLogger
     from trainkit.loggers import JSONLLogger as JSONLLogger
     from trainkit.loggers import MLFlowLogger as MLFlowLogger
@@ -60,8 +63,10 @@ _NAMES = {
     "PyTorchProfiler SimpleProfiler SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor "
     "Timeline Timer Watchdog",
     "trainkit.data.seeding": "seed_everything",
+    "trainkit.data.streams": "sharded",
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.export.export": "export",
+    "trainkit.launch.environment": "rank world_size",
     "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
     "trainkit.replay.replay": "replay",
     "trainkit.run.predictions": "read_predictions",

@@ -11,6 +11,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.console import console_of, plural, short
 from trainkit.data.feed import MapFeed, StreamFeed
+from trainkit.data.streams import DealtStream
 
 
 class Banner(Callback):
@@ -36,7 +37,9 @@ class Banner(Callback):
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
-            rows.append(("data", "an iterable: each rank reads its own and trainkit does not shard it"))
+            dealt = isinstance(trainer.train_feed.stream, DealtStream)
+            how = "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"
+            rows.append(("data", f"a stream: {how}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
         rows += trainer.batch_plan.describe(trainer.rates.user_lrs)
         rows.append(("run", _plan(trainer)))

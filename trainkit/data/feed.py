@@ -6,18 +6,14 @@ StreamFeed    an iterable: each step the ranks agree, on the host, on the number
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
-
 from trainkit.data.loader import ShardedLoader, Source
-from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.plan import StepPlan
+from trainkit.data.streams import Stream
 from trainkit.device.transfer import count_samples
 
 Move = Callable[[Any], Any]
@@ -115,66 +111,31 @@ class MapFeed(Feed):
 
 
 class StreamFeed(Feed):
-    """Steps of an iterable; each rank iterates its own, which the user shards over several ranks.
+    """Steps of a stream."""
 
-    Its random draws (a shuffle, an augmentation) depend on (seed, epoch, rank): a run that resumes inside an epoch reads the
-    same batches again, and skips those that it has trained on.
-    """
-
-    def __init__(
-        self,
-        stream: Iterable[Any],
-        length: int | None,
-        accumulate_at: AccumulateAt,
-        limit: int | None,
-        sum_over_ranks: Callable[[int], int],
-        move: Move,
-        seed: int,
-        share: float = 1.0,
-    ) -> None:
+    def __init__(self, stream: Stream, accumulate_at: AccumulateAt, sum_over_ranks: Callable[[int], int], move: Move) -> None:
         """Build the feed.
 
         Args:
-            stream: yields microbatches; iterated once per epoch.
-            length: microbatches of the rank that has most of them, or None if unknown.
-            accumulate_at: microbatches of a step on this rank, by epoch.
-            limit: microbatches of an epoch at most, or None.
+            stream: as this rank reads it.
+            accumulate_at: microbatches of one declared rank in a step, by epoch.
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
-            seed: this rank's.
-            share: the declared ranks of `accumulate_at` over the present ones: 1.5 if two of three are left. A step has the
-                nearest whole number of microbatches.
         """
-        self._share = share
-        self._seed = seed
-        self._stream, self._accumulate_at, self._limit = stream, accumulate_at, limit
+        self.stream, self._accumulate_at = stream, accumulate_at
         self._sum_over_ranks, self._move = sum_over_ranks, move
-        if length is not None and limit is not None:
-            length = min(length, limit)
-        self._length = length
 
     def num_steps_in(self, epoch: int) -> int | None:
         """See Feed."""
-        return None if self._length is None else -(-self._length // self.accumulate_in(epoch))
+        return self.stream.num_steps(self._accumulate_at(epoch))
 
-    def accumulate_in(self, epoch: int) -> int:
+    def microbatches_in(self, epoch: int) -> int:
         """Return the microbatches of a step on this rank."""
-        return max(1, round(self._accumulate_at(epoch) * self._share))
+        return self.stream.per_step(self._accumulate_at(epoch))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """See Feed. All ranks continue until the last of them has no data left."""
-        self.close()  # persistent workers would continue the random numbers of the epoch before
-        accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
-        draws = not isinstance(self._stream, (list, tuple))
-        random_numbers: Callable[[], AbstractContextManager[None]]
-        random_numbers = OwnRandomNumbers(mix(self._seed, epoch)) if draws else nullcontext
-        with random_numbers():
-            batches = itertools.islice(iter(self._stream), self._limit)
-            for _ in itertools.islice(batches, read):
-                pass
-        while True:
-            with random_numbers():
-                pulled = list(itertools.islice(batches, accumulate))
+        for pulled in self.stream.steps(epoch, start, self._accumulate_at(epoch)):
             sizes = [count_samples(batch) for batch in pulled]
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:
@@ -183,9 +144,5 @@ class StreamFeed(Feed):
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
 
     def close(self) -> None:
-        """See Feed. Otherwise the interpreter would wait at its end for persistent workers."""
-        if isinstance(self._stream, DataLoader) and self._stream._iterator is not None:
-            end = getattr(self._stream._iterator, "_shutdown_workers", None)
-            if end is not None:
-                end()
-            self._stream._iterator = None
+        """See Feed."""
+        self.stream.close()

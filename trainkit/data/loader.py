@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
+from trainkit.data.streams import Sharded
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
@@ -64,6 +65,8 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
         DataError: the data set is empty.
     """
     _refuse_several(data, name)
+    if isinstance(data, Sharded):
+        return None
     if isinstance(data, DataLoader):
         source = _read_loader(data, name)
     elif isinstance(data, Dataset) and hasattr(data, "__len__") and not isinstance(data, IterableDataset):

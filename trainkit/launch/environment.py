@@ -90,3 +90,13 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
             world = number(size, 1)
             return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
     return Launcher("none", 0, 1, 0, 1)
+
+
+def rank() -> int:
+    """Return the rank of this process, from 0; in a loader worker, that of its parent."""
+    return read_launcher().rank
+
+
+def world_size() -> int:
+    """Return the number of ranks of the job: 1 without a launcher."""
+    return read_launcher().world_size

@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from trainkit.api.datamodule import DataModule
 from trainkit.api.options import Limit
 from trainkit.api.task import Task
-from trainkit.data.feed import AccumulateAt, Feed, MapFeed, StreamFeed
+from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
+from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.workers import shield
+from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream
 from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
@@ -90,6 +91,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
     """Return the microbatch of one rank, or None for a stream of unknown or differing batch sizes."""
     if source is not None:
         return source.batch_size
+    data = data.data if isinstance(data, Sharded) else data
     if isinstance(data, DataLoader):
         own = data.batch_size
     else:
@@ -134,8 +136,8 @@ def train_feed(
     accumulate_at = functools.partial(accumulation_at, changes)
     declared = declared_ranks or engine.ranks.world_size
     if source is None:
-        _refuse_own_batches(data, engine)
-        return _stream(data, accumulate_at, limit, seed, engine, move, declared / engine.ranks.world_size)
+        stream = _stream(data, "train_dataloaders", limit, seed, engine, declared)
+        return StreamFeed(stream, accumulate_at, engine.comm.sum_number, move)
     if source.num_samples < declared:
         raise DataError(
             f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
@@ -167,8 +169,8 @@ def eval_feeds(
     for item in data if several else [data]:
         source = read_source(item, name, training=False)
         if source is None:
-            _refuse_own_batches(item, engine)
-            feeds.append(_stream(item, lambda epoch: 1, limit, seed, engine, move))
+            stream = _stream(item, name, limit, seed, engine, declared_ranks or engine.ranks.world_size)
+            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.comm.sum_number, move))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             samples = _limited(source, limit, declared_ranks or engine.ranks.world_size)
@@ -177,37 +179,33 @@ def eval_feeds(
     return feeds
 
 
-def _refuse_own_batches(data: Any, engine: Engine) -> None:
-    """A DataLoader with batches of its own yields the same ones on every rank: all ranks would use each sample."""
-    own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
-    if own and engine.ranks.world_size > 1:
-        raise ConfigError(
-            f"The DataLoader makes its own batches (batch_sampler, batch_size=None), and {engine.ranks.world_size} ranks would "
-            "each use all of them. "
-            "Give batch_size and a sampler (trainkit shards them), or an IterableDataset that is sharded by rank."
-        )
-
-
 def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
     return ShardedLoader(source, plan, engine.ranks.rank, seed, engine.comm.broadcast_object)
 
 
-def _stream(
-    data: Any,
-    accumulate_at: AccumulateAt,
-    limit: Limit,
-    seed: int,
-    engine: Engine,
-    move: Callable[[Any], Any],
-    share: float = 1.0,
-) -> StreamFeed:
+def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int) -> Stream:
+    """Return a stream as this rank reads it.
+
+    Raises:
+        ConfigError: the limit is a share, or the ranks read different streams that are not declared as sharded.
+    """
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
+    rank, world_size = engine.ranks.rank, engine.ranks.world_size
+    reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
     lengths = engine.comm.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
-    return StreamFeed(
-        shield(data), length, accumulate_at, limit, engine.comm.sum_number, move, mix(seed, engine.ranks.rank), share
-    )
+    if splits_itself(data) and not reads_own:
+        reads_own, length, data = True, None, split_over_ranks(data, rank, world_size)
+    if reads_own:
+        return OwnStream(data, length, limit, mix(seed, rank), declared / world_size)
+    if len(set(engine.comm.all_gather_object(fingerprint(data, seed) if world_size > 1 else None))) > 1:
+        raise ConfigError(
+            f"{name}: the ranks read different streams (their first batches differ), so the batches of one stream cannot be "
+            "dealt to them. If each rank reads a part of its own, declare it: trainkit.sharded(...). If the stream shuffles, "
+            "give it a fixed seed, so that all ranks read the same order."
+        )
+    return DealtStream(data, length, limit, seed, (rank, world_size), declared, engine.comm.broadcast_object)
 
 
 def _length_of(stream: Any) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.data.feed import Feed, StreamFeed
+from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import Accumulation, derive_accumulation
 from trainkit.run.data_sources import TrainingData, train_feed
@@ -51,10 +52,10 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
         source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
     limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
     feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared)
-    if isinstance(feed, StreamFeed) and declared != engine.ranks.world_size:
+    if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.world_size:
         stage.run.say(
-            "The training data is a stream, and each rank reads its own: for the "
-            f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.accumulate_in(0)} of each of "
+            "Each rank reads a part of the training data of its own: for the "
+            f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of each of "
             f"{engine.ranks.world_size}, and of this epoch samples may be left out or come again."
         )
     stage.keep([feed])

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import read_source
+from trainkit.data.streams import OwnStream, sharded
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
 from trainkit.run.feeds import train_feed
@@ -36,7 +37,7 @@ def keep(batch: Any) -> Any:
 
 def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
     """Return the feed of a stream of such batches; `total` replaces the sum over ranks."""
-    return StreamFeed(Stream(sizes), None, lambda epoch: accumulate, limit, total, keep, 0)
+    return StreamFeed(OwnStream(Stream(sizes), None, limit, 0), lambda epoch: accumulate, total, keep)
 
 
 def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
@@ -88,7 +89,7 @@ def test_accumulation_changes_by_epoch() -> None:
 
 def test_a_streams_accumulation_changes_by_epoch() -> None:
     """A stream's batches are grouped by the epoch's accumulation."""
-    feed = StreamFeed(Stream([1] * 4), 4, lambda epoch: 4 - 2 * epoch, None, int, keep, 0)
+    feed = StreamFeed(OwnStream(Stream([1] * 4), 4, None, 0), lambda epoch: 4 - 2 * epoch, int, keep)
     assert [feed.num_steps_in(0), feed.num_steps_in(1)] == [len(pull(feed, 0)), len(pull(feed, 1))] == [1, 2]
 
 
@@ -195,7 +196,7 @@ def test_streams_of_different_lengths_count_the_same_steps(other: int | None, st
 
     engine = SingleEngine("cpu")
     engine.comm.all_gather_object = lambda value: [value, other]  # type: ignore[method-assign]
-    feed = train_feed([torch.zeros(2)] * 3, None, [(0, 2)], None, 0, engine, keep)
+    feed = train_feed(sharded([torch.zeros(2)] * 3), None, [(0, 2)], None, 0, engine, keep)
     assert feed.num_steps_in(0) == steps
 
 
@@ -214,6 +215,6 @@ def test_a_share_of_a_stream_is_refused() -> None:
 
 def test_a_streams_batch_must_be_countable() -> None:
     """A stream of batches without tensors is refused."""
-    feed = StreamFeed([["a", "b"]], None, lambda epoch: 1, None, int, keep, 0)
+    feed = StreamFeed(OwnStream([["a", "b"]], None, None, 0), lambda epoch: 1, int, keep)
     with pytest.raises(TaskError, match="no tensor"):
         pull(feed)

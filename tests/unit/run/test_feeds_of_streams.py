@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, quiet, rows, weights
+from trainkit.data.streams import sharded
 from trainkit.errors import ConfigError
 
 x_NI, y_NO = rows(20).tensors
@@ -25,7 +26,7 @@ def test_ranks_of_unlike_streams_share_one_contract(data: list[list[Any]], tmp_p
 
     def work(engine: ThreadEngine) -> tuple[torch.Tensor, float, int | None]:
         task, trainer = Line(), quiet(tmp_path, engine=engine)
-        trainer.fit(task, data[engine.place])
+        trainer.fit(task, sharded(data[engine.place]))
         return weights(task), trainer.batch_plan.lr_factor, trainer.batch_plan.batch_size
 
     first, second = World(2).run(work)
@@ -40,9 +41,39 @@ def test_what_needs_a_known_batch_is_refused(data: list[list[Any]], setting: str
 
     def work(engine: ThreadEngine) -> str:
         with pytest.raises(ConfigError) as error:
-            quiet(tmp_path, engine=engine, **{setting: 16}).fit(Line(), data[engine.place])
+            quiet(tmp_path, engine=engine, **{setting: 16}).fit(Line(), sharded(data[engine.place]))
         return str(error.value)
 
     said = World(2).run(work)
     assert said[0] == said[1]
     assert "of unknown size" in said[0]
+
+
+def test_different_streams_are_not_dealt(tmp_path: Path) -> None:
+    """If the ranks' first batches differ, the batches of one stream cannot be dealt: refused on all ranks alike."""
+
+    def work(engine: ThreadEngine) -> str:
+        with pytest.raises(ConfigError) as error:
+            quiet(tmp_path, engine=engine).fit(Line(), UNLIKE["other sizes"][engine.place])
+        return str(error.value)
+
+    said = World(2).run(work)
+    assert said[0] == said[1]
+    assert "the ranks read different streams" in said[0]
+    assert "trainkit.sharded" in said[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_dealt_batches_train_as_those_of_one_rank(ranks: int, tmp_path: Path) -> None:
+    """A list of batches on N ranks gives the weights of one rank that accumulates N of them in a step."""
+    batches = [(x_NI[i : i + 2], y_NO[i : i + 2]) for i in range(0, 20, 2)]
+
+    def work(engine: ThreadEngine) -> torch.Tensor:
+        task = Line()
+        quiet(tmp_path, engine=engine, lr_scaling="none").fit(task, batches)
+        return weights(task)
+
+    alone = Line()
+    quiet(tmp_path, lr_scaling="none", accumulate_grad_batches=ranks).fit(alone, batches)
+    for found in World(ranks).run(work):
+        torch.testing.assert_close(found, weights(alone), rtol=0, atol=1e-12)

@@ -1,0 +1,182 @@
+"""Streams dealt to ranks and loader workers: each batch once, the same batches in the same steps however many there are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from tests.helpers.threads import ThreadEngine, World
+from trainkit.data.dealing import fingerprint
+from trainkit.data.streams import DealtStream, OwnStream
+
+LENGTH = 23
+
+
+class Shuffled(IterableDataset[Any]):
+    """Numbers in a random order, with random noise; `splits` by worker as torch's guide does."""
+
+    def __init__(self, splits: bool = False) -> None:
+        self.splits = splits
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order = torch.randperm(LENGTH).tolist()
+        random.shuffle(order)
+        info = get_worker_info()
+        if self.splits and info is not None:
+            order = order[info.id :: info.num_workers]
+        for number in order:
+            yield torch.tensor([float(number), float(np.random.rand()), torch.rand(()).item()])
+
+
+class Batches(Shuffled):
+    """The same as batches of one."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (row[None] for row in super().__iter__())
+
+
+class Counted:
+    """An iterable of batches without a length."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(LENGTH).split(4)
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """A data set with random noise."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+class Buckets:
+    """A batch sampler with batches of different sizes, drawn anew each epoch."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(LENGTH).tolist()
+        for size in (1, 2, 3, 4, 5, 4, 3, 1):
+            yield order[:size]
+            del order[:size]
+
+
+def noisy(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Collate with a random number that must not disturb the order of the samples."""
+    return torch.cat([torch.stack(rows), torch.rand(len(rows), 1)], 1)
+
+
+BUCKETS: Any = Buckets()
+KINDS: dict[str, Any] = {
+    "a list": lambda workers: list(torch.arange(LENGTH).split(4)),
+    "an iterable": lambda workers: Counted(),
+    "an iterable data set": lambda workers: DataLoader(Shuffled(), 4, num_workers=workers),
+    "one that splits itself by worker": lambda workers: DataLoader(Shuffled(splits=True), 4, num_workers=workers),
+    "one that makes batches": lambda workers: DataLoader(Batches(), None, num_workers=workers),
+    "a batch sampler": lambda workers: DataLoader(Pairs(), batch_sampler=BUCKETS, num_workers=workers),
+}
+
+
+def steps_of(data: Any, rank: int, ranks: int, epoch: int = 1, start: int = 0, declared: int = 6) -> list[list[torch.Tensor]]:
+    """Return the batches of each step of one rank."""
+    stream = DealtStream(data, None, None, 7, (rank, ranks), declared, lambda drawn: drawn)
+    found = []
+    for batches in stream.steps(epoch, start, 1):
+        found.append(batches)
+        if len(found) == 24:
+            stream.close()
+            return found
+    raise AssertionError("a stream of steps has no end")
+
+
+def merged(by_rank: list[list[list[torch.Tensor]]]) -> list[list[list[float]]]:
+    """Return each step's samples of all ranks, sorted."""
+    return [
+        sorted(row.tolist() for rank in step for batch in rank for row in batch.reshape(len(batch), -1))
+        for step in zip(*by_rank, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (1, 2), (2, 2)])
+def test_each_step_has_the_samples_of_one_process(kind: str, ranks: int, workers: int) -> None:
+    """Any number of ranks and workers takes the same samples in each step, augmentation included, each once."""
+    alone = merged([steps_of(KINDS[kind](0), 0, 1)])
+    assert merged([steps_of(KINDS[kind](workers), rank, ranks) for rank in range(ranks)]) == alone
+    numbers = [row[0] for step in alone for row in step]
+    assert len(numbers) == len(set(numbers)) == LENGTH
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_resumes_at_a_step_with_other_ranks(kind: str) -> None:
+    """From step k on, three ranks read what two would have read."""
+    whole = merged([steps_of(KINDS[kind](0), rank, 2, declared=2) for rank in range(2)])
+    rest = merged([steps_of(KINDS[kind](0), rank, 3, start=2, declared=2) for rank in range(3)])
+    assert rest[:-2] == whole[2:]
+
+
+def test_epochs_differ_and_repeat() -> None:
+    """An epoch's order is its own, and the same each time it is read."""
+    data = KINDS["an iterable data set"](0)
+    first, again, other = (merged([steps_of(data, 0, 1, epoch)]) for epoch in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_collate_function_may_draw() -> None:
+    """Random numbers of a rank's collate function do not change which samples the ranks take."""
+    alone, shared = (
+        [merged([steps_of(DataLoader(Shuffled(), 4, collate_fn=noisy), rank, n) for rank in range(n)])] for n in (1, 2)
+    )
+    assert [[row[:3] for row in step] for step in alone[0]] == [[row[:3] for row in step] for step in shared[0]]
+
+
+def test_a_limit_counts_the_batches_of_a_rank() -> None:
+    """With a limit of 2 on each of 2 ranks the epoch has 4 batches."""
+    streams = [DealtStream(KINDS["a list"](0), 6, 2, 7, (rank, 2), 2, list) for rank in range(2)]
+    assert [stream.num_steps(1) for stream in streams] == [2, 2]
+    pulled = [[len(next(steps)) for _ in range(3)] for steps in (stream.steps(0, 0, 1) for stream in streams)]
+    assert pulled == [[1, 1, 0], [1, 1, 0]]
+
+
+def test_a_stream_of_its_own_is_read_whole() -> None:
+    """What is declared as sharded is not dealt."""
+    stream = OwnStream([1, 2, 3], 3, None, 0)
+    steps = stream.steps(0, 0, 1)
+    assert [next(steps) for _ in range(4)] == [[1], [2], [3], []]
+
+
+def test_fingerprints_notice_another_order() -> None:
+    """Ranks compare their first batch: one order for all, or a digest that differs; a stream that is read once has none."""
+    same = [fingerprint(DataLoader(Shuffled(), 4), 3) for _ in range(2)]
+    assert same[0] == same[1] != fingerprint(DataLoader(Shuffled(), 4), 4)
+    assert fingerprint(iter([1]), 3) is None
+    assert fingerprint([{"a": torch.ones(2)}], 3) != fingerprint([{"a": torch.zeros(2)}], 3)
+
+
+def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
+    """All ranks share out rank 0's batches, also if their samplers draw from a generator of their own."""
+
+    class Own(Buckets):
+        def __iter__(self) -> Iterator[list[int]]:
+            rng = np.random.default_rng()
+            for batch in rng.permutation(LENGTH).reshape(-1, 1):
+                yield batch.tolist()
+
+    def work(engine: ThreadEngine) -> list[list[torch.Tensor]]:
+        loader: DataLoader[Any] = DataLoader(Pairs(), batch_sampler=Own())  # type: ignore[arg-type]
+        stream = DealtStream(loader, None, None, 7, (engine.place, 2), 2, engine.comm.broadcast_object)
+        steps = stream.steps(0, 0, 1)
+        return [next(steps) for _ in range(LENGTH)]
+
+    rows = [row for step in merged(World(2).run(work)) for row in step]
+    assert sorted(row[0] for row in rows) == list(range(LENGTH))

@@ -1,0 +1,180 @@
+"""Iterable data sets split over ranks and loader workers, and the check that all ranks read the same stream."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker as torch_worker
+
+from trainkit.data.order import OwnRandomNumbers, mix
+from trainkit.data.workers import shield
+
+
+@dataclass(frozen=True)
+class Share:
+    """The batches of a stream that one rank takes, from a place on.
+
+    Attributes:
+        start: batches of the stream before it.
+        end: batches of the stream at most, or None.
+        per_step: batches of a step, on all ranks.
+        rank: this rank.
+        world_size: the number of ranks.
+    """
+
+    start: int
+    end: int | None
+    per_step: int
+    rank: int
+    world_size: int
+
+    def has(self, batch: int) -> bool:
+        """Return whether the rank takes this batch; `batch` counts from the stream's beginning."""
+        return batch >= self.start and batch % self.per_step % self.world_size == self.rank
+
+
+class DealtDataset(IterableDataset[Any]):
+    """The samples of an iterable data set that belong to one rank, and in a loader worker to this worker.
+
+    The data set's own iteration sees no worker, so one that splits itself by worker is not split twice; and it draws its random
+    numbers from (seed, epoch), the same on all ranks and workers.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], batch_size: int) -> None:
+        """`batch_size` is the number of samples of a batch."""
+        self.dataset, self._batch_size = dataset, batch_size
+        self._share, self._seed = Share(0, None, 1, 0, 1), 0
+
+    def start(self, share: Share, seed: int) -> None:
+        """Set the next iteration."""
+        self._share, self._seed = share, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        info, share = torch.utils.data.get_worker_info(), self._share
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        numbers = OwnRandomNumbers(self._seed)
+        with numbers(), _as_worker(None):
+            samples = iter(self.dataset)
+        turn = 0
+        for batch in itertools.count():
+            if batch == share.end:
+                return
+            with numbers(), _as_worker(None):
+                chunk = list(itertools.islice(samples, self._batch_size))
+            if not chunk:
+                return
+            if share.has(batch):
+                if turn % workers == worker:
+                    yield from chunk
+                turn += 1
+
+
+class SplitDataset(IterableDataset[Any]):
+    """A WebDataset, which splits its shards by loader worker, as if the workers of all ranks were those of one loader."""
+
+    def __init__(self, dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
+        """Wrap `dataset` for a rank."""
+        self.dataset, self._rank, self._world_size = dataset, rank, world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        worker, workers, seed = (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
+        all_workers, own = workers * self._world_size, self._rank * workers + worker
+        claimed = torch_worker.WorkerInfo(id=own, num_workers=all_workers, seed=seed, dataset=self.dataset)
+        with _as_worker(claimed), _as_only_rank():
+            samples = iter(self.dataset)
+        while True:
+            with _as_worker(claimed), _as_only_rank():
+                chunk = list(itertools.islice(samples, 1))
+            if not chunk:
+                return
+            yield chunk[0]
+
+
+@contextmanager
+def _as_only_rank() -> Iterator[None]:
+    """Within the context the variables of torchrun, which WebDataset reads, are those of a single rank."""
+    before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _as_worker(info: Any) -> Iterator[None]:
+    """Within the context `torch.utils.data.get_worker_info()` returns this."""
+    before = torch_worker._worker_info
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
+
+
+def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLoader[Any]:
+    """Return a DataLoader with another data set and batches, and the options of `loader`."""
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+    options = {name: getattr(loader, name) for name in (*names, "persistent_workers")}
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+    return shield(DataLoader(dataset, **options, **changes))  # type: ignore[no-any-return]
+
+
+def splits_itself(data: Any) -> bool:
+    """Return whether a loader's data set splits its files over the workers that it sees: WebDataset."""
+    return isinstance(data, DataLoader) and type(data.dataset).__module__.partition(".")[0] == "webdataset"
+
+
+def split_over_ranks(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
+    """Return the loader of a data set that splits itself by worker, for the workers of one rank."""
+    dataset: Any = loader.dataset
+    part = SplitDataset(dataset, rank, world_size)
+    return loader_like(loader, part, batch_size=loader.batch_size, drop_last=loader.drop_last)
+
+
+def fingerprint(data: Any, seed: int) -> str | None:
+    """Return a digest of the first batch that a stream yields, or None if it cannot be read twice."""
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        return None  # rank 0 draws the batches of all ranks
+    if isinstance(data, DataLoader):
+        data, count = data.dataset, data.batch_size or 1
+    else:
+        count = 1
+    with OwnRandomNumbers(mix(seed, 0))(), _as_worker(None):
+        stream = iter(data)
+        return None if stream is data else _digest(list(itertools.islice(stream, count)))
+
+
+def _digest(samples: Sequence[Any]) -> str:
+    found = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            add(item.detach().cpu().numpy() if item.layout is torch.strided and item.dtype is not torch.bfloat16 else str(item))
+        elif isinstance(item, np.ndarray) and item.dtype != object:
+            found.update(f"{item.dtype}{item.shape}".encode() + item.tobytes())
+        elif isinstance(item, Mapping):
+            add([part for pair in item.items() for part in pair])
+        elif isinstance(item, (list, tuple)):
+            for part in item:
+                add(part)
+        else:
+            plain = isinstance(item, (bool, int, float, complex, str, bytes, np.generic))
+            found.update(repr(item if plain else type(item)).encode())
+
+    add(samples)
+    return found.hexdigest()

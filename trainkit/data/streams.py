@@ -1,0 +1,200 @@
+"""Streams: data without index or length (IterableDataset, lists of batches, any iterable), as one rank reads them.
+
+DealtStream   all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
+OwnStream     each rank reads a part of its own: `trainkit.sharded(...)`, and WebDataset, which splits its shards by worker
+
+Dealt, a stream gives the same batches in the same steps on any number of ranks and workers: step s takes the next
+`accumulate x ranks` batches, of which every rank takes each world_size'th. A rank reads the samples of the others too, and
+drops them before they are collated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainkit.data.dealing import DealtDataset, Share, loader_like
+from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix
+from trainkit.data.workers import shield
+
+RandomNumbers = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Data of which each rank reads a part of its own; see `sharded`."""
+
+    data: Any
+
+
+def sharded(data: Any) -> Sharded:
+    """Declare that each rank reads its own part of `data`: trainkit then deals nothing, and each rank trains on all it reads.
+
+    A part is chosen by `trainkit.rank()` and `trainkit.world_size()`, which loader workers can call too.
+
+    Args:
+        data: a DataLoader or an iterable of batches.
+    """
+    return Sharded(data)
+
+
+class Stream(ABC):
+    """A stream as one rank reads it. `steps` may be called once for each epoch."""
+
+    def __init__(self, seed: int) -> None:
+        """`seed` is that of the random draws of this rank's pulls."""
+        self._seed = seed
+        self._loader: DataLoader[Any] | None = None  # whose workers end with each epoch
+
+    def steps(self, epoch: int, start: int, accumulate: int) -> Iterator[list[Any]]:
+        """Yield this rank's batches of each step from step `start` on, without end: an empty list if none are left.
+
+        Draws of random numbers depend on (seed, epoch, rank), so a run that resumes reads the same batches again.
+        """
+        self.close()  # persistent workers would continue the random numbers of the epoch before
+        count, numbers = self.per_step(accumulate), self._numbers(epoch)
+        with numbers():
+            batches = self._open(epoch, start, accumulate)
+        while True:
+            with numbers():
+                pulled = list(itertools.islice(batches, count))
+            yield pulled
+
+    def close(self) -> None:
+        """End the loader's workers. Otherwise the interpreter would wait at its end for persistent ones."""
+        if self._loader is not None and self._loader._iterator is not None:
+            end = getattr(self._loader._iterator, "_shutdown_workers", None)
+            if end is not None:
+                end()
+            self._loader._iterator = None
+
+    @abstractmethod
+    def per_step(self, accumulate: int) -> int:
+        """Return this rank's batches of a step with `accumulate` microbatches of each declared rank."""
+
+    @abstractmethod
+    def num_steps(self, accumulate: int) -> int | None:
+        """Return the steps of an epoch, or None if unknown."""
+
+    @abstractmethod
+    def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]: ...
+
+    def _numbers(self, epoch: int) -> RandomNumbers:
+        return OwnRandomNumbers(mix(self._seed, epoch))
+
+
+class OwnStream(Stream):
+    """A stream of which each rank reads its own part."""
+
+    def __init__(self, data: Any, length: int | None, limit: int | None, seed: int, share: float = 1.0) -> None:
+        """Build the stream.
+
+        Args:
+            data: yields this rank's batches; iterated once per epoch.
+            length: batches of the rank that has most of them, or None if unknown.
+            limit: batches of an epoch at most, or None.
+            seed: this rank's.
+            share: the declared ranks over the present ones: 1.5 if two of three are left. A step has the nearest whole number
+                of batches.
+        """
+        super().__init__(seed)
+        self._data, self._limit, self._share = shield(data), limit, share
+        self._length = length if None in (length, limit) else min(length, limit)  # type: ignore[type-var]
+        self._loader = data if isinstance(data, DataLoader) else None
+
+    def per_step(self, accumulate: int) -> int:
+        """See Stream."""
+        return max(1, round(accumulate * self._share))
+
+    def num_steps(self, accumulate: int) -> int | None:
+        """See Stream."""
+        return None if self._length is None else -(-self._length // self.per_step(accumulate))
+
+    def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
+        batches = itertools.islice(iter(self._data), self._limit)
+        for _ in itertools.islice(batches, int(start * accumulate * self._share)):
+            pass
+        return batches
+
+    def _numbers(self, epoch: int) -> RandomNumbers:
+        return nullcontext if isinstance(self._data, (list, tuple)) else super()._numbers(epoch)
+
+
+class DealtStream(Stream):
+    """A stream that all ranks read, each taking its share of the batches of each step."""
+
+    def __init__(
+        self, data: Any, length: int | None, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, agree: Any
+    ) -> None:
+        """Build the stream.
+
+        Args:
+            data: yields the batches of all ranks; iterated once per epoch.
+            length: batches of an epoch, or None if unknown.
+            limit: batches of one declared rank in an epoch at most, or None.
+            seed: of the run.
+            ranks: (this rank, the number of ranks).
+            declared: the number of ranks that accumulation and limit are meant for.
+            agree: returns rank 0's list on all ranks; used for the batches that a user's own batch sampler draws.
+        """
+        super().__init__(mix(seed, ranks[0]))
+        self._data, self._run_seed, self._ranks, self._declared, self._agree = data, seed, ranks, declared, agree
+        self._end = None if limit is None else limit * declared
+        self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]
+        self._draws_batches = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+        if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
+            self._dealt = DealtDataset(data.dataset, data.batch_size or 1)
+            self._loader = loader_like(data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last)
+
+    def per_step(self, accumulate: int) -> int:
+        """See Stream."""
+        rank, size = self._ranks
+        return len(range(rank, accumulate * self._declared, size))
+
+    def num_steps(self, accumulate: int) -> int | None:
+        """See Stream."""
+        return None if self._length is None else -(-self._length // (accumulate * self._declared))
+
+    def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
+        per_step = accumulate * self._declared
+        share, data = Share(start * per_step, self._end, per_step, *self._ranks), self._data
+        if isinstance(data, (list, tuple)):
+            return (data[place] for place in range(len(data))[share.start : share.end] if share.has(place))
+        if self._draws_batches:
+            return iter(self._loader_of(share, epoch))
+        if self._loader is not None:
+            self._dealt.start(share, mix(self._run_seed, epoch))
+            return iter(self._loader)
+        # pulled under the same random numbers on all ranks
+        return (batch for place, batch in enumerate(itertools.islice(iter(data), share.end)) if share.has(place))
+
+    def _loader_of(self, share: Share, epoch: int) -> DataLoader[Any]:
+        """Return a loader of this rank's batches of indices, which rank 0 draws."""
+        batching = self._data.batch_sampler if self._data.batch_sampler is not None else self._data.sampler
+        for sampler in (batching, getattr(batching, "sampler", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        with OwnRandomNumbers(mix(self._run_seed, epoch))():
+            drawn = self._agree([b if isinstance(b, int) else [int(i) for i in b] for b in batching])
+        own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
+        seeded = SeededDataset(self._data.dataset, self._run_seed)
+        if self._data.batch_sampler is None:  # the data set makes the batches
+            self._loader = loader_like(self._data, seeded, batch_size=None, sampler=[(epoch, batch) for batch in own])
+        else:
+            batches = [[(epoch, index) for index in batch] for batch in own]
+            self._loader = loader_like(self._data, seeded, batch_sampler=batches)
+        return self._loader
+
+    def _numbers(self, epoch: int) -> RandomNumbers:
+        if isinstance(self._data, (list, tuple)):
+            return nullcontext
+        if self._loader is None and not self._draws_batches:
+            return OwnRandomNumbers(mix(self._run_seed, epoch))  # the stream itself is pulled here
+        return super()._numbers(epoch)
