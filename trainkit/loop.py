@@ -114,7 +114,8 @@ def train_step(run: Run, step: Step) -> None:
     else:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
     if is_logged and run.engine.ranks.is_main:
-        run.log_metrics(run.step.log.step_values() | {"lr": run.rates.current()[0]})
+        run.step.watch.report()
+        run.log_metrics(run.step.log.step_values() | {"lr": run.rates.last()[0]})
 
 
 def compute_gradients(run: Run, step: Step) -> None:
@@ -134,6 +135,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         with run.precision.autocast():
             outputs = task.training_step(batch, batch_idx)
         loss = loss_of(outputs, task)
+        run.step.watch.look(loss)
         if run.step.finite is not None:
             run.step.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
@@ -176,6 +178,8 @@ def _finished(run: Run) -> bool:
 
 def _report_epoch(run: Run) -> None:
     # The values of an unfinished epoch are retained: a run with a higher limit may resume from here.
+    if run.engine.ranks.is_main:
+        run.step.watch.report()
     values = run.step.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
     if values:
         _keep(run, values)

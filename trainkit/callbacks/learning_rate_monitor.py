@@ -20,14 +20,14 @@ from trainkit.optim.forms import ScheduleConfig
 
 @checked
 class LearningRateMonitor(Callback):
-    """Logs the rates that the next step uses: warm-up, factor and schedules included.
+    """Logs the rates that a step's update used: warm-up, factor and schedules included.
 
     The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`, `lr-SGD/pg2` if there are several
     groups (or `lr-SGD/<name>` for a group with a "name"), and `<name>` if the `lr_scheduler` dict has a "name".
 
     Args:
-        logging_interval: "step" logs every log_every_n_steps, "epoch" at each epoch's start; None logs by steps if the rates
-            change within an epoch (warm-up, a scheduler with interval "step"), otherwise by epochs.
+        logging_interval: "step" logs every log_every_n_steps, "epoch" those of each epoch's first step; None logs by steps if
+            the rates change within an epoch (warm-up, a scheduler with interval "step"), otherwise by epochs.
         log_momentum: log `<name>-momentum` too: the momentum, or the first of the betas.
         log_weight_decay: log `<name>-weight_decay` too.
     """
@@ -43,6 +43,7 @@ class LearningRateMonitor(Callback):
         self.logging_interval = logging_interval
         self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
         self._by_steps = False
+        self._used: dict[str, float] = {}
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Choose the logging interval; fail now if two groups share a name."""
@@ -51,10 +52,16 @@ class LearningRateMonitor(Callback):
         self._by_steps = self.logging_interval == "step" or (self.logging_interval is None and moves)
         names_of(run.optimizers, run.rates.schedules)
 
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Optimizer) -> None:
+        """Read the rates, which the schedulers move right after the update."""
+        ends_logged_step = is_log_step(trainer, ahead=1)
+        if self._by_steps and ends_logged_step and trainer.is_global_zero:
+            self._used = self.read(trainer)
+
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Log with the step's values."""
         if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
-            write(trainer, self.read(trainer))
+            write(trainer, self._used)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Log the rates at the epoch's start."""

@@ -12,10 +12,12 @@ policy's (callbacks/checkpoint.py).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainkit.checkpoint.contents import NOTHING, Changes, Contents, StepUndo
@@ -107,6 +109,12 @@ class CheckpointManager:
         else:
             outcome.set_result(True)
         return outcome
+
+    def weights_are_finite(self) -> bool:
+        """Return, on all ranks alike, whether no weight is NaN or infinite. Waits for the device. Call it on all ranks."""
+        weights = [p.detach() for p in self.contents.task.parameters() if p.is_floating_point() and p.numel()]
+        bad = int(bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf)))
+        return not (bad if self.saves_alone else self._engine.comm.sum_number(bad))
 
     def rank_parts(self) -> dict[str, Any]:
         """Return what is saved of this rank alone. Waits for the device if values are still being computed."""

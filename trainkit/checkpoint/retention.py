@@ -19,27 +19,30 @@ class Retained:
 
     Attributes:
         scores: name -> score, in the order of writing. NaN is the worst.
+        unfit: names that are never the best: weights or score are not finite.
         last: the newest's name, or "".
     """
 
     def __init__(self, mode: Literal["min", "max"], top_k: int, keeps_last: bool) -> None:
         self._mode, self._top_k, self._keeps_last = mode, top_k, keeps_last
         self.scores: dict[str, float] = {}
+        self.unfit: set[str] = set()
         self.last = ""
 
     def copy(self) -> Retained:
         """Return an independent copy."""
         other = Retained(self._mode, self._top_k, self._keeps_last)
-        other.scores, other.last = dict(self.scores), self.last
+        other.scores, other.unfit, other.last = dict(self.scores), set(self.unfit), self.last
         return other
 
-    def add(self, name: str, score: float) -> list[str]:
+    def add(self, name: str, score: float, is_fit: bool = True) -> list[str]:
         """Add the newest; return the names that are no longer retained, which may include its own."""
         before = list(self.scores)
         self.scores.pop(name, None)
         self.scores[name] = score
+        self.unfit = self.unfit - {name} if is_fit else self.unfit | {name}
         if self._top_k != -1:
-            best = sorted(self.scores, key=self._rank)[: self._top_k]
+            best = sorted(self.scores, key=lambda known: (known in self.unfit, self._rank(known)))[: self._top_k]
             wanted = {*best, name} if self._keeps_last else set(best)
             self.scores = {known: s for known, s in self.scores.items() if known in wanted}
         self.last = name if name in self.scores else self.last
@@ -47,9 +50,10 @@ class Retained:
 
     @property
     def best(self) -> str:
-        """The best one's name; the newest's if none has a score; "" if there is none."""
-        best = min(self.scores, key=self._rank, default="")
-        return self.last if best and self._rank(best) == math.inf and self.last in self.scores else best
+        """The best one's name; the newest's if none has a score; "" if none is fit."""
+        fit = [name for name in self.scores if name not in self.unfit]
+        best = min(fit, key=self._rank, default="")
+        return self.last if best and self._rank(best) == math.inf and self.last in fit else best
 
     def _rank(self, name: str) -> float:
         score = self.scores[name]
@@ -92,17 +96,18 @@ class Retention:
     def restarted(self) -> Retention:
         """Return the empty retention of another run, which may still have to learn the outcome of this one's last save."""
         other = Retention(self.names.copy())
-        other.names.scores, other.names.last = {}, ""
+        other.names.scores, other.names.unfit, other.names.last = {}, set(), ""
         other._earlier = self._save
         return other
 
-    def plan(self, name: str, score: float, again: bool) -> Retained:
+    def plan(self, name: str, score: float, again: bool, is_fit: bool = True) -> Retained:
         """Decide what a save retains and drops, before it is written, so that the checkpoint contains it.
 
         Args:
             name: of the checkpoint.
             score: of the checkpoint.
             again: whether it replaces the last save, of the same step.
+            is_fit: whether it may be the best.
 
         Returns:
             The names retained before, for `begin`.
@@ -110,7 +115,7 @@ class Retention:
         before, last = self.names.copy(), self._written
         if again and last:
             self.names.scores.pop(last, None)
-        dropped = dict.fromkeys([*self.names.add(name, score), *[last] * again, *self.temporary])
+        dropped = dict.fromkeys([*self.names.add(name, score, is_fit), *[last] * again, *self.temporary])
         self.dropped = [known for known in dropped if known and known != name]
         return before
 
@@ -142,8 +147,9 @@ class Retention:
     def state_dict(self) -> dict[str, Any]:
         """Return names and scores."""
         self.settle_if_done()
-        names = {"kept": dict(self.names.scores), "best": self.names.best, "last": self.names.last}
-        return names | {"dropping": list(self.dropped), "unkept": list(self.temporary)}
+        names = self.names
+        known = {"kept": dict(names.scores), "unfit": sorted(names.unfit), "best": names.best, "last": names.last}
+        return known | {"dropping": list(self.dropped), "unkept": list(self.temporary)}
 
     def load_state_dict(self, state: dict[str, Any], there: Collection[str]) -> None:
         """Take back those that are still there.
@@ -154,6 +160,7 @@ class Retention:
         """
         there = {*there, self._earlier.name if self._earlier else ""}
         self.names.scores = {name: score for name, score in state["kept"].items() if name in there}
+        self.names.unfit = set(state.get("unfit", ())) & self.names.scores.keys()
         self.names.last = state["last"] if state["last"] in there else ""
         self.dropped = [name for name in state["dropping"] if name in there and name not in self.names.scores]
         self.temporary, self._written = list(state["unkept"]), self.names.last

@@ -133,6 +133,10 @@ class LearningRates:
         """Return the rate of each group."""
         return [float(group["lr"]) for group in self.groups]
 
+    def last(self) -> list[float]:
+        """Return the rate of each group in the last update; before the first one, that of the next."""
+        return self.current() if self._last is None else self._last
+
     @property
     def factor(self) -> float:
         """The current factor of the user's rates."""

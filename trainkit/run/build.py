@@ -34,7 +34,7 @@ from trainkit.optim.schedule import LearningRates
 from trainkit.run.data_sources import read_training_data
 from trainkit.run.evaluator import Evaluator, ValidationData
 from trainkit.run.feeds import Feeds, make_feeds
-from trainkit.run.finite import FiniteLosses
+from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.folder import set_aside
 from trainkit.run.oom import Halving
 from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
@@ -152,6 +152,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
     engine = run.engine
     return StepParts(
         SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
+        LossWatch(run.say, run.state),
         partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,

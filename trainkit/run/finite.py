@@ -1,11 +1,14 @@
-"""`trainer.stop_on_nonfinite`: if a loss is not finite, all ranks end before the update and name its samples.
+"""Losses that are not finite.
 
-Opt-in, because each step waits once for the device and costs one small sum over ranks.
+LossWatch      always: rank 0 reports the first one when it next logs a step; nothing waits for the device before
+FiniteLosses   `trainer.stop_on_nonfinite`: all ranks end before the update and name the samples. Opt-in, because each step
+               waits once for the device and costs one small sum over ranks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,6 +20,31 @@ from trainkit.engine.base import Engine
 from trainkit.errors import DivergenceError
 
 _SHOWN = 64  # samples named at most
+
+
+class LossWatch:
+    """Reports once that a loss of this rank was not finite."""
+
+    def __init__(self, say: Callable[[str], None], state: TrainState) -> None:
+        """`say` prints on rank 0."""
+        self._say, self._state = say, state
+        self._last: Tensor | None = None
+        self._reported = False
+
+    def look(self, loss: Tensor) -> None:
+        """Remember the latest loss; does not wait for the device."""
+        self._last = loss.detach()
+
+    def report(self) -> None:
+        """Print if the latest loss is not finite. Waits for the device."""
+        if self._reported or self._last is None or math.isfinite(loss := float(self._last)):
+            return
+        self._reported = True
+        self._say(
+            f"WARNING: the loss is {loss} at step {self._state.global_step} (epoch {self._state.current_epoch}), so the "
+            "weights are probably not finite now. Training continues. trainer.stop_on_nonfinite=true ends a run before such an "
+            "update and names the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."
+        )
 
 
 class FiniteLosses:

@@ -33,7 +33,7 @@ from trainkit.optim.schedule import LearningRates
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
 from trainkit.run.evaluator import Evaluator
-from trainkit.run.finite import FiniteLosses
+from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.oom import Halving
 from trainkit.run.stopping import Stopping
 
@@ -44,6 +44,7 @@ class StepParts:
 
     Attributes:
         weights: of the microbatches.
+        watch: reports losses that are not finite.
         log: the values of this epoch so far.
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
@@ -52,6 +53,7 @@ class StepParts:
     """
 
     weights: SampleWeights
+    watch: LossWatch
     before_clear: Callable[[torch.optim.Optimizer], None]
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)

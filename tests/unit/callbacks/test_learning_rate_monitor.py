@@ -45,9 +45,9 @@ def test_one_group_is_named_after_its_optimizer(tmp_path: Path) -> None:
 
 
 def test_warm_up_is_written_by_steps(tmp_path: Path) -> None:
-    """If rates change within an epoch they are logged with the step's values, and are those of the next step."""
+    """If rates change within an epoch they are logged with the step's values, and are those of its update."""
     written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), lr_warmup_steps=4)
-    assert written.rows == [(2, {"lr-SGD": pytest.approx(0.075)}), (4, {"lr-SGD": pytest.approx(0.1)})]
+    assert written.rows == [(2, {"lr-SGD": pytest.approx(0.05)}), (4, {"lr-SGD": pytest.approx(0.1)})]
 
 
 def groups(task: Any) -> list[dict[str, Any]]:

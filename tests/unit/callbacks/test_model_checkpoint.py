@@ -635,3 +635,47 @@ def test_a_checkpoints_name_cannot_lead_elsewhere(filename: str, tmp_path: Path)
     with pytest.raises(ConfigError, match="must name a folder of its own"):
         quiet(tmp_path, callbacks=ModelCheckpoint(filename=filename)).fit(Line(), loader(8))
     assert (tmp_path / "precious").is_file()
+
+
+@pytest.mark.parametrize("monitor", [None, "val/score"])
+def test_weights_that_are_not_finite_are_never_best(
+    monitor: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the monitored value is finite, and the newest otherwise best, `best` stays with the last finite weights."""
+
+    class Breaks(Scored):
+        def on_train_epoch_end(self) -> None:
+            if self.current_epoch > 0:
+                with torch.no_grad():
+                    self.model.weight[0, 0] = math.nan  # type: ignore[index, operator]
+
+    keeper = ModelCheckpoint(monitor=monitor, mode="max", save_top_k=1)
+    settings = {"max_epochs": 3, "num_sanity_val_steps": 0}
+    quiet(tmp_path, callbacks=keeper, **settings).fit(Breaks([0.1, 0.5, 0.9]), loader(8), loader(4))
+    folder = tmp_path / "checkpoints"
+    assert (target(folder, "best"), target(folder, "last")) == ("epoch=0-step=2", "epoch=2-step=6")
+    assert Path(keeper.best_model_path).name == "epoch=0-step=2"
+    assert capsys.readouterr().out.count("are not finite, so it is not taken for the best one") == 1
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_score_that_is_not_finite_is_never_best(value: float, tmp_path: Path) -> None:
+    """An infinite score is no best one, in either mode."""
+    for mode in ("min", "max"):
+        folder = run(tmp_path / mode, ModelCheckpoint("val/score", mode), [0.5, value])  # type: ignore[arg-type]
+        assert target(folder, "best") == "epoch=0-step=2"
+
+
+def test_without_finite_weights_there_is_no_best(tmp_path: Path) -> None:
+    """If no checkpoint is fit, there is none to choose."""
+
+    class Broken(Line):
+        def on_train_epoch_end(self) -> None:
+            with torch.no_grad():
+                self.model.weight.fill_(math.nan)  # type: ignore[operator]
+
+    keeper = ModelCheckpoint()
+    quiet(tmp_path, callbacks=keeper).fit(Broken(), loader(8))
+    assert keeper.best_model_path == ""
+    assert not (tmp_path / "checkpoints" / "best").exists()
+    assert target(tmp_path / "checkpoints", "last")

@@ -81,3 +81,20 @@ def test_a_loss_that_is_written_over_is_looked_at_as_it_was() -> None:
     looked.look(loss, none)
     loss.fill_(math.nan)
     assert float(looked._seen[0][0]) == 1.0
+
+
+def test_by_default_a_loss_that_is_not_finite_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run continues, and rank 0 says so when it next logs a step; nothing is read in the steps between."""
+    quiet(tmp_path, max_epochs=3, log_every_n_steps=4).fit(Line(), loader(poisoned(float("nan"), 5)))
+    said = capsys.readouterr().out
+    assert said.count("WARNING: the loss is nan at step 4 (epoch 0)") == 1
+    assert said.count("WARNING") == 1
+    assert "trainer.stop_on_nonfinite=true" in said
+
+
+def test_a_short_run_reports_at_the_epochs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without a logged step reports too; one whose losses are finite says nothing."""
+    quiet(tmp_path).fit(Line(), loader(poisoned(float("inf"), 19)))
+    assert "WARNING: the loss is" in capsys.readouterr().out
+    quiet(tmp_path).fit(Line(), loader())
+    assert "WARNING" not in capsys.readouterr().out
