@@ -12,6 +12,7 @@ from trainkit.api.view import RunView
 from trainkit.config.compose import Job
 from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
+from trainkit.launch.environment import read_launcher
 
 
 class RunFiles(Callback):
@@ -33,6 +34,9 @@ def execute(job: Job) -> None:
     """Run one job."""
     built = build(job.config, [RunFiles(job.files)])
     trainer, task = built.trainer, built.task
+    if job.notes and read_launcher().is_main:
+        lines = [f"config of {job.config['run_dir']}, with changes:", *(f"  {note}" for note in job.notes)]
+        print("\n".join(lines), flush=True)
     ckpt_path = job.config.get("ckpt_path")
     if job.command == "fit":
         ckpt_path = "auto" if job.config.get("resume") else ckpt_path

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -24,12 +23,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.config import schema
+from trainkit.config.explain import explain, options_of
+from trainkit.config.of_run import Primary, changes, primary_of
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.run.folder import job_started
@@ -52,11 +53,13 @@ class Job:
         command: "fit", "validate", "test" or "predict".
         config: resolved and checked.
         files: files for the run's folder: file name -> text.
+        notes: differences from the config of the run in `run_dir`, if that is evaluated.
     """
 
     command: str
     config: dict[str, Any]
     files: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 _FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
@@ -68,9 +71,11 @@ class OtherFolders(SearchPathPlugin):
     """Makes Hydra search the shipped conf/ after the user's own, for configs and for groups."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append every folder but the first, which is Hydra's primary one."""
-        for folder in conf_folders(Path.cwd())[1:]:
-            search_path.append("trainkit", f"file://{folder}")
+        """Append every folder that is not searched yet: Hydra's primary one is."""
+        searched = [element.path for element in search_path.get_path()]
+        for folder in conf_folders(Path.cwd()):
+            if f"file://{folder}" not in searched:
+                search_path.append("trainkit", f"file://{folder}")
 
 
 def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[Job], None]) -> None:
@@ -81,26 +86,35 @@ def run(command: str, arguments: Sequence[str], is_main: bool, work: Callable[[J
     """
     conf, overrides, flags = _split(arguments)
     folders = conf_folders(Path.cwd())
-    name = _find_conf(conf, folders)
     Plugins.instance().register(OtherFolders)
+    with tempfile.TemporaryDirectory() as folder:
+        primary = primary_of(command, conf, overrides, folders, Path(folder))
+        if primary is None:
+            name = _find_conf(conf, folders)
+            primary = Primary(folders[0], name, name, overrides)
+        try:
+            _run(command, primary, flags, is_main, work)
+        except (HydraException, OmegaConfBaseException) as error:
+            explain(error)
+
+
+def _run(command: str, primary: Primary, flags: list[str], is_main: bool, work: Callable[[Job], None]) -> None:
+    folder, name = primary.folder, primary.name
     own = [*_QUIET, *([] if is_main else ["hydra/hydra_logging=none"])]
-    try:
-        overrides = [f"++conf={name}", *(_force(override, folders) for override in overrides)]
-        combinations = _combinations(overrides)
-        if len(combinations) > 1 and not _is_multirun(flags):
-            raise ConfigError(_SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in combinations[0])))
-        for combination in combinations:  # every job, before the first one runs
-            composed = _compose(folders[0], name, [*own, *combination])
-            _check_hydra(composed, folders[0], [*own, *(o for o in combination if o.lstrip("+~").startswith("hydra"))])
-            job = _job(command, composed, overrides) if not flags or _is_multirun(flags) else None
-        if job is not None and not flags:
-            work(job)
-        elif is_main or _is_multirun(flags):
-            with tempfile.TemporaryDirectory() as folder:  # for Hydra's notes of a sweep; each run has its own
-                own += [f"hydra.sweep.dir='{folder}'", "hydra.sweep.subdir=."]
-                _run_hydra(folders[0], name, flags, [*own, *overrides], lambda cfg: work(_job(command, cfg, overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
-        _explain(error)
+    overrides = [f"++conf={primary.conf}", *(_force(override, conf_folders(Path.cwd())) for override in primary.overrides)]
+    combinations = _combinations(overrides)
+    if len(combinations) > 1 and not _is_multirun(flags):
+        raise ConfigError(_SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in combinations[0])))
+    for combination in combinations:  # every job, before the first one runs
+        composed = _compose(folder, name, [*own, *combination])
+        _check_hydra(composed, folder, [*own, *(o for o in combination if o.lstrip("+~").startswith("hydra"))])
+        job = _job(command, composed, overrides, primary) if not flags or _is_multirun(flags) else None
+    if job is not None and not flags:
+        work(job)
+    elif is_main or _is_multirun(flags):
+        with tempfile.TemporaryDirectory() as sweep:  # for Hydra's notes of a sweep; each run has its own
+            own += [f"hydra.sweep.dir='{sweep}'", "hydra.sweep.subdir=."]
+            _run_hydra(folder, name, flags, [*own, *overrides], lambda cfg: work(_job(command, cfg, overrides, primary)))
 
 
 def list_confs(folders: Sequence[Path]) -> list[str]:
@@ -149,7 +163,7 @@ def _force(override: str, folders: Sequence[Path]) -> str:
     _, sign, value = override.partition("=")
     if is_group and sign and override[0] not in "+~" and any(map(_is_number, value.split(","))):
         raise ConfigError(
-            _NO_NUMBER.format(key, value, ", ".join(_options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
+            _NO_NUMBER.format(key, value, ", ".join(options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
         )
     return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
 
@@ -161,10 +175,6 @@ def _is_number(value: str) -> bool:
     except ValueError:
         return value.lower() in ("true", "false")
     return True
-
-
-def _options_of(group: str, folders: Sequence[Path]) -> list[str]:
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -203,7 +213,7 @@ def _run_hydra(folder: Path, name: str, flags: list[str], overrides: list[str], 
         sys.argv = before
 
 
-def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
+def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Primary) -> Job:
     """Resolve and check one job's config."""
     # One time for all jobs of a sweep; Hydra would read the clock for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, _STARTED), replace=True)
@@ -225,7 +235,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str]) -> Job:
     shown = [override.removeprefix("++") for override in overrides]
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(plain))}
     files |= {".hydra/config.yaml": text, ".hydra/overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(shown))}
-    return Job(command, plain, files)
+    return Job(command, plain, files, changes(primary.saved, plain))
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
@@ -268,32 +278,3 @@ def _hydra_parts(config: DictConfig) -> dict[str, Any]:
     return {
         key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part for key, part in parts.items()
     }
-
-
-def _explain(error: Exception) -> NoReturn:
-    """Reword an error of Hydra's or OmegaConf's."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # For a list, as logger=[csv,tensorbord], Hydra does not list the options.
-        options = list(error.options or _options_of(group, conf_folders(Path.cwd())))
-        raise ConfigError(
-            f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
-        ) from error
-    if no_group := re.match(r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)):
-        group = no_group[1]
-        raise ConfigError(
-            f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one. An argument of "
-            f"the task is passed to it as `{group}: ${{{group}}}`."
-        ) from error
-    if isinstance(error, OverrideParseException):
-        raise ConfigError(
-            f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote it: 'key=\"value\"'."
-        ) from error
-    first = str(error).strip().splitlines()
-    text = " ".join(line.strip() for line in first[:3])
-    if isinstance(error, ConfigCompositionException) and error.__cause__ is not None:
-        text += " " + str(error.__cause__).splitlines()[0]
-    key = getattr(error, "full_key", None)
-    if isinstance(error, MissingMandatoryValue):
-        raise ConfigError(f"{key} is missing: this config requires it. Give it: {key}=...") from error
-    raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error

@@ -1,0 +1,117 @@
+"""The config of an existing run as the start of another command: `validate run_dir=runs/mine` needs no `conf=`.
+
+The run's own file becomes Hydra's primary config. A group that the command line replaces (`data=digits`) is left out of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from trainkit.errors import ConfigError
+
+EVALUATIONS = ("validate", "test", "predict")
+# The start of a run, and what only the command line may give; a command on the run's results has its own.
+_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "trust")
+_NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf")
+_NAME = "run"
+
+
+@dataclass(frozen=True)
+class Primary:
+    """The config that Hydra starts from.
+
+    Attributes:
+        folder: where it is.
+        name: its file's name, without ".yaml".
+        conf: the value of the key `conf`.
+        overrides: those of the command line, and what follows from the run.
+        saved: the resolved config of the run, if there is one.
+    """
+
+    folder: Path
+    name: str
+    conf: str
+    overrides: list[str]
+    saved: dict[str, Any] | None = None
+
+
+def primary_of(
+    command: str, conf: str | None, overrides: Sequence[str], folders: Sequence[Path], scratch: Path
+) -> Primary | None:
+    """Return the primary config if the command line names an existing run to evaluate or to resume, or None.
+
+    Args:
+        command: "fit", "validate", ...
+        conf: the config named at the command line. Another one than the run's replaces it.
+        overrides: of the command line.
+        folders: of configs.
+        scratch: an empty folder to write to.
+
+    Raises:
+        ConfigError: the run's config cannot be read.
+    """
+    given = dict(override.partition("=")[::2] for override in overrides)
+    run_dir = _run_of(given)
+    if run_dir is None or (command not in EVALUATIONS and conf is not None):
+        return None
+    saved = _read(run_dir / "config.yaml")
+    name = str(saved.get("conf", "run"))
+    overrides = [*overrides, *([] if "run_dir" in given else [f"run_dir={run_dir}"])]
+    if command in EVALUATIONS and "ckpt_path" not in given and (best := _best(run_dir)):
+        overrides.append(f"ckpt_path={best}")
+    if conf is not None and conf.removesuffix(".yaml") != name:
+        known = [folder for folder in folders if (folder / f"{conf.removesuffix('.yaml')}.yaml").is_file()]
+        return Primary(folders[0], conf.removesuffix(".yaml"), conf.removesuffix(".yaml"), overrides, saved) if known else None
+    unresolved = run_dir / ".hydra" / "config.yaml"
+    text = _read(unresolved) if unresolved.is_file() else saved
+    replaced = [key for key in given if any((folder / key).is_dir() for folder in folders)]
+    kept = {key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced}
+    kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
+    (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(kept)))
+    return Primary(scratch, _NAME, name, overrides, saved)
+
+
+def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return "key: value of the run -> value now" for each key that differs, or nothing without a run."""
+    if saved is None:
+        return ()
+    before, now = (_flat({k: v for k, v in values.items() if k not in _NOT_COMPARED}) for values in (saved, config))
+    keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key, _NONE) != now.get(key, _NONE)]
+    return tuple(f"{key}: {before.get(key, _NONE)} -> {now.get(key, _NONE)}" for key in keys)
+
+
+_NONE = "(not set)"
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(values, Mapping) and values:
+        return {key: value for name, part in values.items() for key, value in _flat(part, f"{prefix}.{name}").items()}
+    return {prefix.lstrip("."): values}
+
+
+def _run_of(given: Mapping[str, str]) -> Path | None:
+    """Return the folder of the run that run_dir or ckpt_path names, if it holds a config."""
+    candidates = [Path(given["run_dir"].strip("'\""))] if "run_dir" in given else []
+    if "run_dir" not in given and re.search(r"/checkpoints/[^/]+/?$", given.get("ckpt_path", "")):
+        candidates = [Path(given["ckpt_path"].strip("'\"")).parent.parent]
+    return next((folder for folder in candidates if (folder / "config.yaml").is_file()), None)
+
+
+def _best(run_dir: Path) -> str | None:
+    return next((name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except Exception as error:  # YAML's errors have no common type
+        raise ConfigError(f"{path} cannot be read: {error}. Give conf=NAME and another run_dir.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")
+    return {str(key): value for key, value in found.items()}
