@@ -10,21 +10,13 @@ from trainkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place among those that take part.
+    """A rank's place among those that take part."""
 
-    Attributes:
-        ranks: those that take part, as the launcher counts them, ascending.
-        takes_part: whether this rank is one of them.
-        rank: this rank among them, from 0; the launcher's number if it is none of them.
-        local_rank: this rank among those of its host, likewise.
-        local_size: how many of its host take part.
-    """
-
-    ranks: tuple[int, ...]
-    takes_part: bool
-    rank: int
-    local_rank: int
-    local_size: int
+    ranks: tuple[int, ...]  # those that take part, as the launcher counts them, ascending
+    takes_part: bool  # whether this rank is one of them
+    rank: int  # this rank among them, from 0; the launcher's number if it is none of them
+    local_rank: int  # this rank among those of its host, likewise
+    local_size: int  # how many of its host take part
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:

@@ -22,23 +22,14 @@ _PREFIX = re.compile(r"^(grouped_)?(allreduce|allgather|broadcast|alltoall|reduc
 
 @dataclass
 class Operation:
-    """One operation of Horovod's thread. Times are microseconds of the host's monotonic clock.
+    """One operation of Horovod's thread. Times are microseconds of the host's monotonic clock."""
 
-    Attributes:
-        kind: "ALLREDUCE", "BROADCAST", ...
-        start: begin of the operation.
-        end: end of its last tensor.
-        names: its tensors, as they were submitted.
-        num_bytes: bytes of all tensors; a tensor whose shape Horovod does not record counts 0.
-        activities: name -> (start, end).
-    """
-
-    kind: str
-    start: float
-    end: float = 0.0
-    names: list[str] = field(default_factory=list)
-    num_bytes: int = 0
-    activities: dict[str, tuple[float, float]] = field(default_factory=dict)
+    kind: str  # "ALLREDUCE", "BROADCAST", ...
+    start: float  # begin of the operation
+    end: float = 0.0  # end of its last tensor
+    names: list[str] = field(default_factory=list)  # its tensors, as they were submitted
+    num_bytes: int = 0  # bytes of all tensors; a tensor whose shape Horovod does not record counts 0
+    activities: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (start, end)
 
     def seconds_in(self, part: str) -> float:
         """Return the seconds in activities with `part` in their name."""

@@ -36,19 +36,12 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class Summed:
-    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`.
+    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`."""
 
-    Attributes:
-        names: of the parameters.
-        num_bytes: that travelled from this rank, before any algorithm multiplies them.
-        handed_ns: when it was handed over.
-        done_ns: when the thread, which waits for one after the other, had it.
-    """
-
-    names: tuple[str, ...]
-    num_bytes: int
-    handed_ns: int
-    done_ns: int
+    names: tuple[str, ...]  # of the parameters
+    num_bytes: int  # that travelled from this rank, before any algorithm multiplies them
+    handed_ns: int  # when it was handed over
+    done_ns: int  # when the thread, which waits for one after the other, had it
 
 
 class Bucket:
@@ -58,18 +51,15 @@ class Bucket:
         index: its place in the order in which sums start.
         entries: name and parameter, in the order of summing.
         sparse: whether its one parameter's gradient travels as rows.
-        waiting: how many gradients of this step are not ready yet.
-        handle: what the engine returned when the sum started; None before that.
-        handed_ns: when that was, while sums are recorded; else 0.
     """
 
     def __init__(self, index: int, entries: list[NamedParameter], sparse: bool = False) -> None:
         """Start with all gradients outstanding."""
         assert len(entries) == 1 or not sparse
         self.index, self.entries, self.sparse = index, entries, sparse
-        self.waiting = len(entries)
-        self.handle: Any = None
-        self.handed_ns = 0
+        self.waiting = len(entries)  # how many gradients of this step are not ready yet
+        self.handle: Any = None  # what the engine returned when the sum started; None before that
+        self.handed_ns = 0  # when that was, while sums are recorded; else 0
 
 
 class GradientReducer(ABC):

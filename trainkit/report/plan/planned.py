@@ -23,17 +23,11 @@ from trainkit.run.setup import Stage
 
 @dataclass(frozen=True)
 class Planned:
-    """A fit that is built.
+    """A fit that is built."""
 
-    Attributes:
-        run: without loggers, so that none opens a file or a connection.
-        callbacks: all callbacks, loggers included.
-        hooks: the table of their hooks.
-    """
-
-    run: Run
-    callbacks: Sequence[Callback]
-    hooks: Hooks
+    run: Run  # without loggers, so that none opens a file or a connection
+    callbacks: Sequence[Callback]  # all callbacks, loggers included
+    hooks: Hooks  # the table of their hooks
 
 
 @contextlib.contextmanager

@@ -27,23 +27,14 @@ Note = dict[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """The outputs of the three runs.
+    """The outputs of the three runs."""
 
-    Attributes:
-        whole: run folder of the uninterrupted run.
-        killed: run folder of the run that was killed and resumed.
-        notes: folder of ResumeRecorder's records, with a folder each for whole, killed and resumed.
-        save_at: both runs saved after this step.
-        kill_at: the step in which one was killed.
-        ranks: number of ranks before and after.
-    """
-
-    whole: Path
-    killed: Path
-    notes: Path
-    save_at: int
-    kill_at: int
-    ranks: tuple[int, int]
+    whole: Path  # run folder of the uninterrupted run
+    killed: Path  # run folder of the run that was killed and resumed
+    notes: Path  # folder of ResumeRecorder's records, with a folder each for whole, killed and resumed
+    save_at: int  # both runs saved after this step
+    kill_at: int  # the step in which one was killed
+    ranks: tuple[int, int]  # number of ranks before and after
 
 
 def same_problem(config: dict[str, Any], ranks: int) -> list[str]:

@@ -32,17 +32,11 @@ TRUSTED = 0.2  # if a model's checked error is larger, do not trust its other pr
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements at one number of ranks.
-
-    Attributes:
-        ranks: the number.
-        analysis: analysis of the recorded steps.
-        costs: (bytes, seconds) of reductions while nothing else ran; empty for one rank.
-    """
+    """Measurements at one number of ranks."""
 
     ranks: int
-    analysis: Analysis
-    costs: list[tuple[float, float]]
+    analysis: Analysis  # of the recorded steps
+    costs: list[tuple[float, float]]  # (bytes, seconds) of reductions while nothing else ran; empty for one rank
 
     @property
     def step_s(self) -> float:
@@ -58,27 +52,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Model:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        work_of: number of ranks -> a rank's own seconds per step, as measured.
-        most: the largest measured number of ranks.
-        profiles: steps at `of_ranks` ranks, without their reductions.
-        of_ranks: see `profiles`.
-        summing: how gradients are collected for reductions.
-        spread_s: standard deviation of a rank's own work from step to step.
-        ring: the measured network.
-        ring_from: source of that measurement.
-    """
-
-    work_of: dict[int, float]
-    most: int
-    profiles: list[Profile]
-    of_ranks: int
-    summing: Summing
-    spread_s: float
-    ring: Ring
-    ring_from: str
+    work_of: dict[int, float]  # number of ranks -> a rank's own seconds per step, as measured
+    most: int  # the largest measured number of ranks
+    profiles: list[Profile]  # steps at `of_ranks` ranks, without their reductions
+    of_ranks: int  # see `profiles`
+    summing: Summing  # how gradients are collected for reductions
+    spread_s: float  # standard deviation of a rank's own work from step to step
+    ring: Ring  # the measured network
+    ring_from: str  # source of that measurement
 
     def work_s(self, ranks: int) -> float:
         """Return a rank's own seconds per step."""

@@ -18,19 +18,12 @@ _HALF = {"fp16": 0.5}
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to try.
+    """One thing to try."""
 
-    Attributes:
-        setting: the command line argument, or another action.
-        why: the number that it follows from.
-        gain: predicted growth of samples per second: 0.12 for 12 %.
-        is_bound: whether the gain is an upper bound instead of an estimate.
-    """
-
-    setting: str
-    why: str
-    gain: float
-    is_bound: bool = False
+    setting: str  # the command line argument, or another action
+    why: str  # the number that it follows from
+    gain: float  # predicted growth of samples per second: 0.12 for 12 %
+    is_bound: bool = False  # whether the gain is an upper bound instead of an estimate
 
 
 def advise(analysis: Analysis) -> list[Advice]:

@@ -22,29 +22,17 @@ from trainkit.tracing.pieces import About, Event
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of a recording.
+    """The analysis of a recording."""
 
-    Attributes:
-        abouts: facts about the ranks with files.
-        steps: steps of all ranks.
-        gradients: longest path first; empty without Horovod's timeline.
-        slow: the rank that the others wait for, or None.
-        link: cost of a reduction here, or None if it cannot be determined.
-        summing: how gradients were collected.
-        profiles: the steps as input of overlap.py; empty without reductions.
-        unaligned: ranks whose clocks could not be compared.
-        has_operations: whether there is a record of Horovod's operations.
-    """
-
-    abouts: list[About]
-    steps: list[StepOfRank]
-    gradients: list[Gradient]
-    slow: SlowRank | None
-    link: Link | None
-    summing: Summing
-    profiles: list[Profile]
-    unaligned: list[int]
-    has_operations: bool = False
+    abouts: list[About]  # facts about the ranks with files
+    steps: list[StepOfRank]  # steps of all ranks
+    gradients: list[Gradient]  # longest path first; empty without Horovod's timeline
+    slow: SlowRank | None  # the rank that the others wait for, or None
+    link: Link | None  # cost of a reduction here, or None if it cannot be determined
+    summing: Summing  # how gradients were collected
+    profiles: list[Profile]  # the steps as input of overlap.py; empty without reductions
+    unaligned: list[int]  # ranks whose clocks could not be compared
+    has_operations: bool = False  # whether there is a record of Horovod's operations
 
     @property
     def numbers(self) -> list[int]:
