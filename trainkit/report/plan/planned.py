@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.config.instantiate import build
-from trainkit.engine.process_set import check_ranks
+from trainkit.engine.ranks import check_ranks
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
