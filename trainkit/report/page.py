@@ -31,15 +31,7 @@ class Part:
 
 
 def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:
-    """Write the page atomically.
-
-    Args:
-        path: path of the file.
-        title: heading of the page.
-        under: the line below the heading.
-        cards: (name, value) of the headline numbers.
-        parts: the remaining page.
-    """
+    """Write the page atomically; `under` is the line below the heading, `cards` the (name, value) of the headline numbers."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE.read_text())
     shown = [
         {**vars(part), "chart": None if part.chart is None else _html(part.chart, part.id or f"chart-{i}")}

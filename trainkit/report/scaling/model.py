@@ -49,6 +49,10 @@ class Measured:
         samples = statistics.median(step.samples for step in self.analysis.steps)
         return samples / self.step_s
 
+    def efficiency(self, base: Measured) -> float:
+        """Return the speed as a fraction of that of `base`, a rank for a rank."""
+        return self.samples_per_s / (base.samples_per_s * self.ranks / base.ranks)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -151,13 +155,11 @@ def _without_waiting(profile: Profile, source: Measured) -> Profile:
 
 def measured_grid(measured: Sequence[Measured]) -> Grid:
     """Return the table of measurements."""
-    one = measured[0]
     rows = []
     for m in measured:
         means = [f"{100 * m.analysis.mean(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
-        ideal = one.samples_per_s * m.ranks / one.ranks
-        speed = f"{m.samples_per_s:,.1f}"
-        rows.append((str(m.ranks), ms(m.step_s), speed, f"{100 * m.samples_per_s / ideal:.1f} %", *means))
+        speed, efficiency = f"{m.samples_per_s:,.1f}", f"{100 * m.efficiency(measured[0]):.1f} %"
+        rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *means))
     columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
     return Grid("Measured", columns, rows)
 

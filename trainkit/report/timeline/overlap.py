@@ -134,12 +134,5 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
 
 
 def step_s(profile: Profile, link: Link, summing: Summing, accumulate: int = 1) -> float:
-    """Return the seconds of `accumulate` microbatches with one reduction, divided by their number.
-
-    Args:
-        profile: profile of a step of one microbatch.
-        link: cost of a reduction among the ranks.
-        summing: how gradients are collected.
-        accumulate: microbatches per reduction.
-    """
+    """Return the seconds of `accumulate` microbatches, each of this profile, with one reduction, divided by their number."""
     return profile.backward_s + profile.other_s + exposed_s(profile, link, summing) / accumulate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LABELS = {
@@ -32,6 +34,14 @@ class StepOfRank:
     def total_s(self) -> float:
         """The sum of all parts."""
         return sum(self.seconds.values())
+
+
+def by_step(steps: Iterable[StepOfRank]) -> dict[int, list[StepOfRank]]:
+    """Return the ranks of each step by its number."""
+    found: dict[int, list[StepOfRank]] = defaultdict(list)
+    for step in steps:
+        found[step.step].append(step)
+    return found
 
 
 @dataclass(frozen=True)
