@@ -16,6 +16,7 @@ from typing import Any
 from trainkit.tracing.pieces import Event
 
 _BYTES = {"uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+_LIBRARIES = ("GLOO_", "NCCL_", "MPI_", "CCL_", "DDL_")
 _NEGOTIATE = "NEGOTIATE_"
 _PREFIX = re.compile(r"^(grouped_)?(allreduce|allgather|broadcast|alltoall|reducescatter)\.")
 
@@ -38,11 +39,7 @@ class Operation:
     @property
     def wire_s(self) -> float:
         """The seconds of the collective itself, without copies to and from the fusion buffer."""
-        return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and _is_wire(n)) / 1e6
-
-
-def _is_wire(activity: str) -> bool:
-    return any(activity.startswith(library) for library in ("GLOO_", "NCCL_", "MPI_", "CCL_", "DDL_"))
+        return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and n.startswith(_LIBRARIES)) / 1e6
 
 
 def read_operations(events: Iterable[Event]) -> list[Operation]:
