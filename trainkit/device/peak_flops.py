@@ -15,21 +15,13 @@ from trainkit.device.precision import PrecisionName
 
 @dataclass(frozen=True)
 class Peak:
-    """TFLOP/s of one GPU; None if it has no such unit.
+    """TFLOP/s of one GPU; None if it has no such unit."""
 
-    Attributes:
-        half: float16 and bfloat16 on tensor cores, summed in float32.
-        tf32: float32 matrices rounded to TF32 on tensor cores.
-        single: float32 outside of tensor cores.
-        double: float64, on tensor cores if they support it.
-        source: the document.
-    """
-
-    half: float
-    tf32: float | None
-    single: float
-    double: float | None
-    source: str
+    half: float  # float16 and bfloat16 on tensor cores, summed in float32
+    tf32: float | None  # float32 matrices rounded to TF32 on tensor cores
+    single: float  # float32 outside of tensor cores
+    double: float | None  # float64, on tensor cores if they support it
+    source: str  # the document
 
 
 _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet; the H200's is the same"

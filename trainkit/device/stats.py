@@ -15,11 +15,7 @@ import torch
 
 
 class DeviceStats:
-    """Reads current values. The first `cpu_utilization_ratio` is of the time since this object was made.
-
-    Args:
-        device: the rank's device.
-    """
+    """Reads current values. The first `cpu_utilization_ratio` is of the time since this object was made."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

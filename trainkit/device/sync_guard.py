@@ -46,11 +46,7 @@ _READING_METHODS = {
 
 
 class SyncGuard:
-    """A reusable context in which a read off the device is an error.
-
-    Args:
-        device: the step's device.
-    """
+    """A reusable context in which a read off the step's device is an error."""
 
     _active: SyncGuard | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,15 @@ def _fields_of(record: Any) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record) if hasattr(record, f.name))
 
 
+def _items_of(batch: Any) -> Iterable[Any] | None:
+    """Return what a container of a batch holds; None if it is none."""
+    if isinstance(batch, (list, tuple)):
+        return batch
+    if isinstance(batch, Mapping):
+        return batch.values()
+    return (item for _, item in _fields_of(batch)) if _is_record(batch) else None
+
+
 class Mover:
     """Moves batches to a device; for a GPU on a stream of its own, so the copy runs beside the computation.
 
@@ -114,12 +123,8 @@ def each_tensor(batch: Any) -> Iterator[Tensor]:
     """Yield the tensors of a batch, also those in objects with attributes (a PackedSequence, a BatchEncoding, ...)."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        yield from (tensor for item in batch.values() for tensor in each_tensor(item))
-    elif isinstance(batch, (list, tuple)):
-        yield from (tensor for item in batch for tensor in each_tensor(item))
-    elif _is_record(batch):
-        yield from (tensor for _, item in _fields_of(batch) for tensor in each_tensor(item))
+    elif (items := _items_of(batch)) is not None:
+        yield from (tensor for item in items for tensor in each_tensor(item))
     elif hasattr(batch, "to") and hasattr(batch, "__dict__"):
         yield from (tensor for item in vars(batch).values() for tensor in each_tensor(item))
 
@@ -144,12 +149,5 @@ def _first_length(batch: Any) -> int | None:
         return batch.size(0) if batch.dim() else None
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
-    if isinstance(batch, Mapping):
-        items = iter(batch.values())
-    elif isinstance(batch, (list, tuple)):
-        items = iter(batch)
-    elif _is_record(batch):
-        items = (item for _, item in _fields_of(batch))
-    else:
-        return None
+    items = () if (held := _items_of(batch)) is None else held
     return next((size for item in items if (size := _first_length(item)) is not None), None)

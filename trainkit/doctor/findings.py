@@ -11,23 +11,14 @@ Status = Literal["ok", "warning", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        area: its group: "software", "Horovod", ...
-        name: name of the checked thing.
-        value: what was found, for people.
-        status: "ok"; "warning": it works, but could be better; "wrong": something will not work.
-        why: the consequence, in plain words; "" if all is well.
-        mend: remedy: a command if there is one.
-    """
-
-    area: str
-    name: str
-    value: str
-    status: Status = "ok"
-    why: str = ""
-    mend: str = ""
+    area: str  # its group: "software", "Horovod", ...
+    name: str  # the checked thing
+    value: str  # what was found, for people
+    status: Status = "ok"  # "ok"; "warning": it works, but could be better; "wrong": something will not work
+    why: str = ""  # the consequence, in plain words; "" if all is well
+    mend: str = ""  # remedy: a command if there is one
 
 
 def guarded(area: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:

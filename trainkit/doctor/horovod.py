@@ -16,13 +16,7 @@ INSTALL = "python -m trainkit horovod install"
 
 
 def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterator[Finding]:
-    """Yield the findings.
-
-    Args:
-        installed: Horovod as seen by a new Python process.
-        torch: torch as seen by it.
-        machine: build tools of this machine.
-    """
+    """Yield the findings from Horovod and torch as seen by a new Python process, and from this machine's build tools."""
     if installed is None:
         why = "horovodrun and engine=horovod need it; torchrun and a single process do not."
         yield Finding(AREA, "installed", "none", "wrong", why, INSTALL)

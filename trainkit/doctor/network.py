@@ -17,11 +17,7 @@ _SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD")
 
 
 def look(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings.
-
-    Args:
-        environ: the user's environment.
-    """
+    """Yield the findings, those on the user's environment included."""
     real = []
     for name in sorted(path.name for path in Path("/sys/class/net").iterdir()):
         virtual = name.startswith(_VIRTUAL)

@@ -47,25 +47,15 @@ print(json.dumps(answer), flush=True)
 
 @dataclass(frozen=True)
 class Torch:
-    """torch as seen by a new Python process; None: not installed.
+    """torch as seen by a new Python process; None: not installed."""
 
-    Attributes:
-        torch: its version.
-        cuda: the CUDA version it was built for.
-        gpus: the number of GPUs that it sees.
-        names: their names.
-        nccl: NCCL's version.
-        torchvision: torchvision's version.
-        errors: failed imports: package -> error.
-    """
-
-    torch: str | None = None
-    cuda: str | None = None
-    gpus: int = 0
-    names: list[str] = field(default_factory=list)
-    nccl: str | None = None
-    torchvision: str | None = None
-    errors: dict[str, str] = field(default_factory=dict)
+    torch: str | None = None  # its version
+    cuda: str | None = None  # the CUDA version it was built for
+    gpus: int = 0  # the number of GPUs that it sees
+    names: list[str] = field(default_factory=list)  # their names
+    nccl: str | None = None  # NCCL's version
+    torchvision: str | None = None  # torchvision's version
+    errors: dict[str, str] = field(default_factory=dict)  # failed imports: package -> error
 
 
 def ask_torch() -> Torch:

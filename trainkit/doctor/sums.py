@@ -52,12 +52,7 @@ if not stock: dist.destroy_process_group()
 
 
 def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
-    """Start two ranks and check their allreduce.
-
-    Args:
-        launcher: the launcher that starts them.
-        mend: the remedy if they fail.
-    """
+    """Start two ranks and check their allreduce; `mend` is the remedy if they fail."""
     with tempfile.TemporaryDirectory(prefix="trainkit-doctor-") as folder:
         script, log = Path(folder) / "sums.py", Path(folder) / "output.log"
         script.write_text(_SCRIPT)

@@ -37,8 +37,8 @@ from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
-from trainkit.engine.states import whole_state
 from trainkit.engine.sync_batchnorm import convert
+from trainkit.errors import TaskError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.optim.clipping import clear_gradients, clip, with_gradients
 
@@ -56,10 +56,7 @@ class Engine(ABC):
         shown_options: options that change what is computed or sent, if they are not the defaults; the banner shows them.
 
     Args:
-        device: the requested device; nothing is initialised before `__enter__`.
-        ranks: see the attribute.
-        heartbeat: see the attribute.
-        comm: see the attribute.
+        device: the requested device; nothing is initialised before `__enter__`. For the others see the attributes.
     """
 
     name: str
@@ -190,7 +187,14 @@ class Engine(ABC):
         Raises:
             TaskError: its state_dict contains something else.
         """
-        return whole_state(task)
+        state: dict[str, Tensor] = task.state_dict()
+        if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
+            kind = type(state[strange[0]]).__name__
+            raise TaskError(
+                f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {kind}; weights are tensors. "
+                "Keep other things in on_save_checkpoint."
+            )
+        return state
 
     def optimizer_state(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
         """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory."""

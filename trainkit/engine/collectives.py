@@ -34,7 +34,6 @@ class Collectives(ABC):
         peer_errors: what the framework raises in a collective if another rank is gone.
 
     Args:
-        ranks: see the attribute.
         heartbeat: is kept informed of what this rank waits for.
     """
 

@@ -21,11 +21,7 @@ _GRAIN = 4096
 
 
 class Gathering:
-    """See the module. Make it, and use it, on all ranks; make another one when ranks change.
-
-    Args:
-        comm: the ranks that take part.
-    """
+    """See the module. Make it, and use it, on all ranks; make another one when ranks change."""
 
     def __init__(self, comm: Collectives) -> None:
         self._comm = comm

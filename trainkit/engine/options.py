@@ -59,16 +59,7 @@ def changed(**given: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HorovodSums:
-    """How Horovod sums gradients; see HorovodEngine for what each means.
-
-    Attributes:
-        compression: engine.compression.
-        op: engine.op.
-        predivide: engine.gradient_predivide_factor.
-        num_groups: engine.num_groups.
-        groups: engine.groups.
-        process_set: engine.process_set.
-    """
+    """How Horovod sums gradients; see HorovodEngine for what each means."""
 
     compression: str
     op: str

@@ -6,8 +6,9 @@ Ranks                           ranks that stay as the launcher started them
 
 from __future__ import annotations
 
-from trainkit.engine.process_set import Place
-from trainkit.errors import EngineError
+from collections.abc import Sequence
+
+from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import Launcher
 
 
@@ -46,9 +47,18 @@ class Ranks:
         self.local_rank, self.local_size = local_rank, local_size
         self.takes_part = takes_part
 
-    def take(self, place: Place) -> None:
-        """Count from now on among the ranks of a process set."""
-        self.assign(place.rank, len(place.ranks), place.local_rank, place.local_size, takes_part=place.takes_part)
+    def narrow(self, chosen: tuple[int, ...], hosts: Sequence[int]) -> None:
+        """Count from now on among the ranks of a process set; a rank outside of it keeps its number.
+
+        Args:
+            chosen: what `check_ranks` returned.
+            hosts: for each rank of the launcher, a number that is its host's.
+        """
+        local = [other for other in chosen if hosts[other] == hosts[self.rank]]
+        if self.rank in chosen:
+            self.assign(chosen.index(self.rank), len(chosen), local.index(self.rank), len(local))
+        else:
+            self.assign(self.rank, len(chosen), 0, len(local), takes_part=False)
 
     @property
     def is_main(self) -> bool:
@@ -85,3 +95,18 @@ class Ranks:
 
     def leave(self) -> None:
         """Close the connections, so that entering the engine again joins the ranks of that time. Call it outside the engine."""
+
+
+def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Return engine.process_set in ascending order.
+
+    Raises:
+        ConfigError: it is empty, repeats a rank, or names one that was not started.
+    """
+    chosen = tuple(sorted(set(ranks)))
+    if not chosen or len(chosen) != len(ranks) or chosen[0] < 0 or chosen[-1] >= world_size:
+        raise ConfigError(
+            f"engine.process_set is {list(ranks)}; it must list ranks from 0 to {world_size - 1}, each once, one at least "
+            f"({world_size} {'was' if world_size == 1 else 'were'} started), or be null for all."
+        )
+    return chosen

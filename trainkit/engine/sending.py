@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,23 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
         if id(tensor) not in seen:
             seen.add(id(tensor))
             yield tensor.detach()
+
+
+def overwrite(tensors: Iterable[Tensor], start: Callable[[int, Tensor], Callable[[], object]]) -> None:
+    """Overwrite tensors of any dtype and layout with another rank's, all under way at once.
+
+    Args:
+        start: starts the broadcast of a tensor's bytes, with its place among them; returns the function that waits for it.
+    """
+    sent: list[tuple[Callable[[], object], Tensor, Tensor]] = []
+    for i, tensor in enumerate(tensors):
+        flat = dense_view(tensor)
+        held = tensor.contiguous().reshape(-1) if flat is None else flat
+        sent.append((start(i, held.view(torch.uint8)), held, tensor))
+    for wait, held, tensor in sent:
+        wait()
+        if held.data_ptr() != tensor.data_ptr():
+            tensor.copy_(held.reshape(tensor.shape))
 
 
 def send_optimizer_state(comm: Collectives, optimizers: Sequence[torch.optim.Optimizer]) -> None:

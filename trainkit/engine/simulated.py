@@ -27,13 +27,7 @@ class SimulatedCollectives(LocalCollectives):
 
 
 class SimulatedEngine(Engine):
-    """An engine of the CPU that stands for another one.
-
-    Args:
-        name: of the engine that it stands for.
-        world_size: number of ranks.
-        local_size: ranks of each host.
-    """
+    """An engine of the CPU that stands for the one called `name`, with `local_size` ranks on each host."""
 
     def __init__(self, name: str, world_size: int, local_size: int) -> None:
         ranks, heartbeat = Ranks(read_launcher()), Heartbeat()

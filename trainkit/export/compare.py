@@ -16,11 +16,7 @@ _RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 
 
 def tensors_of(output: Any, name: str) -> list[Tensor]:
-    """Return the tensors of an output, in order: a tensor, or tuples, lists and dicts of them.
-
-    Args:
-        output: return value of a forward.
-        name: the forward's name, for errors.
+    """Return the tensors of an output, in order: a tensor, or tuples, lists and dicts of them; `name` is for errors.
 
     Raises:
         TaskError: it holds something else, or no tensor.

@@ -20,6 +20,7 @@ from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
+from trainkit.console import short
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.export.export import Exported, export
@@ -61,8 +62,8 @@ def export_run(
     with _folder(path.parent):
         rebuilt = _build(config) if format == "safetensors" else None
         exported = export(task, path, format, example, rebuilt=rebuilt)
-    print(f"checkpoint  {_short(folder)} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})")
-    print(f"wrote       {_short(path)}, {exported.num_bytes:,} bytes")
+    print(f"checkpoint  {short(folder.absolute())} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})")
+    print(f"wrote       {short(path.absolute())}, {exported.num_bytes:,} bytes")
     print(f"checked     {_checked(task, exported, format)}", flush=True)
 
 
@@ -71,11 +72,6 @@ def _checked(task: Task, exported: Exported, kind: str) -> str:
     sizes = " and ".join(str(size) for size in exported.batch_sizes)
     equal = "equal bit for bit" if exported.difference == 0 else f"largest difference {exported.difference:.2g}"
     return f"{runner} against {type(task).__name__}.forward on batches of {sizes} samples: {equal}"
-
-
-def _short(path: Path) -> str:
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _find(ckpt_path: str, run_dir: str | None) -> Path:

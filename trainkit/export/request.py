@@ -32,11 +32,7 @@ def check_format(name: str) -> None:
 
 
 def check_output(output: str | Path, name: str) -> Path:
-    """Check that the output can be written, and return its path.
-
-    Args:
-        output: the file.
-        name: the format.
+    """Check that an output file of the format `name` can be written, and return its path.
 
     Raises:
         ConfigError: it has another format's suffix, its folder does not exist, or it is a folder.

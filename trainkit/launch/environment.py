@@ -16,21 +16,13 @@ LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "srun"]
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher, by the environment, and this process's rank.
-
-    Attributes:
-        name: the launcher.
-        rank: rank of this process, from 0.
-        world_size: number of processes.
-        local_rank: rank among the processes of its host, from 0.
-        local_size: number of processes on this host.
-    """
+    """The launcher, by the environment, and this process's rank."""
 
     name: LauncherName
-    rank: int
-    world_size: int
-    local_rank: int
-    local_size: int
+    rank: int  # rank of this process, from 0
+    world_size: int  # number of processes
+    local_rank: int  # rank among the processes of its host, from 0
+    local_size: int  # number of processes on this host
 
     @property
     def is_main(self) -> bool:

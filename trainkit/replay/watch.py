@@ -16,39 +16,25 @@ from trainkit.checkpoint.batches import tensors_in
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a module, over all its calls.
+    """The output of a module, over all its calls."""
 
-    Attributes:
-        name: its name in the task.
-        kind: name of its class.
-        largest: the largest absolute finite value.
-        finite: whether all values were finite.
-        inputs_finite: whether its inputs were.
-    """
-
-    name: str
-    kind: str
-    largest: float
-    finite: bool
-    inputs_finite: bool
+    name: str  # its name in the task
+    kind: str  # name of its class
+    largest: float  # the largest absolute finite value
+    finite: bool  # whether all values were finite
+    inputs_finite: bool  # whether its inputs were
 
 
 class Watch(Callback):
-    """Records losses and modules' outputs, and restores the random states before each microbatch.
-
-    Attributes:
-        losses: return values of training_step.
-        outputs: output of each module, in the order of first calls.
-        first_bad: the first non-finite output.
-    """
+    """Records losses and modules' outputs, and restores the random states before each microbatch."""
 
     def __init__(self, before: Callable[[int], None]) -> None:
         """Set the function that is called before each microbatch, with its number."""
         self._before = before
         self._number = 0
-        self.losses: list[Tensor] = []
-        self.outputs: dict[str, Output] = {}
-        self.first_bad: Output | None = None
+        self.losses: list[Tensor] = []  # return values of training_step
+        self.outputs: dict[str, Output] = {}  # output of each module, in the order of first calls
+        self.first_bad: Output | None = None  # the first non-finite output
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
         """Restore the random states, before the Task's own hook."""

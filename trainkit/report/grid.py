@@ -10,21 +10,13 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Grid:
-    """A table for the terminal or a page.
-
-    Attributes:
-        title: its title.
-        columns: column names; all but the first and the `sentences` hold numbers.
-        rows: rows of texts.
-        sentences: indices of the columns that hold sentences.
-        is_code: whether the first column holds commands, or names from code.
-    """
+    """A table for the terminal or a page."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # column names; all but the first and the `sentences` hold numbers
     rows: Sequence[tuple[str, ...]]
-    sentences: tuple[int, ...] = ()
-    is_code: bool = False
+    sentences: tuple[int, ...] = ()  # indices of the columns that hold sentences
+    is_code: bool = False  # whether the first column holds commands, or names from code
 
     def is_text(self, column: int) -> bool:
         """Return whether a column, counted from 0, holds text."""

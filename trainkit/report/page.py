@@ -20,35 +20,18 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page, from top to bottom: title, sentences, chart, table, note.
-
-    Attributes:
-        title: its title.
-        sentences: paragraphs.
-        chart: a figure, or None.
-        grid: a table, or None.
-        note: explanation, or source.
-        id: its id, for links.
-    """
+    """A part of a page, from top to bottom: title, sentences, chart, table, note."""
 
     title: str
-    sentences: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()  # paragraphs
     chart: go.Figure | None = None
     grid: Grid | None = None
-    note: str = ""
-    id: str = ""
+    note: str = ""  # explanation, or source
+    id: str = ""  # its id, for links
 
 
 def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:
-    """Write the page atomically.
-
-    Args:
-        path: path of the file.
-        title: heading of the page.
-        under: the line below the heading.
-        cards: (name, value) of the headline numbers.
-        parts: the remaining page.
-    """
+    """Write the page atomically; `under` is the line below the heading, `cards` the (name, value) of the headline numbers."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE.read_text())
     shown = [
         {**vars(part), "chart": None if part.chart is None else _html(part.chart, part.id or f"chart-{i}")}

@@ -20,17 +20,11 @@ Meeting = tuple[int, int]  # nanoseconds of the rank's own clock: arrival at a b
 
 @dataclass(frozen=True)
 class Offset:
-    """The offset from a rank's clock to rank 0's.
+    """The offset from a rank's clock to rank 0's."""
 
-    Attributes:
-        ns: nanoseconds to add.
-        error_ns: maximum error.
-        at_ns: time of the measurement, by the rank's own clock.
-    """
-
-    ns: float
-    error_ns: float
-    at_ns: float
+    ns: float  # nanoseconds to add
+    error_ns: float  # maximum error
+    at_ns: float  # time of the measurement, by the rank's own clock
 
 
 SAME = Offset(0.0, 0.0, 0.0)
@@ -50,15 +44,10 @@ def offset(of_rank_0: Sequence[Meeting], of_rank: Sequence[Meeting]) -> Offset |
 
 @dataclass(frozen=True)
 class Alignment:
-    """A rank's clock against rank 0's during a recording: measured at its start and, if the recording got there, at its end.
+    """A rank's clock against rank 0's during a recording: measured at its start and, if the recording got there, at its end."""
 
-    Attributes:
-        start: offset at the start.
-        end: offset at the end; equal to `start` if there is none.
-    """
-
-    start: Offset = SAME
-    end: Offset = SAME
+    start: Offset = SAME  # offset at the start
+    end: Offset = SAME  # offset at the end; equal to `start` if there is none
 
     def to_rank_0(self, us: float) -> float:
         """Convert a time of this rank's clock to rank 0's; both in microseconds."""

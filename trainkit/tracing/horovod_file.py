@@ -16,29 +16,21 @@ from typing import Any
 from trainkit.tracing.pieces import Event
 
 _BYTES = {"uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+_LIBRARIES = ("GLOO_", "NCCL_", "MPI_", "CCL_", "DDL_")
 _NEGOTIATE = "NEGOTIATE_"
 _PREFIX = re.compile(r"^(grouped_)?(allreduce|allgather|broadcast|alltoall|reducescatter)\.")
 
 
 @dataclass
 class Operation:
-    """One operation of Horovod's thread. Times are microseconds of the host's monotonic clock.
+    """One operation of Horovod's thread. Times are microseconds of the host's monotonic clock."""
 
-    Attributes:
-        kind: "ALLREDUCE", "BROADCAST", ...
-        start: begin of the operation.
-        end: end of its last tensor.
-        names: its tensors, as they were submitted.
-        num_bytes: bytes of all tensors; a tensor whose shape Horovod does not record counts 0.
-        activities: name -> (start, end).
-    """
-
-    kind: str
-    start: float
-    end: float = 0.0
-    names: list[str] = field(default_factory=list)
-    num_bytes: int = 0
-    activities: dict[str, tuple[float, float]] = field(default_factory=dict)
+    kind: str  # "ALLREDUCE", "BROADCAST", ...
+    start: float  # begin of the operation
+    end: float = 0.0  # end of its last tensor
+    names: list[str] = field(default_factory=list)  # its tensors, as they were submitted
+    num_bytes: int = 0  # bytes of all tensors; a tensor whose shape Horovod does not record counts 0
+    activities: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (start, end)
 
     def seconds_in(self, part: str) -> float:
         """Return the seconds in activities with `part` in their name."""
@@ -47,11 +39,7 @@ class Operation:
     @property
     def wire_s(self) -> float:
         """The seconds of the collective itself, without copies to and from the fusion buffer."""
-        return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and _is_wire(n)) / 1e6
-
-
-def _is_wire(activity: str) -> bool:
-    return any(activity.startswith(library) for library in ("GLOO_", "NCCL_", "MPI_", "CCL_", "DDL_"))
+        return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and n.startswith(_LIBRARIES)) / 1e6
 
 
 def read_operations(events: Iterable[Event]) -> list[Operation]:

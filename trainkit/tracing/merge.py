@@ -44,23 +44,14 @@ class TraceError(TrainkitError):
 
 @dataclass
 class RankTrace:
-    """One rank's part of a recording, by its own clock, with its alignment to rank 0's.
+    """One rank's part of a recording, by its own clock, with its alignment to rank 0's."""
 
-    Attributes:
-        about: facts about the rank.
-        events: its own events: parts of steps, gradients.
-        operations: operations of its Horovod timeline; empty if there is none.
-        torch_path: the file of torch's profiler, or None.
-        clock: its alignment.
-        is_aligned: False if its clock could not be compared with rank 0's.
-    """
-
-    about: About
-    events: list[Event]
-    operations: list[Operation] = field(default_factory=list)
-    torch_path: Path | None = None
-    clock: Alignment = field(default_factory=Alignment)
-    is_aligned: bool = True
+    about: About  # facts about the rank
+    events: list[Event]  # its own events: parts of steps, gradients
+    operations: list[Operation] = field(default_factory=list)  # operations of its Horovod timeline; empty if there is none
+    torch_path: Path | None = None  # the file of torch's profiler, or None
+    clock: Alignment = field(default_factory=Alignment)  # its alignment
+    is_aligned: bool = True  # False if its clock could not be compared with rank 0's
 
 
 def recordings(run_dir: Path) -> list[Path]:

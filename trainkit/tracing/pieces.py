@@ -32,39 +32,22 @@ PATIENCE_S = 30.0  # the command `record` waits this long for the job to react
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a rank, and the meaning of its clock.
-
-    Attributes:
-        rank: its number.
-        world_size: the number of ranks.
-        host: its host's name.
-        boot: id of the host's boot: processes of one boot share their monotonic clock.
-        monotonic_ns: a reading of that clock, at the moment at which...
-        unix_ns: ...this was the time of day.
-        engine: name of the engine.
-        device: "cpu", or the GPU's name.
-        samples: samples of a step on all ranks; 0 if they vary.
-        accumulate: microbatches of a rank in a step.
-        cycle_ms: Horovod's cycle time, 0 without Horovod.
-        fusion_bytes: Horovod's fusion threshold, 0 without Horovod.
-        wire: number format of gradients in transfer: "none", "fp16", "bf16".
-        workers: number of this rank's loader workers; -1 if unknown.
-    """
+    """Facts about a rank, and the meaning of its clock."""
 
     rank: int
     world_size: int
     host: str
-    boot: str
-    monotonic_ns: int
-    unix_ns: int
+    boot: str  # id of the host's boot: processes of one boot share their monotonic clock
+    monotonic_ns: int  # a reading of that clock, at the moment at which...
+    unix_ns: int  # ...this was the time of day
     engine: str = ""
-    device: str = "cpu"
-    samples: int = 0
-    accumulate: int = 1
-    cycle_ms: float = 0.0
-    fusion_bytes: int = 0
-    wire: str = "none"
-    workers: int = -1
+    device: str = "cpu"  # "cpu", or the GPU's name
+    samples: int = 0  # samples of a step on all ranks; 0 if they vary
+    accumulate: int = 1  # microbatches of a rank in a step
+    cycle_ms: float = 0.0  # Horovod's cycle time, 0 without Horovod
+    fusion_bytes: int = 0  # Horovod's fusion threshold, 0 without Horovod
+    wire: str = "none"  # number format of gradients in transfer: "none", "fp16", "bf16"
+    workers: int = -1  # number of this rank's loader workers; -1 if unknown
 
 
 class Piece:

@@ -10,7 +10,6 @@ import pytest
 from tests.helpers.threads import ThreadEngine, World
 from trainkit.engine.collectives import LocalCollectives, PeerError
 from trainkit.engine.heartbeat import Heartbeat, LocalPosition
-from trainkit.engine.process_set import find_place
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import Summed
 from trainkit.errors import ConfigError
@@ -30,7 +29,7 @@ def test_rank_0_outside_of_a_process_set_is_not_main() -> None:
     """Rank 0 of the launcher writes no files if it trains nothing; the set's first rank does."""
     outside, inside = Ranks(Launcher("torchrun", 0, 2, 0, 2)), Ranks(Launcher("torchrun", 1, 2, 1, 2))
     for ranks in (outside, inside):
-        ranks.take(find_place((1,), ranks.rank, [0, 0]))
+        ranks.narrow((1,), [0, 0])
     assert [(ranks.rank, ranks.takes_part, ranks.is_main) for ranks in (outside, inside)] == [
         (0, False, False),
         (0, True, True),

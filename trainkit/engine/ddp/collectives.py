@@ -15,9 +15,8 @@ from torch import Tensor
 
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
-from trainkit.engine.process_set import find_place
 from trainkit.engine.ranks import Ranks
-from trainkit.engine.sending import dense_view
+from trainkit.engine.sending import overwrite
 
 
 class DDPCollectives(Collectives):
@@ -56,7 +55,7 @@ class DDPCollectives(Collectives):
                 self._statistics = _group_of(list(chosen))  # here, since NCCL wants all ranks for it
                 # The ranks outside wait for as long as the others train.
                 self._everyone = _group_of(None, backend="gloo", timeout=timedelta(days=3650))
-        ranks.take(find_place(chosen, ranks.rank, hosts))
+        ranks.narrow(chosen, hosts)
 
     def wait_for_process_set(self) -> None:
         """See Collectives."""
@@ -99,19 +98,13 @@ class DDPCollectives(Collectives):
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """See Collectives."""
-        if self.ranks.world_size == 1:
-            return
-        sent: list[tuple[Any, Tensor, Tensor]] = []
-        with self.waiting_for("the broadcast of tensors"):
-            for tensor in tensors:
-                flat = dense_view(tensor)
-                held = tensor.contiguous().reshape(-1) if flat is None else flat
-                work = dist.broadcast(held.view(torch.uint8), self._root, group=self.group, async_op=True)
-                sent.append((work, held, tensor))
-            for work, held, tensor in sent:
-                work.wait()
-                if held.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(held.reshape(tensor.shape))
+        if self.ranks.world_size > 1:
+            with self.waiting_for("the broadcast of tensors"):
+                overwrite(tensors, self._start_broadcast)
+
+    def _start_broadcast(self, number: int, own: Tensor) -> Callable[[], object]:
+        work: Any = dist.broadcast(own, self._root, group=self.group, async_op=True)
+        return work.wait  # type: ignore[no-any-return]
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""

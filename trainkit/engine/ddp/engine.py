@@ -19,8 +19,7 @@ from trainkit.engine.ddp.reduce import BucketReducer
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
 from trainkit.engine.pinning import Device, pin_device
-from trainkit.engine.process_set import check_ranks
-from trainkit.engine.ranks import Ranks
+from trainkit.engine.ranks import Ranks, check_ranks
 from trainkit.engine.reduce.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
 from trainkit.engine.sending import send_optimizer_state, tensors_of

@@ -25,10 +25,7 @@ class BucketReducer(GradientReducer):
     """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a view of it.
 
     Args:
-        buckets: see GradientReducer.
-        frozen: see GradientReducer.
-        wire: see GradientReducer.
-        sparse: see GradientReducer.
+        buckets, frozen, wire, sparse: see GradientReducer.
         group: the ranks that take part; None for all.
     """
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES
-from trainkit.engine.process_set import check_ranks, find_place
-from trainkit.engine.sending import dense_view
+from trainkit.engine.ranks import check_ranks
+from trainkit.engine.sending import overwrite
 from trainkit.errors import EngineError
 from trainkit.launch.environment import Launcher
 
@@ -34,11 +34,7 @@ class HorovodCollectives(Collectives):
     process_set = hvd.global_process_set
 
     def connect(self, launcher: Launcher, chosen_ranks: list[int] | None) -> None:
-        """Start Horovod, unless it runs, make the process set, and assign ranks, counted over all processes.
-
-        Args:
-            launcher: what started this process.
-            chosen_ranks: engine.process_set.
+        """Start Horovod, unless it runs, make engine.process_set, and assign ranks, counted over all processes.
 
         Raises:
             ConfigError: the process set names ranks that were not started.
@@ -69,7 +65,7 @@ class HorovodCollectives(Collectives):
             return
         ranks = self.ranks
         hosts = hvd.allgather(torch.tensor([ranks.rank - ranks.local_rank]), name="trainkit.hosts").tolist()
-        ranks.take(find_place(tuple(self.process_set.ranks), ranks.rank, hosts))
+        ranks.narrow(tuple(self.process_set.ranks), hosts)
 
     @property
     def _is_everyone(self) -> bool:
@@ -106,20 +102,13 @@ class HorovodCollectives(Collectives):
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """See Collectives."""
-        if self.ranks.world_size == 1:
-            return
-        sent: list[tuple[Any, Tensor, Tensor]] = []
-        with self.waiting_for("the broadcast of tensors"):
-            for i, tensor in enumerate(tensors):
-                flat = dense_view(tensor)
-                held = tensor.contiguous().reshape(-1) if flat is None else flat
-                wire = held.view(torch.uint8)
-                handle = hvd.broadcast_async_(wire, self._root, f"trainkit.broadcast.{i}", process_set=self.process_set)
-                sent.append((handle, held, tensor))
-            for handle, held, tensor in sent:
-                hvd.synchronize(handle)
-                if held.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(held.reshape(tensor.shape))
+        if self.ranks.world_size > 1:
+            with self.waiting_for("the broadcast of tensors"):
+                overwrite(tensors, self._start_broadcast)
+
+    def _start_broadcast(self, number: int, own: Tensor) -> Callable[[], object]:
+        handle = hvd.broadcast_async_(own, self._root, f"trainkit.broadcast.{number}", process_set=self.process_set)
+        return lambda: hvd.synchronize(handle)
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""

@@ -18,12 +18,7 @@ from trainkit.launch.environment import Launcher
 
 
 class ElasticRanks(Ranks):
-    """Ranks that change.
-
-    Args:
-        launcher: what started this process.
-        membership: this process's link to the driver.
-    """
+    """Ranks that change."""
 
     is_elastic = True
 

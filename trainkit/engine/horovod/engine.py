@@ -1,5 +1,5 @@
 """Horovod behind the wall: the engine. Its parts: reduce.py sums gradients, collectives.py does what else ranks do together,
-elastic.py holds the ranks of elastic jobs, heartbeat.py and timeline.py what others see, tuning.py Horovod's own settings.
+elastic.py holds the ranks of elastic jobs, heartbeat.py what others see, tuning.py Horovod's own settings.
 
 Horovod reports a sum as done when the device has computed it (its finalizer waits for an event), and `hvd.synchronize` returns
 then: on GPUs the host waits there once a step, as in each loop by hand with Horovod; the next batch is sent to the device after

@@ -27,10 +27,7 @@ class HookReducer(GradientReducer):
     """Each bucket's gradients as one asynchronous allreduce, in place if Horovod can.
 
     Args:
-        buckets: see GradientReducer; one parameter each, or a group.
-        frozen: see GradientReducer.
-        wire: see GradientReducer.
-        sparse: see GradientReducer.
+        buckets, frozen, wire, sparse: see GradientReducer.
         op: what the allreduce does: "adasum", or a sum.
         ranks: the process set of the ranks that take part.
     """

@@ -15,21 +15,14 @@ from trainkit.errors import ConfigError, EngineError
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings of Horovod's background thread; None leaves Horovod's default.
+    """The settings of Horovod's background thread; None leaves Horovod's default."""
 
-    Attributes:
-        fusion_threshold_mb: tensors that are ready together are summed together, up to this many MiB; 0 for one by one.
-        cycle_time_ms: how often the thread looks for tensors that are ready.
-        cache_capacity: how many tensors' negotiations are remembered; 0 for none.
-        autotune: whether Horovod searches for the best of these while training.
-        autotune_log_file: the CSV file into which rank 0 writes what it tried.
-    """
-
+    # tensors that are ready together are summed together, up to this many MiB; 0 for one by one
     fusion_threshold_mb: float | None = None
-    cycle_time_ms: float | None = None
-    cache_capacity: int | None = None
-    autotune: bool = False
-    autotune_log_file: str | None = None
+    cycle_time_ms: float | None = None  # how often the thread looks for tensors that are ready
+    cache_capacity: int | None = None  # how many tensors' negotiations are remembered; 0 for none
+    autotune: bool = False  # whether Horovod searches for the best of these while training
+    autotune_log_file: str | None = None  # the CSV file into which rank 0 writes what it tried
 
     def __post_init__(self) -> None:
         if self.autotune_log_file is not None and not self.autotune:

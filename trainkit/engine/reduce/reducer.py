@@ -22,7 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,47 +36,32 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class Summed:
-    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`.
+    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`."""
 
-    Attributes:
-        names: of the parameters.
-        num_bytes: that travelled from this rank, before any algorithm multiplies them.
-        handed_ns: when it was handed over.
-        done_ns: when the thread, which waits for one after the other, had it.
-    """
-
-    names: tuple[str, ...]
-    num_bytes: int
-    handed_ns: int
-    done_ns: int
+    names: tuple[str, ...]  # of the parameters
+    num_bytes: int  # that travelled from this rank, before any algorithm multiplies them
+    handed_ns: int  # when it was handed over
+    done_ns: int  # when the thread, which waits for one after the other, had it
 
 
+@dataclass(eq=False)
 class Bucket:
-    """Parameters whose gradients are summed by one collective.
+    """Parameters whose gradients are summed by one collective."""
 
-    Attributes:
-        index: its place in the order in which sums start.
-        entries: name and parameter, in the order of summing.
-        sparse: whether its one parameter's gradient travels as rows.
-        waiting: how many gradients of this step are not ready yet.
-        handle: what the engine returned when the sum started; None before that.
-        handed_ns: when that was, while sums are recorded; else 0.
-    """
+    index: int  # its place in the order in which sums start
+    entries: list[NamedParameter]  # name and parameter, in the order of summing
+    sparse: bool = False  # whether its one parameter's gradient travels as rows
+    waiting: int = field(init=False)  # how many gradients of this step are not ready yet
+    handle: Any = field(init=False, default=None)  # what the engine returned when the sum started; None before that
+    handed_ns: int = field(init=False, default=0)  # when that was, while sums are recorded; else 0
 
-    def __init__(self, index: int, entries: list[NamedParameter], sparse: bool = False) -> None:
-        """Start with all gradients outstanding."""
-        assert len(entries) == 1 or not sparse
-        self.index, self.entries, self.sparse = index, entries, sparse
-        self.waiting = len(entries)
-        self.handle: Any = None
-        self.handed_ns = 0
+    def __post_init__(self) -> None:
+        assert len(self.entries) == 1 or not self.sparse
+        self.waiting = len(self.entries)
 
 
 class GradientReducer(ABC):
     """Hooks the parameters, tracks what is ready in a step, and starts its sums.
-
-    Attributes:
-        _carries: whether a bucket can carry the vector of which parameters took part: if gradients are added up.
 
     Args:
         buckets: groups of parameters; sums start in this order when `in_order`.
@@ -87,7 +72,7 @@ class GradientReducer(ABC):
         sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
     """
 
-    _carries = True
+    _carries = True  # whether a bucket can carry the vector of which parameters took part: if gradients are added up
 
     def __init__(
         self,

@@ -30,18 +30,12 @@ _NARROW = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Wire:
-    """What is done to gradients on both sides of the sum.
+    """What is done to gradients on both sides of the sum."""
 
-    Attributes:
-        narrow: the dtype that wider floating-point gradients travel in, or None.
-        prescale: what they are multiplied by before the sum, in their own dtype.
-        postscale: the same after it.
-        carries: the dtypes that the framework can sum; None for all. Others travel as float32.
-    """
-
-    narrow: torch.dtype | None = None
-    prescale: float = 1.0
-    postscale: float = 1.0
+    narrow: torch.dtype | None = None  # the dtype that wider floating-point gradients travel in, or None
+    prescale: float = 1.0  # what they are multiplied by before the sum, in their own dtype
+    postscale: float = 1.0  # the same after it
+    # the dtypes that the framework can sum; None for all. Others travel as float32.
     carries: frozenset[torch.dtype] | None = None
 
     def dtype_of(self, dtype: torch.dtype, summed: bool = True) -> torch.dtype:

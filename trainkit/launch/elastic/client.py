@@ -35,25 +35,15 @@ _PARTING_S = 60.0  # time limit for a process's exit, during which no Python thr
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A worker's rank in a generation, in Horovod's numbering.
+    """A worker's rank in a generation, in Horovod's numbering."""
 
-    Attributes:
-        generation: number of the generation, from 1, increasing.
-        rank: rank among all, from 0; rank 0 has the newest commit.
-        size: number of ranks.
-        local_rank: rank on its host, from 0.
-        local_size: number of ranks on its host.
-        cross_rank: rank among those with the same local rank, one per host, from 0.
-        cross_size: number of hosts that have this local rank.
-    """
-
-    generation: int
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    generation: int  # number of the generation, from 1, increasing
+    rank: int  # rank among all, from 0; rank 0 has the newest commit
+    size: int  # number of ranks
+    local_rank: int  # rank on its host, from 0
+    local_size: int  # number of ranks on its host
+    cross_rank: int  # rank among those with the same local rank, one per host, from 0
+    cross_size: int  # number of hosts that have this local rank
 
     def environment(self) -> dict[str, str]:
         """Return the variables that hvd.init() reads."""
@@ -73,34 +63,23 @@ def what_waits(waiting: str, tensors: Sequence[str]) -> str:
 
 
 class Membership:
-    """One worker's link to its driver.
-
-    Attributes:
-        worker: this process's name at the driver: "node1/0#3" is host, slot, count.
-        generation: generation of the last seat, 0 before the first.
-        step: the loop's current optimizer step.
-        progress: a counter that increases while the main thread makes progress.
-        waiting: the collective in which the main thread waits, "" if it is in none.
-        tensors: returns the names of the tensors waiting in it; called from the heartbeat thread.
-        stall_s: seconds after which a worker without progress counts as hung; None: never.
-        on_dump: called from the heartbeat thread when the driver requests the stacks of all threads.
-        fits: number of fits that this process has begun.
-        why: why the driver wants to form a new generation, "" if it does not.
-    """
+    """One worker's link to its driver."""
 
     _current: ClassVar[Membership | None] = None
 
     def __init__(self, worker: str, address: tuple[str, int], secret: str) -> None:
-        self.worker = worker
-        self.generation = 0
-        self.step = 0
-        self.progress = 0
-        self.waiting = ""
-        self.fits = 0
+        self.worker = worker  # this process's name at the driver: "node1/0#3" is host, slot, count
+        self.generation = 0  # generation of the last seat, 0 before the first
+        self.step = 0  # the loop's current optimizer step
+        self.progress = 0  # a counter that increases while the main thread makes progress
+        self.waiting = ""  # the collective in which the main thread waits, "" if it is in none
+        self.fits = 0  # number of fits that this process has begun
+        # returns the names of the tensors waiting in it; called from the heartbeat thread
         self.tensors: Callable[[], list[str]] = list
-        self.stall_s: float | None = None
+        self.stall_s: float | None = None  # seconds after which a worker without progress counts as hung; None: never
+        # called from the heartbeat thread when the driver requests the stacks of all threads
         self.on_dump: Callable[[], None] | None = None
-        self.why = ""
+        self.why = ""  # why the driver wants to form a new generation, "" if it does not
         self._address = address
         self._secret = secret
         self._asked = 0  # the generation that the driver wants

@@ -41,11 +41,7 @@ Event = Callable[[float], list[Decision]]
 
 
 def run_elastic(args: argparse.Namespace) -> int:
-    """Run an elastic job for horovodrun, and return its exit code.
-
-    Args:
-        args: the result of horovod.runner.launch.parse_args().
-    """
+    """Run an elastic job for horovodrun, with what its parse_args() returned, and return its exit code."""
     from horovod.runner.common.util import config_parser
 
     environ = dict(os.environ)

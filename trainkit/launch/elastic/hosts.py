@@ -40,12 +40,7 @@ def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
 
 
 class Discovery:
-    """Runs a host discovery script in its own thread.
-
-    Args:
-        script: a shell command that prints hosts.
-        default_slots: slots of hosts printed without a number.
-    """
+    """Runs a host discovery script, a shell command that prints hosts, in its own thread; arguments as those of `parse`."""
 
     def __init__(self, script: str, default_slots: int | None) -> None:
         self._script = script

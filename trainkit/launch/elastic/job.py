@@ -11,44 +11,26 @@ from trainkit.launch.elastic.workers import Slot, Worker
 
 
 class Job:
-    """One job's workers, slots and generation.
-
-    Attributes:
-        generation: number of the newest generation, 0 before the first.
-        over: how the job ended; None while it runs. Its processes may outlive that.
-        workers: workers with a live process, by name.
-        hosts: slots by host, in the order in which they are filled.
-        slots: slots by host and number, including those of removed hosts.
-        members: members of the newest generation that are not done.
-        changes: (event, time) since the newest generation was formed.
-        short_s: seconds with too few workers since a generation was last formed.
-        stop: the signal that ends the job.
-        codes: exit codes, since that signal, of workers that ever had a seat.
-        done_at: time at which the first worker was done.
-        main_code: exit code of rank 0 of the newest generation, once it has ended.
-        preempted: whether the last lost worker left voluntarily.
-        stall: the current stall, and the time at which to act on it.
-        out: decisions not yet returned.
-    """
+    """One job's workers, slots and generation."""
 
     def __init__(self, rules: Rules, now: float) -> None:
         self.rules = rules
         self.now = now
-        self.generation = 0
-        self.over: Over | None = None
-        self.workers: dict[str, Worker] = {}
-        self.hosts: dict[str, int] = {}
-        self.slots: dict[tuple[str, int], Slot] = {}
-        self.members: set[str] = set()
-        self.changes: list[tuple[str, float]] = []
-        self.short_s = 0.0
-        self.stop: signal.Signals | None = None
-        self.codes: list[int] = []
-        self.done_at: float | None = None
-        self.main_code: int | None = None
-        self.preempted = False
-        self.stall: tuple[Stall, float] | None = None
-        self.out: list[Decision] = []
+        self.generation = 0  # number of the newest generation, 0 before the first
+        self.over: Over | None = None  # how the job ended; None while it runs. Its processes may outlive that.
+        self.workers: dict[str, Worker] = {}  # workers with a live process, by name
+        self.hosts: dict[str, int] = {}  # slots by host, in the order in which they are filled
+        self.slots: dict[tuple[str, int], Slot] = {}  # slots by host and number, including those of removed hosts
+        self.members: set[str] = set()  # members of the newest generation that are not done
+        self.changes: list[tuple[str, float]] = []  # (event, time) since the newest generation was formed
+        self.short_s = 0.0  # seconds with too few workers since a generation was last formed
+        self.stop: signal.Signals | None = None  # the signal that ends the job
+        self.codes: list[int] = []  # exit codes, since that signal, of workers that ever had a seat
+        self.done_at: float | None = None  # time at which the first worker was done
+        self.main_code: int | None = None  # exit code of rank 0 of the newest generation, once it has ended
+        self.preempted = False  # whether the last lost worker left voluntarily
+        self.stall: tuple[Stall, float] | None = None  # the current stall, and the time at which to act on it
+        self.out: list[Decision] = []  # decisions not yet returned
 
     # ---- questions
 

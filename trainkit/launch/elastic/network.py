@@ -16,16 +16,11 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a job's processes.
+    """The network of a job's processes."""
 
-    Attributes:
-        address: IPv4 address of the rendezvous server.
-        interfaces: network interfaces; Gloo uses the first, NCCL all.
-        is_closed: whether the address is unreachable from other hosts; never set for an interface chosen by the user.
-    """
-
-    address: str
-    interfaces: tuple[str, ...]
+    address: str  # IPv4 address of the rendezvous server
+    interfaces: tuple[str, ...]  # network interfaces; Gloo uses the first, NCCL all
+    # whether the address is unreachable from other hosts; never set for an interface chosen by the user
     is_closed: bool = False
 
 

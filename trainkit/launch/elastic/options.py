@@ -16,35 +16,20 @@ _LONGEST_PAUSE_S = 3600
 
 @dataclass(frozen=True)
 class Settings:
-    """The requested elastic job.
-
-    Attributes:
-        rules: settings of the state machine.
-        command: the workers' command.
-        environ: environment of all workers, including HOROVOD_* tuning variables.
-        script: the host discovery script, or None.
-        hosts: slots by host if there is no script.
-        slots: slots of hosts that the script prints without a number; None: 1.
-        interfaces: the user's choice, or None.
-        ssh_port: port; None: ssh's default.
-        ssh_identity_file: file; None: ssh's default.
-        output: folder for the workers' output, or None.
-        with_time: whether printed lines start with the time.
-        verbose: whether to print which process is started where.
-    """
+    """The requested elastic job."""
 
     rules: Rules
-    command: tuple[str, ...]
-    environ: Mapping[str, str]
-    script: str | None
-    hosts: Mapping[str, int]
-    slots: int | None
-    interfaces: tuple[str, ...] | None
-    ssh_port: int | None
-    ssh_identity_file: str | None
-    output: Path | None
-    with_time: bool
-    verbose: bool
+    command: tuple[str, ...]  # the workers' command
+    environ: Mapping[str, str]  # environment of all workers, including HOROVOD_* tuning variables
+    script: str | None  # the host discovery script, or None
+    hosts: Mapping[str, int]  # slots by host if there is no script
+    slots: int | None  # slots of hosts that the script prints without a number; None: 1
+    interfaces: tuple[str, ...] | None  # the user's choice, or None
+    ssh_port: int | None  # None: ssh's default
+    ssh_identity_file: str | None  # None: ssh's default
+    output: Path | None  # folder for the workers' output, or None
+    with_time: bool  # whether printed lines start with the time
+    verbose: bool  # whether to print which process is started where
 
 
 def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:

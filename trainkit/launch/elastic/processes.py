@@ -47,13 +47,7 @@ class Reaper:
 
 
 class Process:
-    """A worker's process on this host; base of the remote one.
-
-    Args:
-        command: the program and its arguments.
-        environ: its complete environment.
-        stdin: subprocess.DEVNULL or PIPE.
-    """
+    """A worker's process on this host, with this complete environment; base of the remote one."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], stdin: int = subprocess.DEVNULL) -> None:
         pipe = subprocess.PIPE
@@ -91,15 +85,7 @@ class Process:
 
 
 class RemoteProcess(Process):
-    """A worker's process on another host (remote.py).
-
-    Args:
-        host: the host's name.
-        port: ssh port, or None.
-        identity_file: ssh identity file, or None.
-        command: the program and its arguments.
-        environ: environment to send.
-    """
+    """A worker's process on another host (remote.py), to which `environ` is sent."""
 
     def __init__(
         self, host: str, port: int | None, identity_file: str | None, command: Sequence[str], environ: Mapping[str, str]

@@ -54,8 +54,7 @@ def ssh_command(host: str, port: int | None, identity_file: str | None, mark: st
 
     Args:
         host: as ssh takes it.
-        port: None for ssh's default.
-        identity_file: None for ssh's default.
+        port, identity_file: None for ssh's default.
         mark: the line that ends `first_lines`, a plain word.
         host_keys: ssh's StrictHostKeyChecking. "accept-new" takes the key of a host that is seen for the first time, and
             refuses one that has changed.

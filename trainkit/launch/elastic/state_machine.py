@@ -4,7 +4,7 @@
 
 Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none runs and enough wait, and
 fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was asked to end or was killed.
-job.py holds the state, workers.py workers and slots, rank_assignment.py assigns ranks, stalls.py finds blocked workers.
+job.py holds the state, workers.py workers and slots, stalls.py finds blocked workers.
 """
 
 from __future__ import annotations
@@ -142,11 +142,6 @@ class StateMachine:
             job.stop = number
         job.forward(number, now)
         return settle(job, now)
-
-    def failed(self, now: float, code: int, why: str) -> list[Decision]:
-        """The driver itself has failed."""
-        self.job.end(code, why)
-        return settle(self.job, now)
 
     def tick(self, now: float) -> list[Decision]:
         """Time has passed. Called several times a second."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 
 from trainkit.console import plural
 from trainkit.launch.elastic.client import RankAssignment
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.messages import Decision, Say, Send, Start
-from trainkit.launch.elastic.rank_assignment import assign
 from trainkit.launch.elastic.stalls import frozen, limit, stalled
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
 
@@ -90,7 +90,7 @@ def _form(job: Job) -> None:
     if fresh and job.alive("starting") and job.now - min(w.joined for w in waiting) < job.rules.fresh_s:
         return
     begins_at = max(0, *(w.commit for w in waiting))
-    seats = assign(waiting, job.generation + 1, job.rules.most)
+    seats = _assign(waiting, job.generation + 1, job.rules.most)
     for name, seat in seats.items():
         w = job.workers[name]
         w.phase, w.seat, w.entered = "running", seat, begins_at
@@ -100,6 +100,41 @@ def _form(job: Job) -> None:
     job.members = set(seats)
     job.main_code, job.short_s, job.stall = None, 0.0, None
     job.changes.clear()
+
+
+def _assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, RankAssignment]:
+    """Return the seats of a generation by the workers' names.
+
+    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of a host are consecutive, and
+    hosts are ordered by their best worker, like in Horovod's own launcher: its rings and hierarchies stay within a host.
+    Beyond `most` seats, late workers get none.
+    """
+    chosen = sorted(workers, key=_order)
+    if len(chosen) > most:
+        chosen = chosen[: int(most)]
+    by_host: dict[str, list[Worker]] = {}
+    for worker in chosen:
+        by_host.setdefault(worker.host, []).append(worker)
+    seats = {}
+    rank = 0
+    for host, on_host in by_host.items():
+        for local_rank, worker in enumerate(on_host):
+            peers = [name for name, others in by_host.items() if len(others) > local_rank]
+            seats[worker.name] = RankAssignment(
+                generation=generation,
+                rank=rank,
+                size=len(chosen),
+                local_rank=local_rank,
+                local_size=len(on_host),
+                cross_rank=peers.index(host),
+                cross_size=len(peers),
+            )
+            rank += 1
+    return seats
+
+
+def _order(worker: Worker) -> tuple[int, float, int]:
+    return -worker.commit, float("inf") if worker.seat is None else worker.seat.rank, worker.came
 
 
 def _formed(job: Job, seats: list[RankAssignment], hosts: list[str]) -> str:

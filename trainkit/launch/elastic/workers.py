@@ -13,47 +13,30 @@ PREEMPTED = 75  # trainkit.errors.Preempted; sysexits' EX_TEMPFAIL
 
 @dataclass
 class Worker:
-    """A live process.
+    """A live process."""
 
-    Attributes:
-        name: "host/slot#count".
-        phase: starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or killed.
-        born: start of its process.
-        commit: the newest step in its memory, -1 for none.
-        came: its number among all workers that ever joined.
-        seat: its last seat.
-        joined: start of its current wait.
-        unwanted: why it must leave; "" if it need not.
-        fate: why it was killed; "" if it was not.
-        heard: time of its last sign of life.
-        moved: time of its main thread's last progress.
-        entered: the step from which its generation resumed; beyond it, the worker has made progress.
-        dump: whether its stacks are still to be requested.
-        term_at: time at which it gets SIGTERM.
-        kill_at: time at which it gets SIGKILL.
-    """
-
-    name: str
+    name: str  # "host/slot#count"
     host: str
     slot: int
-    born: float
+    born: float  # start of its process
+    # starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or killed
     phase: Literal["starting", "waiting", "running", "ending"] = "starting"
-    commit: int = -1
-    came: int = 0
-    seat: RankAssignment | None = None
-    joined: float = 0.0
-    unwanted: str = ""
-    fate: str = ""
+    commit: int = -1  # the newest step in its memory, -1 for none
+    came: int = 0  # its number among all workers that ever joined
+    seat: RankAssignment | None = None  # its last seat
+    joined: float = 0.0  # start of its current wait
+    unwanted: str = ""  # why it must leave; "" if it need not
+    fate: str = ""  # why it was killed; "" if it was not
     step: int = -1
     progress: int = -1
     waiting: str = ""
     stall_s: float | None = None
-    heard: float = 0.0
-    moved: float = 0.0
-    entered: int = 0
-    dump: bool = False
-    term_at: float | None = None
-    kill_at: float | None = None
+    heard: float = 0.0  # time of its last sign of life
+    moved: float = 0.0  # time of its main thread's last progress
+    entered: int = 0  # the step from which its generation resumed; beyond it, the worker has made progress
+    dump: bool = False  # whether its stacks are still to be requested
+    term_at: float | None = None  # time at which it gets SIGTERM
+    kill_at: float | None = None  # time at which it gets SIGKILL
 
     @property
     def got_on(self) -> bool:
@@ -75,21 +58,13 @@ class Worker:
 
 @dataclass
 class Slot:
-    """A place for one process on a host.
+    """A place for one process on a host."""
 
-    Attributes:
-        count: processes started here.
-        crashes: consecutive crashes of workers that took no step of their own.
-        ready_at: time from which it may be filled again.
-        given_up: whether it crashed too often.
-        left: whether its last worker left voluntarily.
-    """
-
-    count: int = 0
-    crashes: int = 0
-    ready_at: float = 0.0
-    given_up: bool = False
-    left: bool = False
+    count: int = 0  # processes started here
+    crashes: int = 0  # consecutive crashes of workers that took no step of their own
+    ready_at: float = 0.0  # time from which it may be filled again
+    given_up: bool = False  # whether it crashed too often
+    left: bool = False  # whether its last worker left voluntarily
 
     def __str__(self) -> str:
         if self.given_up:

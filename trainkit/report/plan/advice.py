@@ -25,14 +25,7 @@ _GPU = re.compile(r"cuda:\d+")
 
 
 def advise(run: Run, callbacks: Sequence[Callback], config: dict[str, Any], cores: int) -> list[str]:
-    """Return advice on a fit.
-
-    Args:
-        run: a built fit.
-        trainer: its trainer, with all callbacks.
-        config: the resolved config.
-        cores: number of cores of a host.
-    """
+    """Return advice on a built fit with its resolved config, on hosts of `cores` cores."""
     return [*_batch(run), *_rate(run), *_loading(run, cores), *_writing(run, callbacks), *_config(config)]
 
 

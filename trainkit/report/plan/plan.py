@@ -27,23 +27,14 @@ _WIRE_BYTES = {"none": None, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on each rank, and bytes that a step transfers.
+    """Bytes on each rank, and bytes that a step transfers."""
 
-    Attributes:
-        weights: parameters and buffers.
-        gradients: gradients of the parameters trained now.
-        optimizer: optimizer state after a step.
-        payload: bytes reduced over ranks in a step.
-        tensors: number of reduced gradients.
-        sparse: number of sparse ones among them; they count as if all rows were used.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    payload: int
-    tensors: int
-    sparse: int = 0
+    weights: int  # parameters and buffers
+    gradients: int  # gradients of the parameters trained now
+    optimizer: int  # optimizer state after a step
+    payload: int  # bytes reduced over ranks in a step
+    tensors: int  # number of reduced gradients
+    sparse: int = 0  # number of sparse ones among them; they count as if all rows were used
 
 
 def batch_rows(run: Run) -> Rows:

@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.config.instantiate import build
-from trainkit.engine.process_set import check_ranks
+from trainkit.engine.ranks import check_ranks
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
@@ -23,17 +23,11 @@ from trainkit.run.setup import Stage
 
 @dataclass(frozen=True)
 class Planned:
-    """A fit that is built.
+    """A fit that is built."""
 
-    Attributes:
-        run: without loggers, so that none opens a file or a connection.
-        callbacks: all callbacks, loggers included.
-        hooks: the table of their hooks.
-    """
-
-    run: Run
-    callbacks: Sequence[Callback]
-    hooks: Hooks
+    run: Run  # without loggers, so that none opens a file or a connection
+    callbacks: Sequence[Callback]  # all callbacks, loggers included
+    hooks: Hooks  # the table of their hooks
 
 
 @contextlib.contextmanager

@@ -15,11 +15,9 @@ from trainkit.report.plan.planned import planned
 
 
 def show_plan(config: dict[str, Any], cores: int) -> None:
-    """Print the plan of a config for the launcher's ranks, or simulated ones.
+    """Print the plan of a config for the launcher's ranks, or simulated ones, on hosts of `cores` cores.
 
-    Args:
-        config: resolved and checked; its run_dir is a temporary folder.
-        cores: number of cores of a host.
+    The config is resolved and checked; its run_dir is a temporary folder.
     """
     with planned(config) as planned_run:
         run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine

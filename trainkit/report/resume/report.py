@@ -27,23 +27,14 @@ Note = dict[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """The outputs of the three runs.
+    """The outputs of the three runs."""
 
-    Attributes:
-        whole: run folder of the uninterrupted run.
-        killed: run folder of the run that was killed and resumed.
-        notes: folder of ResumeRecorder's records, with a folder each for whole, killed and resumed.
-        save_at: both runs saved after this step.
-        kill_at: the step in which one was killed.
-        ranks: number of ranks before and after.
-    """
-
-    whole: Path
-    killed: Path
-    notes: Path
-    save_at: int
-    kill_at: int
-    ranks: tuple[int, int]
+    whole: Path  # run folder of the uninterrupted run
+    killed: Path  # run folder of the run that was killed and resumed
+    notes: Path  # folder of ResumeRecorder's records, with a folder each for whole, killed and resumed
+    save_at: int  # both runs saved after this step
+    kill_at: int  # the step in which one was killed
+    ranks: tuple[int, int]  # number of ranks before and after
 
 
 def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
@@ -75,7 +66,8 @@ def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
 
 def report(runs: Runs) -> bool:
     """Compare and print; return whether the resumed run ended like the uninterrupted one."""
-    names = _names(runs.notes / "whole" / "names.json")
+    found = json.loads((runs.notes / "whole" / "names.json").read_text())
+    names = Names(frozenset(found["parameters"]), found["optimizers"])
     saved = [run / "checkpoints" / f"check-resume-step={runs.save_at}" for run in (runs.whole, runs.killed)]
     console = console_of()
     if before := _before(saved, names):
@@ -167,11 +159,6 @@ def _before(saved: Sequence[Path], names: Names | None) -> str | None:
     """Describe the first difference of two runs before the kill, or return None."""
     found = [part.first for part in differences(*saved, names=names) if part.what not in ("callbacks", "kept by hooks")]
     return f"{found[0]}." if found else None
-
-
-def _names(path: Path) -> Names:
-    found = json.loads(path.read_text())
-    return Names(frozenset(found["parameters"]), found["optimizers"])
 
 
 def _table_of(run: Path) -> list[Row]:

@@ -32,17 +32,11 @@ TRUSTED = 0.2  # if a model's checked error is larger, do not trust its other pr
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements at one number of ranks.
-
-    Attributes:
-        ranks: the number.
-        analysis: analysis of the recorded steps.
-        costs: (bytes, seconds) of reductions while nothing else ran; empty for one rank.
-    """
+    """Measurements at one number of ranks."""
 
     ranks: int
-    analysis: Analysis
-    costs: list[tuple[float, float]]
+    analysis: Analysis  # of the recorded steps
+    costs: list[tuple[float, float]]  # (bytes, seconds) of reductions while nothing else ran; empty for one rank
 
     @property
     def step_s(self) -> float:
@@ -55,30 +49,23 @@ class Measured:
         samples = statistics.median(step.samples for step in self.analysis.steps)
         return samples / self.step_s
 
+    def efficiency(self, base: Measured) -> float:
+        """Return the speed as a fraction of that of `base`, a rank for a rank."""
+        return self.samples_per_s / (base.samples_per_s * self.ranks / base.ranks)
+
 
 @dataclass(frozen=True)
 class Model:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        work_of: number of ranks -> a rank's own seconds per step, as measured.
-        most: the largest measured number of ranks.
-        profiles: steps at `of_ranks` ranks, without their reductions.
-        of_ranks: see `profiles`.
-        summing: how gradients are collected for reductions.
-        spread_s: standard deviation of a rank's own work from step to step.
-        ring: the measured network.
-        ring_from: source of that measurement.
-    """
-
-    work_of: dict[int, float]
-    most: int
-    profiles: list[Profile]
-    of_ranks: int
-    summing: Summing
-    spread_s: float
-    ring: Ring
-    ring_from: str
+    work_of: dict[int, float]  # number of ranks -> a rank's own seconds per step, as measured
+    most: int  # the largest measured number of ranks
+    profiles: list[Profile]  # steps at `of_ranks` ranks, without their reductions
+    of_ranks: int  # see `profiles`
+    summing: Summing  # how gradients are collected for reductions
+    spread_s: float  # standard deviation of a rank's own work from step to step
+    ring: Ring  # the measured network
+    ring_from: str  # source of that measurement
 
     def work_s(self, ranks: int) -> float:
         """Return a rank's own seconds per step."""
@@ -168,13 +155,11 @@ def _without_waiting(profile: Profile, source: Measured) -> Profile:
 
 def measured_grid(measured: Sequence[Measured]) -> Grid:
     """Return the table of measurements."""
-    one = measured[0]
     rows = []
     for m in measured:
         means = [f"{100 * m.analysis.mean(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
-        ideal = one.samples_per_s * m.ranks / one.ranks
-        speed = f"{m.samples_per_s:,.1f}"
-        rows.append((str(m.ranks), ms(m.step_s), speed, f"{100 * m.samples_per_s / ideal:.1f} %", *means))
+        speed, efficiency = f"{m.samples_per_s:,.1f}", f"{100 * m.efficiency(measured[0]):.1f} %"
+        rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *means))
     columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
     return Grid("Measured", columns, rows)
 

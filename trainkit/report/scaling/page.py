@@ -27,10 +27,9 @@ def write_scaling_page(
 ) -> None:
     """Write the page; `of` names the config."""
     best = measured[-1]
-    ideal = measured[0].samples_per_s * best.ranks / measured[0].ranks
     cards = [
         ("samples/s at " + str(best.ranks) + " ranks", f"{best.samples_per_s:,.1f}"),
-        ("efficiency there", f"{100 * best.samples_per_s / ideal:.1f} %"),
+        ("efficiency there", f"{100 * best.efficiency(measured[0]):.1f} %"),
         ("a step there", ms(best.step_s)),
     ]
     parts = [Part("Measured", tuple(notes), _parts(measured), measured_grid(measured), id="measured")]
@@ -71,8 +70,7 @@ def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[floa
     for (name, ring), color in zip(rings, _LINES, strict=False):
         values = [100 * model.efficiency(n, ring) for n in sizes]
         chart.add_scatter(x=sizes, y=values, name=name, mode="lines", line={"color": color, "width": 2})
-    ideal = [measured[0].samples_per_s * m.ranks / measured[0].ranks for m in measured]
-    seen = [100 * m.samples_per_s / best for m, best in zip(measured, ideal, strict=True)]
+    seen = [100 * m.efficiency(measured[0]) for m in measured]
     marker = {"size": 10, "color": "#1d2733", "symbol": "diamond"}
     chart.add_scatter(x=[m.ranks for m in measured], y=seen, name="measured here", mode="markers", marker=marker)
     chart.update_xaxes(type="log", range=[-0.05, 2.8], tickvals=sizes, ticktext=[str(n) for n in sizes])

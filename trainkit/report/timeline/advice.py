@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from trainkit.report.grid import human, ms, share
 from trainkit.report.timeline.overlap import Link, Profile, Summing, exposed_s
@@ -13,24 +14,16 @@ from trainkit.report.timeline.steps import Analysis
 _LEAST_GAIN = 0.01
 _CYCLES_MS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 _FUSIONS_MB = (0.0, 1.0, 4.0, 16.0, 64.0, 128.0, 256.0)
-_HALF = {"fp16": 0.5}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to try.
+    """One thing to try."""
 
-    Attributes:
-        setting: the command line argument, or another action.
-        why: the number that it follows from.
-        gain: predicted growth of samples per second: 0.12 for 12 %.
-        is_bound: whether the gain is an upper bound instead of an estimate.
-    """
-
-    setting: str
-    why: str
-    gain: float
-    is_bound: bool = False
+    setting: str  # the command line argument, or another action
+    why: str  # the number that it follows from
+    gain: float  # predicted growth of samples per second: 0.12 for 12 %
+    is_bound: bool = False  # whether the gain is an upper bound instead of an estimate
 
 
 def advise(analysis: Analysis) -> list[Advice]:
@@ -75,30 +68,19 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
     measured = analysis.mean("communication")
     base = _mean_exposed(profiles, link, now)
     if now.cycle_s:
-        for name, tries in (("cycle_time_ms", _cycles(now)), ("fusion_threshold_mb", _fusions(now))):
-            best, saved = max(((text, base - _mean_exposed(profiles, link, other)) for text, other in tries), key=_second)
+        cycles = {cycle_ms: replace(now, cycle_s=cycle_ms / 1000) for cycle_ms in _CYCLES_MS}
+        fusions = {mb: replace(now, fusion_bytes=mb * 2**20) for mb in _FUSIONS_MB}
+        for name, tries in (("cycle_time_ms", cycles), ("fusion_threshold_mb", fusions)):
+            saved_by = {value: base - _mean_exposed(profiles, link, other) for value, other in tries.items()}
+            best, saved = max(saved_by.items(), key=itemgetter(1))
             why = f"{ms(measured)} of reductions are not hidden; the model predicts {ms(base)} now, {ms(base - saved)} then"
-            yield Advice(f"engine.{name}={best}", why, _gain(analysis.step_s, min(saved, measured)))
+            yield Advice(f"engine.{name}={best:g}", why, _gain(analysis.step_s, min(saved, measured)))
     if analysis.abouts[0].wire == "none":
-        half = [profile.compressed(_HALF["fp16"]) for profile in profiles]
+        half = [profile.compressed(0.5) for profile in profiles]
         saved = base - _mean_exposed(half, link, now)
         total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
         why = f"half of {human(total)} a step; the model leaves out the cost of packing, and float16 rounds"
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
-
-
-def _second(pair: tuple[str, float]) -> float:
-    return pair[1]
-
-
-def _cycles(now: Summing) -> Iterator[tuple[str, Summing]]:
-    for cycle_ms in _CYCLES_MS:
-        yield f"{cycle_ms:g}", replace(now, cycle_s=cycle_ms / 1000)
-
-
-def _fusions(now: Summing) -> Iterator[tuple[str, Summing]]:
-    for mb in _FUSIONS_MB:
-        yield f"{mb:g}", replace(now, fusion_bytes=mb * 2**20)
 
 
 def _mean_exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from trainkit.report.timeline.overlap import Link, Profile, Summing, fit_link
-from trainkit.report.timeline.recorded_facts import Gradient, StepOfRank
+from trainkit.report.timeline.recorded_facts import Gradient, StepOfRank, by_step
 from trainkit.tracing.horovod_file import Operation
 from trainkit.tracing.merge import RankTrace
 from trainkit.tracing.pieces import SUMMED, About
@@ -68,9 +68,7 @@ def costs(about: About, operations: Sequence[Operation], gradients: Sequence[Gra
 
 def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[Profile]:
     """Return each step as a Profile for overlap.py; none without reductions."""
-    of_step: dict[int, list[StepOfRank]] = defaultdict(list)
-    for step in steps:
-        of_step[step.step].append(step)
+    of_step = by_step(steps)
     ready: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for (number, _), by_rank in handed.items():
         if number in of_step:

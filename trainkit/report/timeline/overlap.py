@@ -24,15 +24,10 @@ _LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, needed to determine a ban
 
 @dataclass(frozen=True)
 class Link:
-    """The cost of a reduction among the ranks of a run.
+    """The cost of a reduction among the ranks of a run."""
 
-    Attributes:
-        latency_s: seconds of a reduction of any size.
-        bytes_per_s: bandwidth, in bytes that each rank contributes.
-    """
-
-    latency_s: float
-    bytes_per_s: float
+    latency_s: float  # seconds of a reduction of any size
+    bytes_per_s: float  # bandwidth, in bytes that each rank contributes
 
     def seconds(self, num_bytes: float) -> float:
         """Return the seconds of one reduction."""
@@ -41,15 +36,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Ring:
-    """A network, by the cost of one message between neighbours.
+    """A network, by the cost of one message between neighbours."""
 
-    Attributes:
-        alpha_s: its latency.
-        bytes_per_s: its bandwidth, B.
-    """
-
-    alpha_s: float
-    bytes_per_s: float
+    alpha_s: float  # its latency
+    bytes_per_s: float  # its bandwidth, B
 
     def link(self, ranks: int) -> Link:
         """Return the cost of a reduction among `ranks` ranks; zero for one rank."""
@@ -84,17 +74,12 @@ def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
 
 @dataclass(frozen=True)
 class Profile:
-    """A step without its reductions.
+    """A step without its reductions."""
 
-    Attributes:
-        ready: (seconds after the start of backward, bytes) of each gradient, at the time the last rank has it; in that order.
-        backward_s: seconds of backward, during which gradients become ready; for several microbatches, the last one's.
-        other_s: seconds of all else in a step but exposed communication.
-    """
-
+    # (seconds after the start of backward, bytes) of each gradient, at the time the last rank has it; in that order
     ready: tuple[tuple[float, float], ...]
-    backward_s: float
-    other_s: float
+    backward_s: float  # seconds of backward, during which gradients become ready; for several microbatches, the last one's
+    other_s: float  # seconds of all else in a step but exposed communication
 
     def stretched(self, factor: float) -> Profile:
         """Return the profile of a rank that is slower by `factor`."""
@@ -108,19 +93,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class Summing:
-    """How gradients are collected for reductions.
+    """How gradients are collected for reductions."""
 
-    Attributes:
-        cycle_s: wake-up interval of Horovod's thread; 0 if a reduction starts as soon as it is ready (torch.distributed).
-        fusion_bytes: maximum size of a fused buffer; 0 for one tensor at a time.
-        copy_s_per_byte: cost of copies into the fusion buffer and out of it.
-        agree_s: time per cycle that ranks need to agree on the ready gradients.
-    """
-
+    # wake-up interval of Horovod's thread; 0 if a reduction starts as soon as it is ready (torch.distributed)
     cycle_s: float = 0.0
-    fusion_bytes: float = 0.0
-    copy_s_per_byte: float = 0.0
-    agree_s: float = 0.0
+    fusion_bytes: float = 0.0  # maximum size of a fused buffer; 0 for one tensor at a time
+    copy_s_per_byte: float = 0.0  # cost of copies into the fusion buffer and out of it
+    agree_s: float = 0.0  # time per cycle that ranks need to agree on the ready gradients
 
 
 def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
@@ -155,12 +134,5 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
 
 
 def step_s(profile: Profile, link: Link, summing: Summing, accumulate: int = 1) -> float:
-    """Return the seconds of `accumulate` microbatches with one reduction, divided by their number.
-
-    Args:
-        profile: profile of a step of one microbatch.
-        link: cost of a reduction among the ranks.
-        summing: how gradients are collected.
-        accumulate: microbatches per reduction.
-    """
+    """Return the seconds of `accumulate` microbatches, each of this profile, with one reduction, divided by their number."""
     return profile.backward_s + profile.other_s + exposed_s(profile, link, summing) / accumulate

@@ -66,10 +66,7 @@ def _mean_parts(analysis: Analysis) -> go.Figure:
     ranks = _shown_ranks(analysis)
     chart = figure("ms, mean of a step", "", height=130 + 34 * len(ranks))
     for part, label in LABELS.items():
-        means = []
-        for rank in ranks:
-            values = [step.seconds[part] for step in analysis.steps if step.rank == rank]
-            means.append(1000 * sum(values) / len(values))
+        means = [1000 * analysis.mean(part, rank) for rank in ranks]
         names = [f"rank {rank}" for rank in ranks]
         chart.add_bar(x=means, y=names, orientation="h", name=label, marker_color=COLORS[part], hovertemplate="%{x:.2f} ms")
     chart.update_layout(barmode="stack")
@@ -84,8 +81,7 @@ def _each_step(analysis: Analysis) -> go.Figure:
         own = sorted((s for s in analysis.steps if s.rank == rank), key=lambda s: s.step)
         for part, label in LABELS.items():
             values = [1000 * step.seconds[part] for step in own]
-            numbers = [step.step for step in own]
-            chart.add_bar(x=numbers, y=values, name=label, marker_color=COLORS[part], visible=i == 0)
+            chart.add_bar(x=[step.step for step in own], y=values, name=label, marker_color=COLORS[part], visible=i == 0)
     chart.update_layout(barmode="stack")
     if len(ranks) > 1:
         buttons = [
@@ -105,12 +101,10 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
     begin = min(same[rank.about.rank].start for rank in shown)
     chart = figure(f"ms since step {median.step} began", "", height=150 + 56 * len(shown))
     for part in (*LABELS, "validation", "epoch end"):
-        bars = [bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)]
-        if bars:
+        if bars := [bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)]:
             label = {"communication": "exposed communication and waiting"}.get(part, LABELS.get(part, part))
             _add_bars(chart, bars, label, COLORS[part])
-    sums = [bar for rank in shown for bar in _sum_bars(rank, same[rank.about.rank], begin)]
-    if sums:
+    if sums := [bar for rank in shown for bar in _sum_bars(rank, same[rank.about.rank], begin)]:
         _add_bars(chart, sums, "Horovod: operations", "#8c2f39")
     chart.update_layout(barmode="overlay")
     chart.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=_tracks(shown))

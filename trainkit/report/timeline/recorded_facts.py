@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LABELS = {
@@ -18,25 +20,15 @@ OWN_WORK = ("data", "forward", "backward", "optimizer", "hooks")
 
 @dataclass(frozen=True)
 class StepOfRank:
-    """A step on a rank. Times are microseconds of rank 0's clock.
+    """A step on a rank. Times are microseconds of rank 0's clock."""
 
-    Attributes:
-        step: its number, `global_step` before it.
-        rank: its rank.
-        start: start of the step.
-        seconds: seconds by part, see LABELS; a validation is left out.
-        backward_start: start of the last microbatch's backward.
-        backward_end: end of the last microbatch's backward.
-        samples: samples of all ranks.
-    """
-
-    step: int
+    step: int  # its number, `global_step` before it
     rank: int
-    start: float
-    seconds: dict[str, float]
-    backward_start: float
-    backward_end: float
-    samples: int
+    start: float  # start of the step
+    seconds: dict[str, float]  # seconds by part, see LABELS; a validation is left out
+    backward_start: float  # start of the last microbatch's backward
+    backward_end: float  # end of the last microbatch's backward
+    samples: int  # samples of all ranks
 
     @property
     def total_s(self) -> float:
@@ -44,27 +36,25 @@ class StepOfRank:
         return sum(self.seconds.values())
 
 
+def by_step(steps: Iterable[StepOfRank]) -> dict[int, list[StepOfRank]]:
+    """Return the ranks of each step by its number."""
+    found: dict[int, list[StepOfRank]] = defaultdict(list)
+    for step in steps:
+        found[step.step].append(step)
+    return found
+
+
 @dataclass(frozen=True)
 class Gradient:
-    """The path of a gradient (or of a bucket of them) through its reduction: means over steps, in seconds.
+    """The path of a gradient (or of a bucket of them) through its reduction: means over steps, in seconds."""
 
-    Attributes:
-        name: name of the parameter.
-        num_bytes: bytes that a rank contributes.
-        negotiation_s: from the time a rank has it until all ranks have.
-        queue_s: from then until its operation begins: Horovod's cycle, and operations before it.
-        fusion_s: copies into the fusion buffer and out of it.
-        allreduce_s: the collective, of all tensors fused with it.
-        fused_with: tensors in its operation, itself included.
-    """
-
-    name: str
-    num_bytes: int
-    negotiation_s: float
-    queue_s: float
-    fusion_s: float
-    allreduce_s: float
-    fused_with: float
+    name: str  # of the parameter
+    num_bytes: int  # bytes that a rank contributes
+    negotiation_s: float  # from the time a rank has it until all ranks have
+    queue_s: float  # from then until its operation begins: Horovod's cycle, and operations before it
+    fusion_s: float  # copies into the fusion buffer and out of it
+    allreduce_s: float  # the collective, of all tensors fused with it
+    fused_with: float  # tensors in its operation, itself included
 
     @property
     def total_s(self) -> float:
@@ -74,24 +64,13 @@ class Gradient:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that the others wait for.
-
-    Attributes:
-        rank: its number.
-        host: its host.
-        since: the first step from which on it is the slowest.
-        steps: number of steps in which it was last, and of all steps since then.
-        behind_s: mean lateness in these steps.
-        part: the part of OWN_WORK with the largest difference.
-        part_s: seconds of that part on this rank.
-        usual_s: seconds of that part on the others.
-    """
+    """The rank that the others wait for."""
 
     rank: int
     host: str
-    since: int
-    steps: tuple[int, int]
-    behind_s: float
-    part: str
-    part_s: float
-    usual_s: float
+    since: int  # the first step from which on it is the slowest
+    steps: tuple[int, int]  # number of steps in which it was last, and of all steps since then
+    behind_s: float  # mean lateness in these steps
+    part: str  # the part of OWN_WORK with the largest difference
+    part_s: float  # seconds of that part on this rank
+    usual_s: float  # seconds of that part on the others

@@ -7,44 +7,36 @@ that no backward hid. On a GPU the parts are by the device's clock, else by the 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainkit.report.timeline import gradients as of_gradients
 from trainkit.report.timeline.overlap import Link, Profile, Summing
-from trainkit.report.timeline.recorded_facts import LABELS, Gradient, SlowRank, StepOfRank
-from trainkit.report.timeline.slow_rank import find_slow_rank
+from trainkit.report.timeline.recorded_facts import LABELS, OWN_WORK, Gradient, SlowRank, StepOfRank, by_step
 from trainkit.tracing.merge import RankTrace, TraceError
 from trainkit.tracing.pieces import About, Event
+
+# What counts as a slow rank: seconds and share of a step that it is late, share of steps in which it is last, their number,
+# standard errors.
+_LEAST_S, _LEAST_SHARE, _MOST_OF, _LEAST_STEPS, _ERRORS = 0.002, 0.03, 0.8, 5, 5.0
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of a recording.
+    """The analysis of a recording."""
 
-    Attributes:
-        abouts: facts about the ranks with files.
-        steps: steps of all ranks.
-        gradients: longest path first; empty without Horovod's timeline.
-        slow: the rank that the others wait for, or None.
-        link: cost of a reduction here, or None if it cannot be determined.
-        summing: how gradients were collected.
-        profiles: the steps as input of overlap.py; empty without reductions.
-        unaligned: ranks whose clocks could not be compared.
-        has_operations: whether there is a record of Horovod's operations.
-    """
-
-    abouts: list[About]
-    steps: list[StepOfRank]
-    gradients: list[Gradient]
-    slow: SlowRank | None
-    link: Link | None
-    summing: Summing
-    profiles: list[Profile]
-    unaligned: list[int]
-    has_operations: bool = False
+    abouts: list[About]  # facts about the ranks with files
+    steps: list[StepOfRank]  # steps of all ranks
+    gradients: list[Gradient]  # longest path first; empty without Horovod's timeline
+    slow: SlowRank | None  # the rank that the others wait for, or None
+    link: Link | None  # cost of a reduction here, or None if it cannot be determined
+    summing: Summing  # how gradients were collected
+    profiles: list[Profile]  # the steps as input of overlap.py; empty without reductions
+    unaligned: list[int]  # ranks whose clocks could not be compared
+    has_operations: bool = False  # whether there is a record of Horovod's operations
 
     @property
     def numbers(self) -> list[int]:
@@ -56,9 +48,9 @@ class Analysis:
         """The mean seconds per step, over steps and ranks."""
         return sum(self.mean(part) for part in LABELS)
 
-    def mean(self, part: str) -> float:
-        """Return the mean seconds of a part, over steps and ranks."""
-        return statistics.fmean(step.seconds[part] for step in self.steps)
+    def mean(self, part: str, rank: int | None = None) -> float:
+        """Return the mean seconds of a part, over steps, and over ranks unless one is given."""
+        return statistics.fmean(step.seconds[part] for step in self.steps if rank in (None, step.rank))
 
     @property
     def samples_per_s(self) -> float:
@@ -119,11 +111,51 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
 
 
 def _split_waiting(steps: list[StepOfRank]) -> list[StepOfRank]:
-    last: dict[int, float] = defaultdict(float)
-    for step in steps:
-        last[step.step] = max(last[step.step], step.backward_end)
+    last = {number: max(step.backward_end for step in of_ranks) for number, of_ranks in by_step(steps).items()}
     for step in steps:
         waited = min(step.seconds["communication"], (last[step.step] - step.backward_end) / 1e6)
         step.seconds["waiting"] = waited
         step.seconds["communication"] -= waited
     return steps
+
+
+def find_slow_rank(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> SlowRank | None:
+    """Find the first step from which on one rank is late by more than chance: five standard errors of its own lateness."""
+    if len(ranks) < 2:
+        return None
+    of_step = by_step(steps)
+    numbers = sorted(of_step)
+    unsure = 2e-6 * max(rank.clock.error_us for rank in ranks)
+    least = max(_LEAST_S, _LEAST_SHARE * statistics.fmean(step.total_s for step in steps), unsure)
+    late = {rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers] for rank in ranks}
+    for i in range(len(numbers) - _LEAST_STEPS + 1):
+        for rank, own in late.items():
+            behind = statistics.fmean(own[i:])
+            error = statistics.stdev(own[i:]) / math.sqrt(len(own[i:]))
+            others = [of for other, of in late.items() if other != rank]
+            last = sum(own[k] > max(of[k] for of in others) for k in range(i, len(own)))
+            begins = own[i] > max(least, behind / 2)  # a single late step before that is not the start
+            if behind > max(least, _ERRORS * error) and begins and last >= _MOST_OF * len(own[i:]):
+                return _slow_rank(steps, ranks, rank, numbers[i], (last, len(own[i:])), behind)
+    return None
+
+
+def _lateness(steps: Sequence[StepOfRank], rank: int) -> float:
+    """Return the seconds from the others' median end of backward to this rank's; negative if it is earlier."""
+    own = next(step.backward_end for step in steps if step.rank == rank)
+    return (own - statistics.median_low([step.backward_end for step in steps if step.rank != rank])) / 1e6
+
+
+def _slow_rank(
+    steps: Sequence[StepOfRank], ranks: Sequence[RankTrace], rank: int, number: int, last: tuple[int, int], behind: float
+) -> SlowRank:
+    since = [step for step in steps if step.step >= number]
+    own, others = _means(s for s in since if s.rank == rank), _means(s for s in since if s.rank != rank)
+    part = max(OWN_WORK, key=lambda p: own[p] - others[p])
+    host = next(r.about.host for r in ranks if r.about.rank == rank)
+    return SlowRank(rank, host, number, last, behind, part, own[part], others[part])
+
+
+def _means(steps: Iterable[StepOfRank]) -> dict[str, float]:
+    chosen = list(steps)
+    return {part: statistics.fmean(step.seconds[part] for step in chosen) for part in LABELS}

@@ -94,7 +94,7 @@ def parts_grid(analysis: Analysis) -> Grid:
     rows = []
     for part, label in LABELS.items():
         mean = analysis.mean(part)
-        own = [_mean_of(analysis, rank, part) for rank in shown] if len(ranks) > 1 else []
+        own = [analysis.mean(part, rank) for rank in shown] if len(ranks) > 1 else []
         rows.append((label, ms(mean), share(mean, analysis.step_s), *(ms(value) for value in own)))
     rows.append(("a step", ms(analysis.step_s), "100 %", *("" for _ in shown if len(ranks) > 1)))
     each = [f"rank {rank}" for rank in shown] if len(ranks) > 1 else []
@@ -131,8 +131,3 @@ def advice_grid(advice: Sequence[Advice]) -> Grid:
         sentences=(2,),
         is_code=True,
     )
-
-
-def _mean_of(analysis: Analysis, rank: int, part: str) -> float:
-    values = [step.seconds[part] for step in analysis.steps if step.rank == rank]
-    return sum(values) / len(values)

@@ -10,8 +10,7 @@ import pytest
 
 from tests.helpers.recordings import ABOUT, PARTS, record
 from trainkit.report.timeline.recorded_facts import LABELS, StepOfRank
-from trainkit.report.timeline.slow_rank import find_slow_rank
-from trainkit.report.timeline.steps import Analysis, analyse
+from trainkit.report.timeline.steps import Analysis, analyse, find_slow_rank
 from trainkit.report.timeline.text import in_words
 from trainkit.tracing.clocks import Alignment
 from trainkit.tracing.merge import RankTrace, TraceError, read_recording

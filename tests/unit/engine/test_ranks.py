@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.engine.process_set import check_ranks, find_place
+from trainkit.engine.ranks import Ranks, check_ranks
 from trainkit.errors import ConfigError
+from trainkit.launch.environment import Launcher
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,8 @@ from trainkit.errors import ConfigError
 )
 def test_ranks_of_the_set_are_renumbered(rank: int, takes_part: bool, place: int, local: tuple[int, int]) -> None:
     """Of two hosts with two ranks each, ranks 1, 2, 3 train: each host's first of them has local rank 0."""
-    found = find_place((1, 2, 3), rank, hosts=[0, 0, 2, 2])
+    found = Ranks(Launcher("torchrun", rank, 4, rank % 2, 2))
+    found.narrow((1, 2, 3), hosts=[0, 0, 2, 2])
     assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (takes_part, place, local)
 
 
