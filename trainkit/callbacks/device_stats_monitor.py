@@ -90,7 +90,6 @@ class DeviceStatsMonitor(Callback):
         self._sampler: Sampler | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Start the reading thread on rank 0."""
         if not trainer.is_global_zero:
             return
         device = trainer.engine.device
@@ -108,16 +107,13 @@ class DeviceStatsMonitor(Callback):
         self._sampler = Sampler(read, self.sample_s)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Log the readings."""
         if self._sampler is not None and is_log_step(trainer):
             write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Stop reading."""
         self._stop()
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Stop reading."""
         self._stop()
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:

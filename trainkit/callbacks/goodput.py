@@ -109,15 +109,12 @@ class Goodput(Callback):
         self._add("data" if isinstance(trainer.train_feed, StreamFeed) else "other")
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """End the wait for the loader."""
         self._add("data")
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a part of a step."""
         self._add_step(trainer.global_step)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Count a part of a step."""
         self._add_step(trainer.global_step)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
@@ -129,15 +126,12 @@ class Goodput(Callback):
                 self._flush(trainer)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start a validation."""
         self._add("other")
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """End a validation."""
         self._add("validating")
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Start a save."""
         self._add("other")
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
@@ -145,13 +139,11 @@ class Goodput(Callback):
         self._add("saving")
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Log the goodput."""
         self._add("other")
         if self.ledger is not None:
             trainer.log_metrics({"goodput": self.ledger.goodput})
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Print the ledger."""
         if self.ledger is not None:
             self._add("other")
             show(self.ledger)

@@ -88,7 +88,6 @@ class StepClock(Callback):
         return Times(self.steps, self._seconds | {"compute": compute, "communication": waited})
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Reset the clock."""
         self._reset(trainer.engine.device, isinstance(trainer.train_feed, StreamFeed))
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:

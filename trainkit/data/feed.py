@@ -91,22 +91,18 @@ class MapFeed(Feed):
         return plan if self._accumulate_at is None else replace(plan, accumulate=self._accumulate_at(epoch))
 
     def num_steps_in(self, epoch: int) -> int:
-        """See Feed."""
         return self.plan_of(epoch).num_steps
 
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
-        """See Feed."""
         return None if microbatch.places is None else self._loader.indices(epoch, microbatch.places)
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
-        """See Feed."""
         plan = self.plan_of(epoch)
         batches = self._loader.iterate(plan, epoch, start)
         for step in range(start, plan.num_steps):
             yield Step(plan.samples_in(step), self._microbatches(plan.microbatches(step, self._rank), batches))
 
     def close(self) -> None:
-        """See Feed."""
         self._loader.close()
 
     def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
@@ -154,7 +150,6 @@ class StreamFeed(Feed):
         self._length = length
 
     def num_steps_in(self, epoch: int) -> int | None:
-        """See Feed."""
         return None if self._length is None else -(-self._length // self.accumulate_in(epoch))
 
     def accumulate_in(self, epoch: int) -> int:
@@ -162,7 +157,7 @@ class StreamFeed(Feed):
         return max(1, round(self._accumulate_at(epoch) * self._share))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
-        """See Feed. All ranks continue until the last of them has no data left."""
+        """All ranks continue until the last of them has no data left."""
         self.close()  # persistent workers would continue the random numbers of the epoch before
         accumulate, read = self.accumulate_in(epoch), int(start * self._accumulate_at(epoch) * self._share)
         draws = not isinstance(self._stream, (list, tuple))
@@ -183,7 +178,7 @@ class StreamFeed(Feed):
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
 
     def close(self) -> None:
-        """See Feed. Otherwise the interpreter would wait at its end for persistent workers."""
+        """Otherwise the interpreter would wait at its end for persistent workers."""
         if isinstance(self._stream, DataLoader) and self._stream._iterator is not None:
             end = getattr(self._stream._iterator, "_shutdown_workers", None)
             if end is not None:

@@ -99,7 +99,6 @@ class Logger(Callback):
         self._background.put("writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams))
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Queue values for the thread."""
         if self._background is not None:
             if self._background.mistake is not None:
                 raise self._background.mistake
@@ -113,11 +112,9 @@ class Logger(Callback):
             self.settle()
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Close as failed."""
         self._finish("failed")
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Close as done."""
         background = self._background
         self._finish("success")
         if background is not None and background.mistake is not None:

@@ -97,9 +97,9 @@ class Attempt(Protocol):
     engine: Engine
 
     @property
-    def is_elastic(self) -> bool: ...  # noqa: D102
+    def is_elastic(self) -> bool: ...
     @property
-    def is_set_up(self) -> bool: ...  # noqa: D102
+    def is_set_up(self) -> bool: ...
 
     def drop_parts(self) -> None:
         """Free the parts of the loop, for the next attempt."""

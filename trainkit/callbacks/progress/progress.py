@@ -38,12 +38,10 @@ class ProgressBar(Callback):
             self._screen = make_screen(console_of(), self.refresh_rate)
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Open the screen."""
         self._shown = {}
         self._open(trainer)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        """Start an epoch."""
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
@@ -54,18 +52,15 @@ class ProgressBar(Callback):
             self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Advance by one step."""
         if self._screen is not None:
             self._last = time.monotonic()
             self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Update the values beside the bar."""
         names = trainer.evaluator.prog_bar_names if self.metrics is None else self.metrics
         self._shown |= {name: value for name, value in metrics.items() if name in names}
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Show the epoch's values, rate and duration."""
         if self._screen is None:
             return
         self._screen.end()
@@ -87,13 +82,11 @@ class ProgressBar(Callback):
         self._close()
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start a validation, within a fit or standalone."""
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Advance by one batch."""
         self._evaluated()
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
@@ -108,31 +101,25 @@ class ProgressBar(Callback):
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
 
     def on_test_start(self, trainer: RunView, task: Task) -> None:
-        """Start a test."""
         self._begin_evaluation(trainer, "testing")
 
     def on_test_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Advance by one batch."""
         self._evaluated()
 
     def on_test_end(self, trainer: RunView, task: Task) -> None:
-        """End the test."""
         self._end_evaluation()
 
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
-        """Start a prediction."""
         self._begin_evaluation(trainer, "predicting")
 
     def on_predict_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Advance by one batch."""
         self._evaluated()
 
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
-        """End the prediction."""
         self._end_evaluation()
 
     def _begin_evaluation(self, trainer: RunView, name: str) -> None:

@@ -54,45 +54,35 @@ class Watchdog(Callback):
             self._watch.start()
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop the thread."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
         self._count_progress(trainer)
 
     def _count_progress(self, trainer: RunView) -> None:
@@ -121,7 +111,6 @@ class _Watch(threading.Thread):
         self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
 
     def run(self) -> None:
-        """See Thread."""
         here, rounds_s = self._engine.heartbeat, min(_LONGEST_S, self._timeout_s / _ROUNDS)
         progress, since = here.progress, time.monotonic()
         while not self._ended.wait(rounds_s):
