@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -110,20 +111,12 @@ class DeviceStatsMonitor(Callback):
         if self._sampler is not None and is_log_step(trainer):
             write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
 
-    def on_train_end(self, trainer: RunView, task: Task) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        self._stop()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop reading if a signal ended the run."""
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
+
+    on_train_end = on_exception = teardown = _stop
 
 
 def _of_allocator(device: torch.device) -> dict[str, float]:

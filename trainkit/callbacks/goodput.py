@@ -111,15 +111,9 @@ class Goodput(Callback):
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         self._add("data")
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._add_step(trainer.global_step)
-
-    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        self._add_step(trainer.global_step)
-
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Count the rest of a step; `global_step` has been incremented."""
-        self._add_step(trainer.global_step - 1)
+        self._count_step(trainer, done=1)
         if self.ledger is not None:
             self.ledger.furthest = max(self.ledger.furthest, trainer.global_step)
             if time.perf_counter() - self._flushed > _FLUSH_S:
@@ -161,9 +155,12 @@ class Goodput(Callback):
             self.ledger.seconds[part] += now - self._mark
             self._mark = now
 
-    def _add_step(self, step: int) -> None:
+    def _count_step(self, trainer: RunView, *_: Any, done: int = 0, **__: Any) -> None:
+        """Count a part of a step; `done` is 1 once `global_step` counts it."""
         if self.ledger is not None:
-            self._add("repeating" if step < self.ledger.furthest else "steps")
+            self._add("repeating" if trainer.global_step - done < self.ledger.furthest else "steps")
+
+    on_train_batch_end = on_before_optimizer_step = _count_step
 
     def _flush(self, trainer: RunView) -> None:
         assert self.ledger is not None

@@ -181,17 +181,12 @@ class PyTorchProfiler(Callback):
             needed = self.wait + self.warmup
             trainer.say(f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait.")
 
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        self._stop()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop the profiler if a signal ended the run."""
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         running, self._profile = self._profile, None
         if running is not None:
             running.stop()
+
+    on_exception = teardown = _stop
 
     def _write(self, trainer: RunView, ready: profile) -> None:
         self._done = True

@@ -73,21 +73,17 @@ class ProgressBar(Callback):
             self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
         self._close()
 
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Close the screen, so that the error is readable."""
-        self._close()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Close the screen if a signal ended the run."""
-        self._close()
-
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        self._evaluated()
+        if self._screen is not None:
+            self._batches += 1
+            self._screen.moved(self._batches, "", "")
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """End it; if it was within an epoch, print its values, which no epoch's row will contain."""
@@ -103,24 +99,8 @@ class ProgressBar(Callback):
     def on_test_start(self, trainer: RunView, task: Task) -> None:
         self._begin_evaluation(trainer, "testing")
 
-    def on_test_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        self._evaluated()
-
-    def on_test_end(self, trainer: RunView, task: Task) -> None:
-        self._end_evaluation()
-
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
         self._begin_evaluation(trainer, "predicting")
-
-    def on_predict_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        self._evaluated()
-
-    def on_predict_end(self, trainer: RunView, task: Task) -> None:
-        self._end_evaluation()
 
     def _begin_evaluation(self, trainer: RunView, name: str) -> None:
         if trainer.state.stage != "fit" and not trainer.sanity_checking:
@@ -129,19 +109,18 @@ class ProgressBar(Callback):
             self._batches = 0
             self._screen.begin(name, trainer.evaluator.num_batches)
 
-    def _evaluated(self) -> None:
-        if self._screen is not None:
-            self._batches += 1
-            self._screen.moved(self._batches, "", "")
-
-    def _end_evaluation(self) -> None:
+    def _end_evaluation(self, *_: Any, **__: Any) -> None:
         if self._screen is not None:
             self._screen.end()
 
-    def _close(self) -> None:
+    on_test_end = on_predict_end = _end_evaluation
+
+    def _close(self, *_: Any, **__: Any) -> None:
         if self._screen is not None:
             self._screen.close()
             self._screen = None
+
+    on_exception = teardown = _close  # an error is readable, and a signal leaves no bar behind
 
     def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
         """Select the values to be shown among these names."""
