@@ -241,7 +241,6 @@ class RemoteStore(Store):
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether this is a checkpoint, possibly a damaged one."""
     return any((folder / name).is_file() for name in (MANIFEST, WEIGHTS, TRAINING))
 
 
