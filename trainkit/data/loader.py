@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,8 +23,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
-from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError, TrainkitError
+
+# The longest time that a worker survives after its loader terminates it for not ending in time.
+GRACE_S = 60
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,7 @@ class ShardedLoader:
         """Build the loader.
 
         Args:
-            source: the data set and the loader's options.
             plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
-            rank: this rank.
-            seed: of order and augmentation.
             agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
         """
         self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
@@ -221,3 +222,32 @@ class ShardedLoader:
 
     def _order(self, epoch: int) -> Sequence[int]:
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)
+
+
+class Shielded:
+    """A worker_init_fn that keeps a scheduler's signals from ending the worker, and then calls the user's own.
+
+    A SIGTERM, SIGUSR1 or Ctrl-C goes to every process of a job. By default it kills the worker, while its rank continues to the
+    end of the step; the rank would then fail for lack of data instead of saving.
+    """
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _end_later)
+        if self.own is not None:
+            self.own(worker)
+
+
+def shield(data: Any) -> Any:
+    """Return `data`; if it is a DataLoader, its workers will be shielded."""
+    if isinstance(data, DataLoader) and not isinstance(data.worker_init_fn, Shielded):
+        data.worker_init_fn = Shielded(data.worker_init_fn)
+    return data
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.alarm(GRACE_S)  # SIGALRM's default action ends the process
