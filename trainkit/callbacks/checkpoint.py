@@ -272,7 +272,5 @@ def _fill(filename: str, trainer: RunView, early: bool) -> str:
 
 
 class _Early(dict[str, Any]):
-    """Values; missing ones are nan."""
-
     def __missing__(self, name: str) -> float:
         return math.nan

@@ -23,12 +23,7 @@ _FIRST_S = 0.5
 
 
 class Sampler:
-    """Reads numbers in a thread at an interval, so that training never waits for a driver.
-
-    Args:
-        read: returns the numbers.
-        every_s: seconds between two readings.
-    """
+    """Calls `read` in a thread each `every_s` seconds, so that training never waits for a driver."""
 
     def __init__(self, read: Callable[[], Mapping[str, float]], every_s: float) -> None:
         self._read, self._every_s = read, every_s

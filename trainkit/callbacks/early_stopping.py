@@ -74,7 +74,6 @@ class EarlyStopping(Callback):
             self._look(trainer)
 
     def _look(self, trainer: RunView) -> None:
-        """Compare with the best value, count, and request a stop."""
         evaluator = trainer.evaluator
         if self.monitor not in trainer.callback_metrics:
             if evaluator.is_awaited or not self.strict:

@@ -31,8 +31,6 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 @dataclass(frozen=True)
 class _Mark:
-    """The counters of the run at a moment."""
-
     seconds: float
     step: int
     samples: int

@@ -126,12 +126,7 @@ class Logger(Callback):
             self._finish("preempted")
 
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
-        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up.
-
-        Args:
-            what: name of the work for an error message: "writing step 3".
-            work: the function to call.
-        """
+        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up."""
         return self._background is not None and self._background.put(what, work)
 
     def settle(self, timeout_s: float = _SETTLE_S) -> bool:
@@ -187,5 +182,4 @@ class Logger(Callback):
 
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
-    """Return the run's settings: the config, or what the Task saved."""
     return dict(trainer.options.config or {name: value for name, value in task.hparams.items() if not callable(value)})

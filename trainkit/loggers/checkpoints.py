@@ -66,10 +66,4 @@ class CheckpointLogger(Logger):
 
     @abstractmethod
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """Upload a checkpoint's folder, which may be deleted afterwards.
-
-        Args:
-            folder: a folder on this machine.
-            name: name of the checkpoint.
-            aliases: the ones of "last" and "best" that it is now.
-        """
+        """Upload a folder, which may be deleted afterwards; `aliases`: the ones of "last" and "best" that it is now."""

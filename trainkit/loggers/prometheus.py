@@ -145,18 +145,14 @@ def _note_start(run: RunFacts) -> int:
 
 
 def _gpus_of(trainer: RunView) -> range:
-    """Return the indices of the GPUs that this host's ranks use."""
     return range(min(trainer.engine.ranks.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
 
 
 class _Collector:
-    """Collects a board's numbers for a scrape."""
-
     def __init__(self, core: Any, board: Board, labels: dict[str, str]) -> None:
         self._core, self._board, self._labels = core, board, labels
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family for each series that has a value."""
         own = list(self._labels.values())
         values = self._board.gauges()
         for name, (kind, labels, meaning) in SERIES.items():

@@ -62,12 +62,7 @@ class RowLogger(Logger):
 
 
 class Sieve:
-    """Selects the rows that a checkpoint covers; called for each row in order.
-
-    Args:
-        last_step: the last step that it covers.
-        most: number of rows of that step; None for all.
-    """
+    """Selects the rows up to `last_step`, and `most` rows of that one (None: all); called for each row in order."""
 
     def __init__(self, last_step: int, most: int | None) -> None:
         self._last_step, self._most, self._seen = last_step, most, 0

@@ -121,10 +121,7 @@ class ElasticRun:
         self.attempt: Attempt | None = None
 
     def go(self, fit: Callable[[ElasticRun], None]) -> None:
-        """Fit, and again after each change of ranks.
-
-        Args:
-            fit: runs one attempt.
+        """Fit, and again after each change of ranks; `fit` runs one attempt.
 
         Raises:
             EngineError: several attempts in a row took no step.

@@ -121,13 +121,7 @@ class CrashCapsule(Callback):
             self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
 
     def keep_step(self, trainer: RunView, step: int, why: str) -> bool:
-        """Write a step that is still in memory; return whether it was written. Waits for the device.
-
-        Args:
-            trainer: the run.
-            step: the number of steps before it.
-            why: reason, for the manifest and the user.
-        """
+        """Write the step after `step` steps if it is still in memory; return whether it was written. Waits for the device."""
         record = next((record for record in self._ring if record.step == step), None)
         folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
         if record is None or str(folder) in self.written or len(self.written) >= self.max_capsules:

@@ -123,7 +123,6 @@ class ProgressBar(Callback):
     on_exception = teardown = _close  # an error is readable, and a signal leaves no bar behind
 
     def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
-        """Select the values to be shown among these names."""
         return {
             name: value
             for name, value in trainer.callback_metrics.items()
