@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timeline as Timeline
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
-    from trainkit.data.seeding import seed_everything as seed_everything
+    from trainkit.data.order import seed_everything as seed_everything
     from trainkit.data.streams import sharded as sharded
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
@@ -62,7 +62,7 @@ _NAMES = {
     "FaultInjection Goodput GradientMonitor LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar "
     "PyTorchProfiler SimpleProfiler SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor "
     "Timeline Timer Watchdog",
-    "trainkit.data.seeding": "seed_everything",
+    "trainkit.data.order": "seed_everything",
     "trainkit.data.streams": "sharded",
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.export.export": "export",

@@ -44,7 +44,7 @@ def seconds_of(value: Duration) -> float:
 
 def _seconds(value: object) -> float | None:
     if isinstance(value, dict):
-        if not value or not value.keys() <= _UNITS or not all(_is_part(part) for part in value.values()):
+        if not value or not value.keys() <= _UNITS or not all(_is_number(part) and 0 <= part < 1e9 for part in value.values()):
             return None
         value = timedelta(**value)
     if isinstance(value, timedelta):
@@ -58,10 +58,6 @@ def _seconds(value: object) -> float | None:
     else:
         return None
     return seconds if seconds > 0 else None
-
-
-def _is_part(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
 # To type checkers these are plain types; to `problem` their names carry a range.
@@ -84,10 +80,6 @@ def _is_number(value: object) -> bool:
     return (_is_int(value) or isinstance(value, float)) and not (isinstance(value, float) and math.isnan(value))
 
 
-def _is_folder(value: object) -> bool:
-    return isinstance(value, (str, os.PathLike)) and os.path.isdir(value)
-
-
 # name -> (does the value fit, what is legal in words)
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda v: isinstance(v, bool), "true or false"),
@@ -107,7 +99,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a whole number (a count), or a fraction from 0.0 to 1.0",
     ),
     "Duration": (is_duration, LEGAL),
-    "ExistingFolder": (_is_folder, "an existing folder"),
+    "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),
 }
 
 # Classes without plain values: beside a checked type, they do not make everything legal.
@@ -115,12 +107,7 @@ _NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataL
 
 
 def problem(annotation: str, value: object) -> str | None:
-    """Return the legal values in words if `value` does not fit `annotation`, else None.
-
-    Args:
-        annotation: the source text of a type annotation.
-        value: the value given.
-    """
+    """Return the legal values in words if `value` does not fit `annotation` (its source text), else None."""
     if not annotation.strip():
         return None
     fits, legal = _match(_parse(annotation), value)

@@ -73,24 +73,24 @@ class CheckpointError(TrainkitError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
-class Preempted(SystemExit):  # noqa: N818 - it is no error
+class _Ended(SystemExit):
+    exit_code: int
+
+    def __init__(self, text: str) -> None:
+        super().__init__(self.exit_code)
+        self.text = text
+
+
+class Preempted(_Ended):
     """A signal ended `fit` at a step's end; uncaught, it ends the process with 75 (sysexits' EX_TEMPFAIL: try again)."""
 
     exit_code = 75
 
-    def __init__(self, text: str) -> None:
-        super().__init__(self.exit_code)
-        self.text = text
 
-
-class Dismissed(SystemExit):  # noqa: N818 - it is no error
+class Dismissed(_Ended):
     """An elastic job no longer needs this worker, as its host was removed; uncaught, it ends the process with 0."""
 
     exit_code = 0
-
-    def __init__(self, text: str) -> None:
-        super().__init__(self.exit_code)
-        self.text = text
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

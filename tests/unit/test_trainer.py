@@ -16,7 +16,7 @@ from trainkit.callbacks import ModelCheckpoint
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.checkpoint.format import load_weights, verify
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import seed_everything
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
 from trainkit.loggers import CSVLogger, TensorBoardLogger

@@ -7,20 +7,11 @@ from typing import Any, Literal
 StageName = Literal["fit", "validate", "test", "predict"]
 
 
-class DataModule:
-    """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
-
-    A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
-    """
+class DataHooks:
+    """The loaders of a DataModule, and of a Task that is used without one."""
 
     def prepare_data(self) -> None:
         """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
-
-    def setup(self, stage: StageName) -> None:
-        """Make data sets; called on all ranks."""
-
-    def teardown(self, stage: StageName) -> None:
-        """Release the resources of `setup`."""
 
     def train_dataloader(self) -> Any:
         """Return the training data of `fit`, or None."""
@@ -37,3 +28,16 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """Return the data of `predict`, or None."""
         return None
+
+
+class DataModule(DataHooks):
+    """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
+
+    A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
+    """
+
+    def setup(self, stage: StageName) -> None:
+        """Make data sets; called on all ranks."""
+
+    def teardown(self, stage: StageName) -> None:
+        """Release the resources of `setup`."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainkit.api.datamodule import DataHooks
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.api.view import RunView
@@ -37,11 +38,11 @@ class HyperParameters(dict[str, Any]):
             raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
 
 
-class Task(TaskHooks, nn.Module):
+class Task(TaskHooks, DataHooks, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
-    All methods below may be overridden. Never call `.cuda()`, wrap the model, scale the learning rate, or reduce over
-    ranks here: the Trainer does.
+    All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
+    model, scale the learning rate, or reduce over ranks here: the Trainer does.
     """
 
     def __init__(self) -> None:
@@ -90,27 +91,6 @@ class Task(TaskHooks, nn.Module):
 
     def _log_to(self, target: LogTarget | None) -> None:
         self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch
-
-    # -- data, without a DataModule ---------------------------------------------------------------------------------
-
-    def prepare_data(self) -> None:
-        """Download or unpack; called on the first rank of each host only. Set no attributes here."""
-
-    def train_dataloader(self) -> Any:
-        """Return the training data of `fit`."""
-        return None
-
-    def val_dataloader(self) -> Any:
-        """Return the validation data."""
-        return None
-
-    def test_dataloader(self) -> Any:
-        """Return the test data."""
-        return None
-
-    def predict_dataloader(self) -> Any:
-        """Return the data of `predict`."""
-        return None
 
     # -- to call ----------------------------------------------------------------------------------------------------
 

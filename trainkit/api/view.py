@@ -3,7 +3,6 @@
 It has Lightning's names if the meaning is Lightning's, and the services that callbacks use. run/run.py's Run implements and
 documents it.
 """
-# ruff: noqa: D102
 
 from __future__ import annotations
 

@@ -68,7 +68,6 @@ def _device(device: torch.device) -> str:
 
 
 def _describe_resume(trainer: RunView) -> str:
-    """Describe how an elastic run resumes from memory: the step, the ranks, the split of a batch."""
     ranks, feed = trainer.world_size, trainer.train_feed
     resumed = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
     text = f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
@@ -82,7 +81,6 @@ def _describe_resume(trainer: RunView) -> str:
 
 
 def _plan(trainer: RunView) -> str:
-    """Describe the length of the run."""
     per_epoch, total = trainer.train_feed.num_steps_in(trainer.current_epoch), trainer.total_steps
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"

@@ -142,13 +142,11 @@ class ModelCheckpoint(Callback):
             trainer.checkpoints.remember_step()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Save if the number of steps or the time is due."""
         due = self._interval_s is not None and trainer.coordinator.now - self._saved.when >= self._interval_s
         if due or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Save if the number of epochs is due."""
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self.save(trainer)
 
@@ -176,7 +174,6 @@ class ModelCheckpoint(Callback):
         return self._retention.state_dict() | {"saved_at": self._saved.at, "saved_score": self._saved.score}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back those that are still there."""
         self._retention.load_state_dict(state_dict, self.store.names())
         # This step need not be written again. What this rank sees of the disk may not decide that: a save is a collective.
         self._saved = replace(self._saved, at=tuple(state_dict["saved_at"]), score=state_dict["saved_score"])
@@ -284,7 +281,5 @@ def _fill(filename: str, trainer: RunView, early: bool) -> str:
 
 
 class _Early(dict[str, Any]):
-    """Values; missing ones are nan."""
-
     def __missing__(self, name: str) -> float:
         return math.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -22,12 +23,7 @@ _FIRST_S = 0.5
 
 
 class Sampler:
-    """Reads numbers in a thread at an interval, so that training never waits for a driver.
-
-    Args:
-        read: returns the numbers.
-        every_s: seconds between two readings.
-    """
+    """Calls `read` in a thread each `every_s` seconds, so that training never waits for a driver."""
 
     def __init__(self, read: Callable[[], Mapping[str, float]], every_s: float) -> None:
         self._read, self._every_s = read, every_s
@@ -90,7 +86,6 @@ class DeviceStatsMonitor(Callback):
         self._sampler: Sampler | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Start the reading thread on rank 0."""
         if not trainer.is_global_zero:
             return
         device = trainer.engine.device
@@ -108,26 +103,15 @@ class DeviceStatsMonitor(Callback):
         self._sampler = Sampler(read, self.sample_s)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Log the readings."""
         if self._sampler is not None and is_log_step(trainer):
             write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
 
-    def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Stop reading."""
-        self._stop()
-
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Stop reading."""
-        self._stop()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop reading if a signal ended the run."""
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
+
+    on_train_end = on_exception = teardown = _stop
 
 
 def _of_allocator(device: torch.device) -> dict[str, float]:

@@ -48,7 +48,6 @@ class DivergenceGuard(Callback):
         self._compare(trainer, task)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Compare every `every_n_steps` steps."""
         if trainer.global_step % self.every_n_steps == 0:
             self._compare(trainer, task)
 

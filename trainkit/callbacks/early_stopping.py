@@ -66,17 +66,14 @@ class EarlyStopping(Callback):
         self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Check, if configured for an epoch's end."""
         if self.check_on_train_epoch_end:
             self._look(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Check, if configured for validations."""
         if not self.check_on_train_epoch_end and trainer.state.stage in ("fit", "sanity_check"):
             self._look(trainer)
 
     def _look(self, trainer: RunView) -> None:
-        """Compare with the best value, count, and request a stop."""
         evaluator = trainer.evaluator
         if self.monitor not in trainer.callback_metrics:
             if evaluator.is_awaited or not self.strict:
@@ -102,9 +99,7 @@ class EarlyStopping(Callback):
             trainer.request_stop(f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} {what}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the epochs since."""
         return {"best_score": self.best_score, "wait_count": self.wait_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them."""
         self.best_score, self.wait_count = state_dict["best_score"], state_dict["wait_count"]

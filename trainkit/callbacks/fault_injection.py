@@ -74,7 +74,6 @@ class FaultInjection(Callback):
         }
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Inject the faults due in a step."""
         self._inject("step", trainer, task)
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
@@ -84,16 +83,13 @@ class FaultInjection(Callback):
                 time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
 
     def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Inject the faults due during a validation."""
         if batch_idx == 1 and not trainer.sanity_checking:
             self._inject("validation", trainer, task)
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Inject the faults due while state is collected."""
         self._inject("saving", trainer, task)
 
     def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Inject the faults due while a run is restored."""
         self._inject("recovery", trainer, task)
 
     def _inject(self, during: str, trainer: RunView, task: Task) -> None:

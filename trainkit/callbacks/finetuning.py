@@ -103,7 +103,6 @@ class BackboneFinetuning(BaseFinetuning):
         self.backbone_initial_ratio_lr, self.lr_growth = backbone_initial_ratio_lr, lr_growth
 
     def freeze_before_training(self, task: Task) -> None:
-        """Freeze the backbone."""
         self.freeze(self._modules(task), self.train_bn)
 
     def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:

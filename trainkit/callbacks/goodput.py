@@ -109,35 +109,23 @@ class Goodput(Callback):
         self._add("data" if isinstance(trainer.train_feed, StreamFeed) else "other")
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """End the wait for the loader."""
         self._add("data")
-
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a part of a step."""
-        self._add_step(trainer.global_step)
-
-    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Count a part of a step."""
-        self._add_step(trainer.global_step)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Count the rest of a step; `global_step` has been incremented."""
-        self._add_step(trainer.global_step - 1)
+        self._count_step(trainer, done=1)
         if self.ledger is not None:
             self.ledger.furthest = max(self.ledger.furthest, trainer.global_step)
             if time.perf_counter() - self._flushed > _FLUSH_S:
                 self._flush(trainer)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start a validation."""
         self._add("other")
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """End a validation."""
         self._add("validating")
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Start a save."""
         self._add("other")
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
@@ -145,13 +133,11 @@ class Goodput(Callback):
         self._add("saving")
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Log the goodput."""
         self._add("other")
         if self.ledger is not None:
             trainer.log_metrics({"goodput": self.ledger.goodput})
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Print the ledger."""
         if self.ledger is not None:
             self._add("other")
             show(self.ledger)
@@ -169,9 +155,12 @@ class Goodput(Callback):
             self.ledger.seconds[part] += now - self._mark
             self._mark = now
 
-    def _add_step(self, step: int) -> None:
+    def _count_step(self, trainer: RunView, *_: Any, done: int = 0, **__: Any) -> None:
+        """Count a part of a step; `done` is 1 once `global_step` counts it."""
         if self.ledger is not None:
-            self._add("repeating" if step < self.ledger.furthest else "steps")
+            self._add("repeating" if trainer.global_step - done < self.ledger.furthest else "steps")
+
+    on_train_batch_end = on_before_optimizer_step = _count_step
 
     def _flush(self, trainer: RunView) -> None:
         assert self.ledger is not None

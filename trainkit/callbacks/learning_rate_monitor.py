@@ -59,12 +59,10 @@ class LearningRateMonitor(Callback):
             self._used = self.read(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Log with the step's values."""
         if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
             write(trainer, self._used)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        """Log the rates at the epoch's start."""
         if not self._by_steps and trainer.is_global_zero:
             write(trainer, self.read(trainer))
 

@@ -43,7 +43,6 @@ class SimpleProfiler(Callback):
         self._mark: tuple[float, float] | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Start to time hooks."""
         if stage == "fit":
             self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
             self._began = time.perf_counter()
@@ -51,11 +50,9 @@ class SimpleProfiler(Callback):
                 trainer.hooks.wrap(self._around)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Start the wait for data."""
         self._mark = (time.perf_counter(), self._in_hooks)
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """End the wait for data."""
         self._part(0)
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
@@ -161,7 +158,6 @@ class PyTorchProfiler(Callback):
         self._done = False
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Start the profiler's schedule."""
         self._done = False
         on_gpu = trainer.engine.device.type == "cuda"
         self._profile = profile(
@@ -173,7 +169,6 @@ class PyTorchProfiler(Callback):
         self._profile.start()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Advance the schedule by a step."""
         if self._profile is not None:
             self._profile.step()
             if self._done:
@@ -186,18 +181,12 @@ class PyTorchProfiler(Callback):
             needed = self.wait + self.warmup
             trainer.say(f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait.")
 
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Stop the profiler."""
-        self._stop()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop the profiler if a signal ended the run."""
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         running, self._profile = self._profile, None
         if running is not None:
             running.stop()
+
+    on_exception = teardown = _stop
 
     def _write(self, trainer: RunView, ready: profile) -> None:
         self._done = True

@@ -48,11 +48,11 @@ class StepClock(Callback):
     """Adds up the seconds of a rank's main thread, from hook to hook. It is the first callback if any callback sets
     `uses_step_clock`; they read it by `step_clock_of(trainer)`.
 
-        begin         on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
-        batch_came    on_train_batch_start       ends "data": waiting for the loader
-        batch_done    on_train_batch_end         ends "compute": forward and backward
-        sums_came     on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
-        end           on_train_step_end          ends "optimizer"
+        on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
+        on_train_batch_start       ends "data": waiting for the loader
+        on_train_batch_end         ends "compute": forward and backward
+        on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
+        on_train_step_end          ends "optimizer"
 
     On a GPU the host runs ahead: compute is then taken from CUDA events, and the wait for it is subtracted from communication.
 
@@ -88,34 +88,9 @@ class StepClock(Callback):
         return Times(self.steps, self._seconds | {"compute": compute, "communication": waited})
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Reset the clock."""
         self._reset(trainer.engine.device, isinstance(trainer.train_feed, StreamFeed))
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Start a step."""
-        self.begin()
-
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Note that the batch is on the device."""
-        self.batch_came()
-
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Note that its backward has run, or is queued."""
-        self.batch_done()
-
-    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Note that the gradients of the whole step are reduced."""
-        self.sums_came()
-
-    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """End the step."""
-        self.end()
-
-    def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Pause the clock during a validation."""
-        self.pause()
-
-    def begin(self) -> None:
         """Start a step; end the time between steps."""
         if self._running:
             self._add("data" if self._stream else "hooks")
@@ -123,31 +98,30 @@ class StepClock(Callback):
             self._running, self._mark = True, self._now()
             self._began = self._mark
 
-    def batch_came(self) -> None:
+    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
         """End the wait for a batch, which is on the device now."""
         self._add("data")
         if self._on_gpu:
             self._started = _event()
 
-    def batch_done(self) -> None:
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End forward and backward, run or queued."""
         self._add("compute")
         if self._on_gpu:
             self._events.append((self._started, _event()))
 
-    def sums_came(self) -> None:
-        """End the wait for the reduction."""
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
+        """End the wait for the reduction: the gradients of the whole step are there."""
         self._add("communication")
 
-    def end(self) -> None:
-        """End the step."""
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         self._add("optimizer")
         self.steps += 1
         self.durations.append(self._mark - self._began)
         self._began = self._mark
         self._settle()
 
-    def pause(self) -> None:
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Pause: the time until the next step does not count."""
         self._running = False
 

@@ -98,12 +98,10 @@ class Stragglers(Callback):
         self.found: list[Straggler] = []
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Reset."""
         self._before = step_clock_of(trainer).read()
         self._reported: set[tuple[int, str]] = set()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Compare every `every_n_steps` steps."""
         assert self._before is not None, "training has begun"
         if trainer.world_size > 1 and step_clock_of(trainer).steps - self._before.steps >= self.every_n_steps:
             times = step_clock_of(trainer).read()

@@ -31,8 +31,6 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 @dataclass(frozen=True)
 class _Mark:
-    """The counters of the run at a moment."""
-
     seconds: float
     step: int
     samples: int
@@ -110,7 +108,6 @@ class ThroughputMonitor(Callback):
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Take the FLOPs counted."""
         if self._counter is not None:
             flops, target = self._stop_counting(), task._log_target
             assert target is not None, "the loop has set it"
@@ -129,15 +126,12 @@ class ThroughputMonitor(Callback):
         self._marks.append(mark)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Exclude the validation from the time."""
         self._paused_at = time.perf_counter()
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Resume the time of training."""
         self._paused += time.perf_counter() - self._paused_at
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Stop counting FLOPs."""
         self._stop_counting()
 
     def _stop_counting(self) -> int:

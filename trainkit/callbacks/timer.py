@@ -40,7 +40,6 @@ class Timer(Callback):
 
     @property
     def ends_run(self) -> bool:  # type: ignore[override]
-        """See Callback."""
         return self.duration_s is not None
 
     def start_time(self, stage: str = "train") -> float | None:
@@ -61,7 +60,6 @@ class Timer(Callback):
         return None if self.duration_s is None else max(0.0, self.duration_s - self.time_elapsed(stage))
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset: a second fit is another run."""
         if stage == "fit":
             self._before = self._agreed = 0.0
             self._begun.clear()
@@ -74,33 +72,26 @@ class Timer(Callback):
         self._look(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Check the clock."""
         self._agreed = self._before + trainer.coordinator.now - self._clock_at_start
         if self.interval == "step":
             self._look(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Check the clock."""
         self._look(trainer)
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Stop measuring."""
         self._ended["train"] = time.monotonic()
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start measuring."""
         self._begin("validate")
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Stop measuring."""
         self._ended["validate"] = time.monotonic()
 
     def on_test_start(self, trainer: RunView, task: Task) -> None:
-        """Start measuring."""
         self._begin("test")
 
     def on_test_end(self, trainer: RunView, task: Task) -> None:
-        """Stop measuring."""
         self._ended["test"] = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +99,6 @@ class Timer(Callback):
         return {"time_elapsed": self._agreed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from them."""
         self._before = self._agreed = float(state_dict["time_elapsed"])
 
     def _begin(self, stage: str) -> None:

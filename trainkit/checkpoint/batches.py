@@ -40,11 +40,7 @@ def pack(value: Any) -> tuple[Any, ...]:
 
 
 def unpack(packed: tuple[Any, ...], place: str = "batch") -> Any:
-    """Return the batch that was packed.
-
-    Args:
-        packed: the result of `pack`.
-        place: its name in errors.
+    """Return the batch that was packed; `place` is its name in errors.
 
     Raises:
         CheckpointError: it contains an object that could not be saved.

@@ -10,33 +10,33 @@ step=180-rank=1/
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from trainkit.checkpoint.format import find_aliases, sha256_of, write_safetensors
+from trainkit.checkpoint.format import (
+    MANIFEST,
+    WEIGHTS,
+    check_files,
+    describe_files,
+    find_aliases,
+    load_plain,
+    save_plain,
+    write_safetensors,
+)
 from trainkit.errors import CheckpointError
 
-STEP, WEIGHTS, MANIFEST = "step.pt", "weights.safetensors", "manifest.json"
+STEP = "step.pt"
 FOLDER = "capsules"  # in the run's folder
 
 
 @dataclass(frozen=True)
 class Capsule:
-    """A capsule that was read.
-
-    Attributes:
-        folder: its path.
-        about: the manifest.
-        step: the content of step.pt.
-    """
+    """A capsule that was read: its path, its manifest, the content of step.pt."""
 
     folder: Path
     about: dict[str, Any]
@@ -58,14 +58,10 @@ def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weigh
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        try:
-            torch.save(dict(step), draft / STEP)
-        except RuntimeError as error:  # torch's writer raises it on a full disk
-            raise OSError(f"{STEP}: {error}") from error
+        save_plain(dict(step), draft / STEP)
         if weights is not None:
             write_safetensors(draft / WEIGHTS, *find_aliases(weights))
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(draft.iterdir())}
-        (draft / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=2) + "\n")
+        (draft / MANIFEST).write_text(json.dumps({**about, "files": describe_files(draft)}, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except BaseException:
@@ -84,30 +80,16 @@ def read(path: str | Path) -> Capsule:
         raise CheckpointError(_missing(folder))
     try:
         about = json.loads((folder / MANIFEST).read_text())
-        files = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in about["files"].items()}
+        files = {
+            str(name): {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])} for name, file in about["files"].items()
+        }
         missing = {"step", "epoch", "rank", "world_size", "settings", "num_samples"} - about.keys()
         if missing or STEP not in files:
             raise ValueError(f"it lacks {', '.join(sorted(missing)) or STEP}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole capsule: its {MANIFEST} cannot be read ({error}).") from error
-    for name, (size, digest) in files.items():
-        file = folder / name
-        if not file.is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing. Copy the whole folder again.")
-        if file.stat().st_size != size or sha256_of(file) != digest:
-            raise CheckpointError(f"{folder} is damaged: {name} is not what was written. Copy the whole folder again.")
-    return Capsule(folder, about, _load(folder / STEP))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
-            step: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error
-    return step
+    check_files(folder, files, " Copy the whole folder again.")
+    return Capsule(folder, about, load_plain(folder / STEP))
 
 
 def _missing(folder: Path) -> str:

@@ -92,10 +92,7 @@ def compare(
     """Compare two checkpoints with their training state.
 
     Args:
-        a: a checkpoint's folder.
-        b: another's.
         rounding: their numbers of ranks differ: compare within BOUNDS, and without rank-local state.
-        names: names of the parameters.
         ignored: values to skip, as named by `unsteady`.
 
     Raises:
@@ -118,11 +115,6 @@ def unsteady(a: Path, b: Path) -> list[str]:
     """Return the values of callbacks and tasks that differ in two checkpoints that should be equal."""
     left, right = (_values(folder, None, False) for folder in (a, b))
     return [key for what in _OTHERS for key, value in left[what].items() if _first(value, right[what].get(key), None)]
-
-
-def first_difference(a: Any, b: Any) -> str | None:
-    """Return the first difference of two nested values (dicts, lists, tensors, plain values) in words, or None."""
-    return _first(a, b, None)
 
 
 Bounds = Mapping[torch.dtype, float] | None
@@ -200,7 +192,6 @@ def _unlike_tensors(a: Tensor, b: Tensor, bounds: Bounds) -> str | None:
 
 
 def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict[str, Any]]:
-    """Return a checkpoint as part -> name in words -> value."""
     weights, training = read_state(folder), load_training(folder)
     is_buffer = {name: names is not None and name not in names.parameters for name in weights}
     counters = training["state"].items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +21,20 @@ from trainkit.errors import CheckpointError
 OTHER = "Take another one: ckpt_path=PATH."
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint with its weights loaded into the model.
-
-    Attributes:
-        path: its path or URL.
-        training: the state saved beside the weights, if requested.
-    """
-
-    path: str
-    training: dict[str, Any] | None
-
-
 def load(
     ckpt_path: str, stores: Sequence[Store], model: nn.Module, resume: bool, say: Callable[[str], None] = print
-) -> Loaded | None:
+) -> tuple[str, dict[str, Any]] | None:
     """Find a checkpoint, verify it, and load its weights into the model.
 
     Args:
         ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder, or a URL.
         stores: locations of this run's checkpoints.
         model: receives the weights.
-        resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads `training`.
+        resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads the state beside them.
         say: prints a sentence for each damaged checkpoint that is skipped.
 
     Returns:
-        None for "auto" if there are no checkpoints.
+        Its path or URL, and the state saved beside the weights if `resume`, else {}; None for "auto" if there is no checkpoint.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
@@ -58,9 +44,9 @@ def load(
             if found is None:
                 return None
             path, folder = found
-            training = load_training(folder) if resume else None
+            training = load_training(folder) if resume else {}
             load_weights(folder, model)
-            return Loaded(path, training)
+            return path, training
     except OSError as error:
         raise CheckpointError(f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}.") from error
 

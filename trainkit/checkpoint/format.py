@@ -58,17 +58,13 @@ def write(folder: Path, snapshot: Snapshot) -> None:
     """
     write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
     if snapshot.training is not None:
-        try:
-            torch.save(snapshot.training, folder / TRAINING)
-        except RuntimeError as error:
-            raise OSError(f"{TRAINING}: {error}") from error
-    paths = sorted(folder.iterdir())
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
+        save_plain(snapshot.training, folder / TRAINING)
+    files = describe_files(folder)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
     about = {**snapshot.about, "written": now, "files": files, _SEAL: _NO_SEAL}
     text = (json.dumps(about, indent=2) + "\n").encode()
     (folder / MANIFEST).write_bytes(_with_seal(text, _digest(text)))
-    for path in [*paths, folder / MANIFEST, folder]:
+    for path in [*(folder / name for name in files), folder / MANIFEST, folder]:
         flush(path)
 
 
@@ -116,12 +112,7 @@ def verify(folder: Path) -> dict[str, Any]:
         CheckpointError: the folder is no checkpoint, or a file is missing or damaged.
     """
     manifest = read_manifest(folder)
-    for name, about in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing.")
-        if path.stat().st_size != about["bytes"] or sha256_of(path) != about["sha256"]:
-            raise CheckpointError(f"{folder} is damaged: {name} is not what was written.")
+    check_files(folder, manifest["files"])
     return manifest
 
 
@@ -185,21 +176,61 @@ def load_training(folder: Path) -> dict[str, Any]:
     path = folder / TRAINING
     if not path.is_file():
         raise CheckpointError(f"{folder} holds only weights: a run cannot resume from it. It can be validated and tested.")
+    return load_plain(path)
+
+
+def save_plain(content: Mapping[str, Any], path: Path) -> None:
+    """Write tensors and plain values.
+
+    Raises:
+        OSError: the write failed.
+    """
+    try:
+        torch.save(content, path)
+    except RuntimeError as error:  # torch's writer raises it on a full disk
+        raise OSError(f"{path.name}: {error}") from error
+
+
+def load_plain(path: Path) -> dict[str, Any]:
+    """Return the tensors and plain values of a file, on the CPU.
+
+    Raises:
+        CheckpointError: the file would run code.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
-            training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error
-    return training
+    return content
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of each file of a folder, for its manifest."""
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
+
+
+def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], advice: str = "") -> None:
+    """Compare the files of a folder with their description.
+
+    Raises:
+        CheckpointError: one is missing, or is not what was written; ends with `advice`.
+    """
+    for name, about in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder} is damaged: {name} is missing.{advice}")
+        if path.stat().st_size != about["bytes"] or sha256_of(path) != about["sha256"]:
+            raise CheckpointError(f"{folder} is damaged: {name} is not what was written.{advice}")
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.sha256()
-        for block in iter(lambda: file.read(1 << 20), b""):
+        while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 

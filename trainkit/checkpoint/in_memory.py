@@ -28,14 +28,7 @@ class Memory:
     def keep(
         self, step: int, weights: Mapping[str, Tensor], training: Mapping[str, Any], ranks: Sequence[bytes | memoryview]
     ) -> None:
-        """Copy the state of `step`; the copy from a GPU is only queued.
-
-        Args:
-            step: its number.
-            weights: by name.
-            training: the state beside them, without the ranks' parts.
-            ranks: each rank's parts, packed; unpacked only when a run resumes from them.
-        """
+        """Copy the state of `step` (from a GPU the copy is only queued), and keep `ranks`: each rank's parts, packed."""
         self.step = -1  # an interrupted copy is no commit
         self._kept = self._host.take({"weights": dict(weights), "training": dict(training)})
         self._host.mark()

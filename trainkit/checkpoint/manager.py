@@ -84,8 +84,6 @@ class CheckpointManager:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
 
         Args:
-            store: where.
-            name: its name there.
             weights_only: leave out everything that a run needs to resume.
             changes: links and removals that follow, if it was written.
 
@@ -128,11 +126,7 @@ class CheckpointManager:
         self._held_parts = None  # not after an error: the checkpoint that follows is of the state before
 
     def collect(self, extra: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return everything but the weights.
-
-        Args:
-            extra: what hooks added.
-            ranks: `rank_parts` of each rank; none if they are added later.
+        """Return everything but the weights: what hooks added, and `rank_parts` of each rank (none: they are added later).
 
         Raises:
             TaskError: an object is among them that is no tensor or plain value; names it.
@@ -207,15 +201,8 @@ class CheckpointManager:
         return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
 
     def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
-        """Rank 0: load a checkpoint's weights into the task; return its path and what was saved beside them.
-
-        Args:
-            ckpt_path: see find.load.
-            task: gets the weights.
-            resume: whether a run resumes from it: checkpoints of weights alone do not count.
-        """
-        found = load(ckpt_path, self.stores, task, resume, self._say)
-        return None if found is None else (found.path, found.training or {})
+        """Rank 0: load a checkpoint's weights into the task; see find.load, also for what is returned."""
+        return load(ckpt_path, self.stores, task, resume, self._say)
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:
         """Let each part take its state back; return, in words, states that found no place."""

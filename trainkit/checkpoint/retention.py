@@ -104,8 +104,6 @@ class Retention:
         """Decide what a save retains and drops, before it is written, so that the checkpoint contains it.
 
         Args:
-            name: of the checkpoint.
-            score: of the checkpoint.
             again: whether it replaces the last save, of the same step.
             is_fit: whether it may be the best.
 
@@ -152,12 +150,7 @@ class Retention:
         return known | {"dropping": list(self.dropped), "unkept": list(self.temporary)}
 
     def load_state_dict(self, state: dict[str, Any], there: Collection[str]) -> None:
-        """Take back those that are still there.
-
-        Args:
-            state: from `state_dict`.
-            there: the names in the store.
-        """
+        """Take back those that are still `there`, in the store."""
         there = {*there, self._earlier.name if self._earlier else ""}
         self.names.scores = {name: score for name, score in state["kept"].items() if name in there}
         self.names.unfit = set(state.get("unfit", ())) & self.names.scores.keys()

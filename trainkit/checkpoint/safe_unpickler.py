@@ -21,14 +21,12 @@ class StandIn:
     """Replaces an object that was not built; accepts an unpickler's operations, and does nothing."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
-        """Ignore a constructor's arguments."""
         return object.__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def __call__(self, *args: Any, **kwargs: Any) -> StandIn:
-        """Ignore a call's arguments."""
         return self
 
     def __setstate__(self, state: Any) -> None:
@@ -57,7 +55,6 @@ class _Function:
         object.__setattr__(self, "_function", function)
 
     def __call__(self, *args: Any) -> Any:
-        """Call it."""
         return self._function(*args)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -108,7 +108,6 @@ class LocalStore(Store):
         self.place = str(self.folder)
 
     def write(self, name: str, snapshot: Snapshot) -> None:
-        """See Store."""
         folder = self.folder / name
         if folder.exists() and not _is_checkpoint(folder):
             raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
@@ -130,21 +129,19 @@ class LocalStore(Store):
         shutil.rmtree(aside, ignore_errors=True)
 
     def names(self) -> list[str]:
-        """See Store."""
         if not self.folder.is_dir():
             return []
         there = (p for p in self.folder.iterdir() if not p.is_symlink() and not p.name.startswith("."))
         return sorted(p.name for p in there if p.name not in LINKS and _is_checkpoint(p))
 
     def remove(self, name: str) -> None:
-        """See Store."""
         aside = self.folder / f".{name}.{os.getpid()}.draft"
         with contextlib.suppress(OSError):
             (self.folder / name).rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
     def point(self, link: str, name: str) -> None:
-        """See Store. Replaces a checkpoint's folder in the link's place (a run copied with its links followed)."""
+        """Replaces a checkpoint's folder in the link's place (a run copied with its links followed)."""
         path = self.folder / link
         if path.is_dir() and not path.is_symlink() and (path / MANIFEST).is_file():
             shutil.rmtree(path)
@@ -154,7 +151,6 @@ class LocalStore(Store):
         draft.replace(path)
 
     def target(self, link: str) -> str | None:
-        """See Store."""
         path = self.folder / link
         if path.is_symlink():
             return Path(os.readlink(path)).name
@@ -162,11 +158,9 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
-        """See Store."""
         yield self.folder / name
 
     def tidy(self) -> None:
-        """See Store."""
         if not self.folder.is_dir():
             return
         for path in list(self.folder.iterdir()):
@@ -192,7 +186,6 @@ class RemoteStore(Store):
             raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
 
     def write(self, name: str, snapshot: Snapshot) -> None:
-        """See Store."""
         with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
             write(Path(folder), snapshot)
             _as_os_error(lambda: self._upload(name, Path(folder)), self.path_of(name))
@@ -214,22 +207,18 @@ class RemoteStore(Store):
             raise
 
     def names(self) -> list[str]:
-        """See Store."""
         found = _as_os_error(lambda: self._files.glob(f"{self.place}/*/{MANIFEST}"), self.place)
         return sorted(str(path).split("/")[-2] for path in found)
 
     def remove(self, name: str) -> None:
-        """See Store."""
         with contextlib.suppress(OSError):
             _as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
             _as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
 
     def point(self, link: str, name: str) -> None:
-        """See Store."""
         _as_os_error(lambda: self._files.pipe_file(f"{self.place}/{link}", name.encode()), self.path_of(link))
 
     def target(self, link: str) -> str | None:
-        """See Store."""
         try:
             name: bytes = _as_os_error(lambda: self._files.cat_file(f"{self.place}/{link}"), self.path_of(link))
         except FileNotFoundError:
@@ -238,7 +227,6 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
-        """See Store."""
         with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
             paths = [f"{self.path_of(name)}/{MANIFEST}"]
             if not manifest_alone:
@@ -249,11 +237,10 @@ class RemoteStore(Store):
             yield Path(folder)
 
     def tidy(self) -> None:
-        """See Store. Leaves folders without a manifest: their owner is unknown."""
+        """Leaves folders without a manifest: their owner is unknown."""
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether this is a checkpoint, possibly a damaged one."""
     return any((folder / name).is_file() for name in (MANIFEST, WEIGHTS, TRAINING))
 
 

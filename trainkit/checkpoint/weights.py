@@ -94,7 +94,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
-    """Return the state_dict in a file's contents."""
     if not isinstance(content, dict):
         kind = f"{type(content).__module__}.{type(content).__qualname__}"
         raise CheckpointError(
@@ -183,7 +182,6 @@ def _list(lines: list[str]) -> str:
 
 
 def _hint(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
-    """Return a hint if the names are those of a part of the model."""
     first = next(iter(there), "")
     part = min((name.removesuffix(f".{first}") for name in here if name.endswith(f".{first}")), default="")
     hint = f"\nThe names are those of its part '{part}': load them into that, or save them with '{part}.' in front."

@@ -53,11 +53,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def examine(allreduce: bool) -> Iterator[Finding]:
-    """Run all checks; yield each finding as soon as it is known.
-
-    Args:
-        allreduce: run the allreduce of two ranks too.
-    """
+    """Run all checks, that of two ranks if `allreduce`; yield each finding as soon as it is known."""
     torch = software.ask_torch()
     yield from guarded(software.AREA, functools.partial(software.look, torch))
     installed, machine = look_at_horovod(), probe(os.environ)

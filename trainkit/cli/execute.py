@@ -22,7 +22,6 @@ class RunFiles(Callback):
         self._files = files
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Write the files."""
         if stage == "fit" and trainer.is_global_zero:
             for name, text in self._files.items():
                 path = trainer.run_dir / name

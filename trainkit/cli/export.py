@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainkit.cli import run
-from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.export.request import FORMATS, check_format, check_output
-from trainkit.launch.environment import read_launcher
 
 _KEYS = {
     "ckpt_path": "best, last, or a checkpoint's folder",
@@ -24,15 +21,9 @@ _KEYS = {
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
-    launcher = read_launcher()
-    if not launcher.is_main:
-        return 0
-    if "-h" in arguments or "--help" in arguments:
-        print(f"usage: python -m trainkit {command} ckpt_path=best|last|FOLDER [key=value ...]\n")
-        print("\n".join(f"  {key:<11}{text}" for key, text in _KEYS.items()))
-        return 0
-    make_importable(Path.cwd())
-    return run.guarded(lambda: _work(arguments), launcher)
+    keys = "\n".join(f"  {key:<11}{text}" for key, text in _KEYS.items())
+    usage = f"usage: python -m trainkit {command} ckpt_path=best|last|FOLDER [key=value ...]\n\n{keys}"
+    return run.main_alone(arguments, usage, lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

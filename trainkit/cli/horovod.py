@@ -50,11 +50,7 @@ Exit code 0 if all is good; else 1, with the reason and the command that repairs
 
 
 def main(argv: list[str]) -> int:
-    """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request.
-
-    Args:
-        argv: the arguments after the word "horovod".
-    """
+    """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
     arguments = _parser().parse_args(argv)
     try:
         with ended_by_signals():
@@ -143,7 +139,6 @@ def _fits(installed: build_check.Installed, machine: Machine, plan: Plan, wanted
 
 
 def _wheel(machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebuild: bool) -> Path:
-    """Return the wheel from the cache, or build it."""
     cache = build.cache_folder(os.environ)
     folder = cache / "wheels" / build.wheel_key(machine, plan, os.environ)
     found = None if rebuild else build.cached_wheel(folder)

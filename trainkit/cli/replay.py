@@ -11,9 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.cli import run
-from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.launch.environment import read_launcher
 
 _KEYS = {
     "update": "true: make the optimizer's update too, with this rank's gradient",
@@ -26,17 +24,13 @@ _PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridd
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Replay a step: CAPSULE [key=value ...]; return the exit code."""
-    launcher = read_launcher()
-    if not launcher.is_main:
-        return 0
-    if "-h" in arguments or "--help" in arguments:
-        print(f"usage: python -m trainkit {command} CAPSULE [key=value ...]\n")
-        print("  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, written by callbacks=capsule")
-        print("\n".join(f"  {key:<9}{text}" for key, text in _KEYS.items()))
-        print("  task.X, trainer.X   overrides of the run's config: task.dropout=0 trainer.detect_anomaly=true")
-        return 0
-    make_importable(Path.cwd())
-    return run.guarded(lambda: _work(arguments), launcher)
+    keys = "\n".join(f"  {key:<9}{text}" for key, text in _KEYS.items())
+    usage = (
+        f"usage: python -m trainkit {command} CAPSULE [key=value ...]\n\n"
+        f"  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, written by callbacks=capsule\n{keys}\n"
+        "  task.X, trainer.X   overrides of the run's config: task.dropout=0 trainer.detect_anomaly=true"
+    )
+    return run.main_alone(arguments, usage, lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

@@ -43,21 +43,26 @@ def main(
         if launcher.is_main:
             _print_help(command)
         return 0
-    try:
+    is_main = launcher.is_main
+
+    def run() -> None:
         # Hydra is imported here, so that --help costs nothing.
         config = importlib.import_module("trainkit.config.compose")
-        config.run(command, arguments, launcher.is_main, work or _work)
+        config.run(command, arguments, is_main, work or _work)
+
+    return guarded(run, launcher)
+
+
+def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object]) -> int:
+    """Run a command without Hydra on rank 0; return the exit code."""
+    launcher = read_launcher()
+    if not launcher.is_main:
         return 0
-    except Preempted as ended:
-        return ended.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except JobEnded as error:
-        return fail(error, launcher, "" if error.is_told else str(error), error.exit_code)
-    except TrainkitError as error:
-        return fail(error, launcher, str(error), error.exit_code)
-    except Exception as error:
-        return fail(error, launcher, traceback.format_exc(), 1)
+    if "-h" in arguments or "--help" in arguments:
+        print(usage)
+        return 0
+    make_importable(Path.cwd())
+    return guarded(work, launcher)
 
 
 def _work(job: Any) -> None:
@@ -71,8 +76,12 @@ def guarded(work: Callable[[], object], launcher: Launcher) -> int:
     try:
         work()
         return 0
+    except Preempted as ended:
+        return ended.exit_code
     except KeyboardInterrupt:
         return 130
+    except JobEnded as error:
+        return fail(error, launcher, "" if error.is_told else str(error), error.exit_code)
     except TrainkitError as error:
         return fail(error, launcher, str(error), error.exit_code)
     except Exception as error:

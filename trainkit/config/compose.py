@@ -123,7 +123,6 @@ def list_confs(folders: Sequence[Path]) -> list[str]:
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
-    """Split the command line into the conf's name, overrides, and Hydra's flags."""
     conf, overrides, flags = None, [], []
     for argument in arguments:
         if argument.startswith("conf="):
@@ -214,7 +213,6 @@ def _run_hydra(folder: Path, name: str, flags: list[str], overrides: list[str], 
 
 
 def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Primary) -> Job:
-    """Resolve and check one job's config."""
     # One time for all jobs of a sweep; Hydra would read the clock for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, _STARTED), replace=True)
     OmegaConf.clear_cache(config)

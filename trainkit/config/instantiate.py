@@ -10,7 +10,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
 from trainkit.trainer import Trainer
@@ -29,20 +29,14 @@ class Factory:
     """A `_partial_` object: a function that takes further arguments. Its errors name the config's key."""
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], key: str) -> None:
-        """`arguments` are those of the config."""
         self.function, self.arguments, self.key = function, arguments, key
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with the remaining arguments."""
         return _call(self.function, args, {**self.arguments, **kwargs}, self.key)
 
 
 def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
-    """Build trainer, task and data from a config that schema.check has passed.
-
-    Args:
-        config: resolved: plain values, lists and dicts.
-        callbacks: put before those of the config.
+    """Build trainer, task and data from a config that schema.check has passed; `callbacks` come before those of the config.
 
     Raises:
         ConfigError: a constructor refuses its arguments.

@@ -45,8 +45,6 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     """Check a whole config.
 
     Args:
-        config: resolved: plain values, lists and dicts.
-        command: "fit", "validate", "test" or "predict".
         unused: groups that nothing refers to.
 
     Raises:
@@ -103,7 +101,6 @@ def _check_node(node: Any, key: str, trusted: Sequence[str]) -> None:
 
 
 def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
-    """Check the objects inside an object's arguments."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         if isinstance(item, dict) and "_target_" in item:
@@ -133,7 +130,6 @@ def _check_arguments(node: dict[str, Any], key: str, signature: Signature, expla
 
 
 def _check_beginning(config: dict[str, Any], command: str) -> None:
-    """Check the start of a run: ckpt_path, resume, init_weights, strict."""
     ckpt_path, weights = config.get("ckpt_path"), config.get("init_weights")
     for key in ("resume", "init_weights"):
         if config.get(key) is not None and command in ("validate", "test", "predict"):

@@ -41,11 +41,7 @@ class Signature:
 
 
 def read_signature(target: str, key: str) -> Signature:
-    """Return the signature of a dotted path such as "torch.optim.SGD".
-
-    Args:
-        target: module path and name.
-        key: the config key that names it, for errors.
+    """Return the signature of a dotted path such as "torch.optim.SGD"; errors name `key`, the config's key.
 
     Raises:
         ConfigError: there is no such module, or the module has no such name.
@@ -126,7 +122,6 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _names(file: Path) -> list[str]:
-    """Return the names that a module defines or imports."""
     names = []
     for node in _statements(_parse(file).body):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):

@@ -87,22 +87,18 @@ class MapFeed(Feed):
         return plan if self._accumulate_at is None else replace(plan, accumulate=self._accumulate_at(epoch))
 
     def num_steps_in(self, epoch: int) -> int:
-        """See Feed."""
         return self.plan_of(epoch).num_steps
 
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
-        """See Feed."""
         return None if microbatch.places is None else self._loader.indices(epoch, microbatch.places)
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
-        """See Feed."""
         plan = self.plan_of(epoch)
         batches = self._loader.iterate(plan, epoch, start)
         for step in range(start, plan.num_steps):
             yield Step(plan.samples_in(step), self._microbatches(plan.microbatches(step, self._rank), batches))
 
     def close(self) -> None:
-        """See Feed."""
         self._loader.close()
 
     def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
@@ -126,7 +122,6 @@ class StreamFeed(Feed):
         self._sum_over_ranks, self._move = sum_over_ranks, move
 
     def num_steps_in(self, epoch: int) -> int | None:
-        """See Feed."""
         return self.stream.num_steps(self._accumulate_at(epoch))
 
     def microbatches_in(self, epoch: int) -> int:
@@ -134,7 +129,7 @@ class StreamFeed(Feed):
         return self.stream.per_step(self._accumulate_at(epoch))
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
-        """See Feed. All ranks continue until the last of them has no data left."""
+        """All ranks continue until the last of them has no data left."""
         for pulled in self.stream.steps(epoch, start, self._accumulate_at(epoch)):
             sizes = [count_samples(batch) for batch in pulled]
             total = self._sum_over_ranks(sum(sizes))
@@ -144,5 +139,4 @@ class StreamFeed(Feed):
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
 
     def close(self) -> None:
-        """See Feed."""
         self.stream.close()

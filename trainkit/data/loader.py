@@ -184,10 +184,7 @@ class ShardedLoader:
         """Build the loader.
 
         Args:
-            source: the data set and the loader's options.
             plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
-            rank: this rank.
-            seed: of order and augmentation.
             agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
         """
         self.source, self.plan, self._seed, self._agree = source, plan, seed, agree

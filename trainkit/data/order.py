@@ -36,6 +36,14 @@ def _mixed(state: int, number: int) -> int:
     return state ^ (state >> 31)
 
 
+def seed_everything(seed: int) -> int:
+    """Seed random, numpy and torch (all devices) of this process; return the seed."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+    return seed
+
+
 def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
     """Return the permutation of an epoch, int64 of shape [num_samples]."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
@@ -46,14 +54,12 @@ class _States:
     """The states of the generators of torch, numpy and random."""
 
     def __init__(self) -> None:
-        """Copy the current states."""
         self.torch = torch.get_rng_state()
         # numpy's generator is swapped as a whole: reading its state takes ten times as long as everything else.
         self.numpy = np.random.mtrand.get_bit_generator()
         self.python = random.getstate()
 
     def put_back(self) -> None:
-        """Restore them."""
         torch.set_rng_state(self.torch)
         np.random.mtrand.set_bit_generator(self.numpy)
         random.setstate(self.python)
@@ -97,7 +103,6 @@ class OwnRandomNumbers:
     """A separate stream of random numbers: within its context torch, numpy and random draw from it and continue it."""
 
     def __init__(self, number: int) -> None:
-        """Seed them."""
         with apart():
             np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # kept for good, so not the spare one
             _seed(mix(number, 0, 0))
@@ -105,7 +110,6 @@ class OwnRandomNumbers:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Draw from the stream within the context."""
         before = _States()
         self._own.put_back()
         try:
@@ -131,12 +135,10 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        """Wrap `dataset`."""
         self.dataset, self.seed = dataset, seed
         self._draws = may_draw(dataset)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """Return the sample `key = (epoch, index)`."""
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:

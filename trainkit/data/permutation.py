@@ -21,12 +21,7 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class Permutation(Sequence[int]):
-    """The numbers from 0 to `length` - 1 in an order that depends on `seed`.
-
-    Args:
-        length: their number, 1 to 2^62.
-        seed: selects the order.
-    """
+    """The numbers from 0 to `length` - 1 (up to 2^62 of them) in an order that depends on `seed`."""
 
     def __init__(self, length: int, seed: int) -> None:
         self._length = length
@@ -44,7 +39,6 @@ class Permutation(Sequence[int]):
     @overload
     def __getitem__(self, place: slice) -> list[int]: ...
     def __getitem__(self, place: Any) -> Any:
-        """Return the number at a place, or a list of those in a slice."""
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(self._length))]
         if not 0 <= place < self._length:

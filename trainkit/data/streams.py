@@ -109,11 +109,9 @@ class OwnStream(Stream):
         self._loader = data if isinstance(data, DataLoader) else None
 
     def per_step(self, accumulate: int) -> int:
-        """See Stream."""
         return max(1, round(accumulate * self._share))
 
     def num_steps(self, accumulate: int) -> int | None:
-        """See Stream."""
         return None if self._length is None else -(-self._length // self.per_step(accumulate))
 
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
@@ -153,12 +151,10 @@ class DealtStream(Stream):
             self._loader = loader_like(data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last)
 
     def per_step(self, accumulate: int) -> int:
-        """See Stream."""
         rank, size = self._ranks
         return len(range(rank, accumulate * self._declared, size))
 
     def num_steps(self, accumulate: int) -> int | None:
-        """See Stream."""
         return None if self._length is None else -(-self._length // (accumulate * self._declared))
 
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:

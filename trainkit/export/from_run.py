@@ -21,7 +21,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
 from trainkit.console import short
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.export.export import Exported, export
 from trainkit.export.request import FORMATS, check_output

@@ -99,7 +99,6 @@ class Logger(Callback):
         self._background.put("writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams))
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Queue values for the thread."""
         if self._background is not None:
             if self._background.mistake is not None:
                 raise self._background.mistake
@@ -113,11 +112,9 @@ class Logger(Callback):
             self.settle()
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Close as failed."""
         self._finish("failed")
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Close as done."""
         background = self._background
         self._finish("success")
         if background is not None and background.mistake is not None:
@@ -129,12 +126,7 @@ class Logger(Callback):
             self._finish("preempted")
 
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
-        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up.
-
-        Args:
-            what: name of the work for an error message: "writing step 3".
-            work: the function to call.
-        """
+        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up."""
         return self._background is not None and self._background.put(what, work)
 
     def settle(self, timeout_s: float = _SETTLE_S) -> bool:
@@ -190,5 +182,4 @@ class Logger(Callback):
 
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
-    """Return the run's settings: the config, or what the Task saved."""
     return dict(trainer.options.config or {name: value for name, value in task.hparams.items() if not callable(value)})

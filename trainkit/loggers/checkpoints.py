@@ -31,18 +31,15 @@ class CheckpointLogger(Logger):
         super().on_fit_start(trainer, task)
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
-        """Note that a checkpoint is being written."""
         self._is_new = True
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Log, and look for new checkpoints."""
         super().on_metrics(trainer, task, metrics, step)
         if self.log_model == "all" and self._is_new and not trainer.checkpoints.is_writing:
             self._is_new = False
             self.hand_over("uploading checkpoints", self._upload_new)
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Upload the remaining checkpoints, and close."""
         if self.log_model:
             self.hand_over("uploading checkpoints", self._upload_new)
         super().on_fit_end(trainer, task)
@@ -69,10 +66,4 @@ class CheckpointLogger(Logger):
 
     @abstractmethod
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """Upload a checkpoint's folder, which may be deleted afterwards.
-
-        Args:
-            folder: a folder on this machine.
-            name: name of the checkpoint.
-            aliases: the ones of "last" and "best" that it is now.
-        """
+        """Upload a folder, which may be deleted afterwards; `aliases`: the ones of "last" and "best" that it is now."""

@@ -28,7 +28,6 @@ class CSVLogger(RowLogger):
         self._rewrite()
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Write a row."""
         row: dict[str, object] = {"epoch": epoch, "step": step, **metrics}
         self._rows.append(row)
         new = [name for name in metrics if name not in self._columns]

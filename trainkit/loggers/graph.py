@@ -23,7 +23,6 @@ class Forward(nn.Module):
         self._forward = (task.forward,)
 
     def forward(self, *args: Tensor) -> Any:
-        """Run the Task's forward."""
         return self._forward[0](*args)
 
     @staticmethod

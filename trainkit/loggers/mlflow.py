@@ -63,7 +63,6 @@ class MLFlowLogger(CheckpointLogger):
         self.run_id: str | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset: a second fit is another run."""
         if stage == "fit":
             self._key = self.run_id = None
 
@@ -72,7 +71,6 @@ class MLFlowLogger(CheckpointLogger):
         return {"key": self._key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the tag until the run is opened."""
         self._key = state_dict["key"]
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
@@ -82,7 +80,6 @@ class MLFlowLogger(CheckpointLogger):
         super().on_fit_start(trainer, task)
 
     def require(self) -> None:
-        """See Logger."""
         try:
             import mlflow
         except ImportError as error:
@@ -109,7 +106,6 @@ class MLFlowLogger(CheckpointLogger):
             self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Write the settings."""
         texts = {_legal(name): str(value) for name, value in flatten(params).items()}
         known = self._client.get_run(self.run_id).data.params
         entities = self._mlflow.entities
@@ -121,7 +117,6 @@ class MLFlowLogger(CheckpointLogger):
                 self._client.set_tag(self.run_id, _legal(f"changed.{name}"), value)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Buffer values."""
         now = int(self.logged_at * 1000)
         numbers = {_legal(name): float(value) for name, value in metrics.items()} | {"epoch": float(epoch)}
         self._waiting += [self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()]
@@ -129,19 +124,17 @@ class MLFlowLogger(CheckpointLogger):
             self.flush()
 
     def flush(self) -> None:
-        """Send the buffered values."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             self._client.log_batch(self.run_id, metrics=batch)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """See CheckpointLogger. The tags `checkpoint.last` and `checkpoint.best` name the last and the best one."""
+        """The tags `checkpoint.last` and `checkpoint.best` name the last and the best one."""
         self._client.log_artifacts(self.run_id, str(folder), f"checkpoints/{name}")
         for alias in aliases:
             self._client.set_tag(self.run_id, f"checkpoint.{alias}", name)
 
     def finalize(self, status: str) -> None:
-        """Send the remaining values, and end the MLflow run."""
         if self.run_id is not None:
             self.flush()
             self._client.set_terminated(self.run_id, _STATUS[status])

@@ -53,7 +53,6 @@ class PrometheusLogger(Logger):
         return trainer.engine.ranks.local_rank == 0
 
     def require(self) -> None:
-        """See Logger."""
         try:
             import prometheus_client.core
         except ImportError as error:
@@ -63,7 +62,6 @@ class PrometheusLogger(Logger):
         self._prometheus: Any = prometheus_client
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
-        """Create the numbers, and start the server."""
         self.address = self._board = None
         if not self.takes_part(trainer):
             return
@@ -107,7 +105,6 @@ class PrometheusLogger(Logger):
             self._board.get_on()
 
     def open(self, run: RunFacts) -> None:
-        """Start the server."""
         assert self._board is not None
         if run.rank == 0:
             with contextlib.suppress(OSError):  # the exporter must survive a full disk, to show it
@@ -128,12 +125,10 @@ class PrometheusLogger(Logger):
         print(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})", flush=True)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Store the logged values."""
         assert self._board is not None
         self._board.take_metrics(metrics)
 
     def finalize(self, status: str) -> None:
-        """Stop the server."""
         if self._server is not None:
             server, self._server = self._server, None
             server.shutdown()
@@ -150,18 +145,14 @@ def _note_start(run: RunFacts) -> int:
 
 
 def _gpus_of(trainer: RunView) -> range:
-    """Return the indices of the GPUs that this host's ranks use."""
     return range(min(trainer.engine.ranks.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
 
 
 class _Collector:
-    """Collects a board's numbers for a scrape."""
-
     def __init__(self, core: Any, board: Board, labels: dict[str, str]) -> None:
         self._core, self._board, self._labels = core, board, labels
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family for each series that has a value."""
         own = list(self._labels.values())
         values = self._board.gauges()
         for name, (kind, labels, meaning) in SERIES.items():

@@ -28,7 +28,6 @@ class RowLogger(Logger):
         self._last_step, self._rows_of_step, self._knows = -1, 0, False
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset: a second fit is another run."""
         if stage == "fit":
             self._forget()
 
@@ -42,7 +41,6 @@ class RowLogger(Logger):
             self._last_step, self._rows_of_step, self._knows = state_dict["step"], state_dict["rows_of_step"], True
 
     def taken(self, step: int) -> None:
-        """Count the rows of the last step."""
         if step > self._last_step:
             self._last_step, self._rows_of_step = step, 0
         self._rows_of_step += step == self._last_step
@@ -54,24 +52,17 @@ class RowLogger(Logger):
         super().on_fit_start(trainer, task)
 
     def flush(self) -> None:
-        """Write the rows to disk."""
         if self._file is not None:
             self._file.flush()
 
     def finalize(self, status: str) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class Sieve:
-    """Selects the rows that a checkpoint covers; called for each row in order.
-
-    Args:
-        last_step: the last step that it covers.
-        most: number of rows of that step; None for all.
-    """
+    """Selects the rows up to `last_step`, and `most` rows of that one (None: all); called for each row in order."""
 
     def __init__(self, last_step: int, most: int | None) -> None:
         self._last_step, self._most, self._seen = last_step, most, 0

@@ -79,7 +79,6 @@ class Board:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Start the counters at zero."""
         self._buckets = [0] * (len(BUCKETS_S) + 1)
         self._sum_s = 0.0
         counters = ("trainkit_steps_total", "trainkit_samples_total", "trainkit_nonfinite_values_total")

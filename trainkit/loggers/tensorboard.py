@@ -80,7 +80,7 @@ class TensorBoardLogger(Logger):
         self.settle()  # limits the number of pending copies of all weights
 
     def require(self) -> None:
-        """See Logger. Imported here because the import takes a while, which a run without this logger need not pay."""
+        """Imported here because the import takes a while, which a run without this logger need not pay."""
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -109,7 +109,6 @@ class TensorBoardLogger(Logger):
             self._writer.file_writer.add_summary(begun)
 
     def flush(self) -> None:
-        """Write buffered events to disk."""
         if self._writer is not None:
             self._writer.flush()
 

@@ -53,7 +53,6 @@ class WandbLogger(CheckpointLogger):
         self._run: Any = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset: a second fit is another run."""
         if stage == "fit":
             self._id = None
 
@@ -62,7 +61,6 @@ class WandbLogger(CheckpointLogger):
         return {"id": self._id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the id until the run is opened."""
         self._id = state_dict["id"]
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
@@ -72,7 +70,6 @@ class WandbLogger(CheckpointLogger):
         super().on_fit_start(trainer, task)
 
     def require(self) -> None:
-        """See Logger."""
         try:
             import wandb
         except ImportError as error:
@@ -99,13 +96,12 @@ class WandbLogger(CheckpointLogger):
         self._run.log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """See CheckpointLogger. W&B copies the folder first, and uploads in its own process."""
+        """W&B copies the folder first, and uploads in its own process."""
         artifact = self._wandb.Artifact(f"model-{self._id}", type="model", metadata={"checkpoint": name})
         artifact.add_dir(str(folder))
         self._run.log_artifact(artifact, aliases=list(aliases))
 
     def finalize(self, status: str) -> None:
-        """Finish the W&B run."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if status == "success" else 1)

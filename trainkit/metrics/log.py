@@ -29,7 +29,6 @@ class Accumulator:
     """Combines the values of one name on this rank."""
 
     def __init__(self, reduction: Reduction) -> None:
-        """Start empty."""
         self.reduction = reduction
         self._pending: dict[float, list[Tensor]] = {}
         self._held = 0
@@ -254,12 +253,7 @@ class MetricLog:
         return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
     def epoch_values(self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False) -> dict[str, float]:
-        """Return the values over all samples of all ranks, on all ranks. Waits for the device.
-
-        Args:
-            all_gather_object: returns the values of all ranks.
-            keep: continue collecting; otherwise clear all values.
-        """
+        """Return the values over all samples of all ranks, on all ranks, and clear them unless `keep`. Waits for the device."""
         own = read_all(self._epoch)
         gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, bool(self.objects)))
         names = dict.fromkeys(name for rank, _ in gathered for name in rank)

@@ -44,11 +44,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, decay: float | None) -> None:
-        """Add the model's weights to the average; never waits for the device.
-
-        Args:
-            decay: the average's weight, from 0 to 1; None for an average of equal parts.
-        """
+        """Add the model's weights to the average; `decay` (0 to 1) is the average's weight. Never waits for the device."""
         assert not self.shown, "the model holds the average, not the weights that are trained"
         averages = list(self._average.values())
         weights = [self._live[name].detach().to(average.dtype) for name, average in self._average.items()]

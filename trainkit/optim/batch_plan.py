@@ -78,11 +78,7 @@ class BatchPlan:
         return start + (1.0 - start) * (step + 1) / self.warmup_steps
 
     def describe(self, lrs: list[float]) -> list[tuple[str, str]]:
-        """Return the contract in words, for the banner.
-
-        Args:
-            lrs: the user's rates, one for each parameter group, as given to the optimizers.
-        """
+        """Return the contract in words, for the banner; `lrs` are the user's rates, one for each parameter group."""
         shown = ", ".join(f"{lr:g}" for lr in dict.fromkeys(lrs))
         scaled = ", ".join(f"{lr * self.lr_factor:g}" for lr in dict.fromkeys(lrs))
         size, total = ("?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size))

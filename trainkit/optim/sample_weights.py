@@ -19,13 +19,7 @@ from trainkit.errors import TaskError
 
 
 class SampleWeights:
-    """The weights of one run's microbatches.
-
-    Args:
-        task_name: for errors.
-        device: the device of the losses.
-        all_reduce: returns the sum of a tensor over ranks.
-    """
+    """The weights of one run's microbatches."""
 
     def __init__(self, task_name: str, device: torch.device, all_reduce: Callable[[Tensor], Tensor]) -> None:
         self._task_name, self._device, self._all_reduce = task_name, device, all_reduce
@@ -34,13 +28,7 @@ class SampleWeights:
         self._is_agreed = False  # whether all ranks know of `_by_task`
 
     def weighted(self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int) -> Tensor:
-        """Return the loss times the microbatch's share of the step.
-
-        Args:
-            loss: a scalar, the mean over the microbatch.
-            outputs: of training_step; a mapping may hold "num_samples".
-            num_samples: of the microbatch.
-            num_in_step: of the step, on all ranks.
+        """Return the mean loss of a microbatch times its share of the step's samples on all ranks.
 
         Raises:
             TaskError: the Task weighs some batches only.

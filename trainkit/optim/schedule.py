@@ -115,9 +115,6 @@ class LearningRates:
         """Move the schedulers that count epochs; one that monitors moves only if there is a new value.
 
         Args:
-            epochs_done: epochs since the beginning.
-            steps_taken: updates since the beginning.
-            fresh: the values of this epoch.
             complete: whether `fresh` has all values of an epoch; False if validation was not due.
 
         Raises:

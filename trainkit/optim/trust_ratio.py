@@ -40,12 +40,7 @@ class LayerwiseOptimizer(Optimizer):
 
 
 def check_group(owner: str, group: dict[str, Any], ranges: dict[str, tuple[float, float]]) -> None:
-    """Check the options of a parameter group.
-
-    Args:
-        owner: "LARS" or "LAMB".
-        group: the options.
-        ranges: name -> (least, exclusive upper bound).
+    """Check the options of a parameter group by `ranges`: name -> (least, exclusive upper bound).
 
     Raises:
         ConfigError: one is out of its range.
@@ -67,13 +62,7 @@ def adapts(parameter: Tensor, adapt: str) -> bool:
 
 
 def scale_by_ratio(updates: Sequence[Tensor], above: Tensor, below: Tensor) -> None:
-    """Multiply each update by above / below, in place; by 1 if either is 0, so a layer of zeros can leave zero.
-
-    Args:
-        updates: one tensor for each layer.
-        above: [layers].
-        below: [layers].
-    """
+    """Multiply each layer's update by above / below, in place; by 1 if either is 0, so a layer of zeros can leave zero."""
     ratios = torch.where((above > 0) & (below > 0), above / below, 1.0)
     torch._foreach_mul_(list(updates), list(ratios.unbind()))
 

@@ -22,7 +22,7 @@ from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.replay.watch import Watch
 from trainkit.run.build import StartFrom, build_run

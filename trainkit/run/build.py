@@ -21,8 +21,7 @@ from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.console import try_to_write
 from trainkit.data.feed import Feed, MapFeed
-from trainkit.data.order import mix
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import CheckpointError, ConfigError
@@ -48,13 +47,7 @@ from trainkit.run.stopping import Stopping
 
 @dataclass(frozen=True)
 class StartFrom:
-    """The start of a fit.
-
-    Attributes:
-        ckpt_path: the checkpoint to resume from: "last", "best", "auto", a folder or a URL.
-        init_weights: weights only; ignored if a checkpoint is resumed.
-        strict: whether all of `init_weights` must match.
-    """
+    """The start of a fit; see Trainer.fit."""
 
     ckpt_path: str | None = None
     init_weights: str | None = None

@@ -65,11 +65,9 @@ class Coordinator:
             self._questions["ranks"] = self._change
 
     def register(self, name: str, ask: Callable[[], bool]) -> Question:
-        """Ask rank 0 at each exchange from now on. Call it on all ranks, in the same order.
+        """Ask rank 0 at each exchange from now on; `ask` must be cheap. A question of the same name is replaced.
 
-        Args:
-            name: of the question; replaces an earlier question of that name.
-            ask: called on rank 0 at each exchange; must be cheap.
+        Call it on all ranks, in the same order.
         """
         question = self._questions[name] = Question(ask)
         assert len(self._questions) <= _MAX_QUESTIONS, "make room in the number: see _MAX_QUESTIONS"

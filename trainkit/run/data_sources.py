@@ -27,12 +27,7 @@ from trainkit.optim.batch_plan import Accumulation, accumulation_at
 
 @dataclass(frozen=True)
 class DataSources:
-    """The data given to an entry point of the Trainer.
-
-    Attributes:
-        given: dataloaders by kind: "train", "val", "test" or "predict".
-        datamodule: provides them instead.
-    """
+    """The data given to an entry point of the Trainer: by kind ("train", "val", "test", "predict"), or as a DataModule."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     datamodule: DataModule | None = None
@@ -59,13 +54,7 @@ class DataSources:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The user's training data.
-
-    Attributes:
-        data: a DataLoader, a Dataset, or an iterable of batches.
-        source: its data set and options; None for a stream.
-        batch_size: of one rank's microbatch; None if unknown.
-    """
+    """The user's data; its data set, None for a stream; one rank's microbatch, None if unknown."""
 
     data: Any
     source: Source | None
@@ -114,14 +103,7 @@ def train_feed(
     """Return the feed of training data.
 
     Args:
-        data: the user's data.
-        source: its data set and options; None for a stream.
         changes: microbatches of a rank in a step, by epoch.
-        limit: trainer.limit_train_batches.
-        seed: of order and augmentation.
-        engine: the ranks.
-        move: puts a batch on the device.
-        pad: trainer.pad_last_step.
         declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the current number.
 
     Raises:

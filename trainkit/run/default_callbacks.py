@@ -19,11 +19,7 @@ from trainkit.loggers.base import Logger
 
 
 def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
-    """Return all callbacks of a Trainer, in the order in which their hooks are called.
-
-    Args:
-        arguments: the Trainer's, by name: callbacks, logger, max_time, profiler, fast_dev_run and the enable_... ones.
-    """
+    """Return all callbacks of a Trainer with these arguments, in the order in which their hooks are called."""
     given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
     quick = bool(arguments["fast_dev_run"])  # leaves no files
     found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []

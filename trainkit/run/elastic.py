@@ -97,9 +97,9 @@ class Attempt(Protocol):
     engine: Engine
 
     @property
-    def is_elastic(self) -> bool: ...  # noqa: D102
+    def is_elastic(self) -> bool: ...
     @property
-    def is_set_up(self) -> bool: ...  # noqa: D102
+    def is_set_up(self) -> bool: ...
 
     def drop_parts(self) -> None:
         """Free the parts of the loop, for the next attempt."""
@@ -121,10 +121,7 @@ class ElasticRun:
         self.attempt: Attempt | None = None
 
     def go(self, fit: Callable[[ElasticRun], None]) -> None:
-        """Fit, and again after each change of ranks.
-
-        Args:
-            fit: runs one attempt.
+        """Fit, and again after each change of ranks; `fit` runs one attempt.
 
         Raises:
             EngineError: several attempts in a row took no step.

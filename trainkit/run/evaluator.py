@@ -53,12 +53,6 @@ class ValidationData:
 class Evaluator:
     """See the module.
 
-    Args:
-        run: the run.
-        task: the Task to evaluate.
-        hooks: of the run.
-        data: the validation data of a fit.
-
     Attributes:
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
@@ -144,13 +138,7 @@ class Evaluator:
         return metrics
 
     def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool) -> list[Any] | None:
-        """Predict; return all ranks' outputs in the data's order, or None unless `keep`.
-
-        Args:
-            feeds: one.
-            write_to: a folder for each batch's outputs, written once they are computed.
-            keep: whether outputs stay in memory.
-        """
+        """Predict on one feed, and write each batch; return all ranks' outputs in the data's order, or None unless `keep`."""
         if len(feeds) > 1:
             raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
         self._count(feeds)

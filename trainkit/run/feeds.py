@@ -36,12 +36,7 @@ class Feeds:
 
 
 def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
-    """Return the feeds of a fit; the stage closes them.
-
-    Args:
-        stage: the stage.
-        training: the training data.
-        declared: the number of ranks that the settings of batch and limits are meant for.
+    """Return the feeds of a fit, whose settings are meant for `declared` ranks; the stage closes them.
 
     Raises:
         ConfigError: no validation would ever run.

@@ -58,7 +58,6 @@ class RunLock:
         """Take the folder, before anything is written there.
 
         Args:
-            run_dir: an existing folder.
             patience_s: seconds to wait for the lock. If it is set, no takeover message is printed.
 
         Raises:

@@ -25,13 +25,7 @@ NO_OBJECTS = (
 
 
 class Halving:
-    """Takes steps as transactions over all ranks.
-
-    Args:
-        engine: the ranks.
-        state: its `oom_pieces` is the number of pieces of a microbatch, the same on all ranks.
-        say: prints on rank 0.
-    """
+    """Takes steps as transactions over all ranks; `oom_pieces` of the state is the number of pieces, the same on all ranks."""
 
     def __init__(self, engine: Engine, state: TrainState, say: Callable[[str], None]) -> None:
         self._engine, self._state, self._say = engine, state, say

@@ -29,10 +29,7 @@ def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:
     """Write the result of `predict_step` for a batch.
 
     Args:
-        folder: exists.
         place: of the batch's first sample in the data set; for a stream, the batch's number on its rank.
-        rank: of the writer.
-        outputs: on the CPU.
     """
     path = folder / f"{place:012d}-{rank:05d}{_SUFFIX}"
     half = path.with_suffix(".tmp")

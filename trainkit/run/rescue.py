@@ -17,8 +17,6 @@ from trainkit.run.run import Run
 
 @dataclass(frozen=True)
 class _Begun:
-    """The state at the beginning of a step."""
-
     step: int
     batch_idx: int
     log: MetricLog
@@ -28,13 +26,7 @@ class _Begun:
 
 
 def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
-    """Return to where a run was before the gradients of this step were computed.
-
-    Args:
-        run: the run.
-        log: the epoch's values as of then.
-        batch_idx: this rank's microbatches as of then.
-    """
+    """Return to where a run was before this step's gradients: the epoch's values and this rank's microbatches as of then."""
     run.task.zero_grad(set_to_none=True)
     run.step.log, run.state.batch_idx = log.copy(), batch_idx
     run.step.weights.forget()

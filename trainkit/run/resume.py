@@ -11,8 +11,7 @@ from typing import Any
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.console import plural
-from trainkit.data.order import mix
-from trainkit.data.seeding import seed_everything
+from trainkit.data.order import mix, seed_everything
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
@@ -38,7 +37,6 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
 
 
 def _read(stage: Stage, ckpt_path: str | None) -> Found:
-    """Rank 0: load weights into the task."""
     if stage.is_elastic and stage.elastic is not None:
         if stage.elastic.memory.step >= 0:
             return MEMORY, stage.elastic.memory.load_into(stage.task)

@@ -48,11 +48,6 @@ class Stage:
     """See the module. A context manager; nothing starts before it is entered.
 
     Args:
-        kind: "fit", "validate", "test" or "predict".
-        task: the Task.
-        data: the user's data.
-        callbacks: all of them.
-        options: the Trainer's.
         attempts: the attempts that this one belongs to, if a callback asks for an elastic run.
         has_data: whether the data needs no preparation.
 

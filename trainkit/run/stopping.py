@@ -18,17 +18,7 @@ from trainkit.run.signals import Signals
 
 
 class Stopping:
-    """See the module. A context manager: within it, signals are recorded.
-
-    Args:
-        run: the run.
-        signals: that this rank received.
-        coordinator: informs all ranks.
-        elastic: of an elastic run.
-
-    Attributes:
-        signals: see above.
-    """
+    """See the module. A context manager: within it, signals are recorded."""
 
     def __init__(self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None) -> None:
         self._run, self.signals, self._coordinator, self._elastic = run, signals, coordinator, elastic

@@ -58,14 +58,29 @@ def test_the_slowest_comes_first() -> None:
     assert [s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())] == [3, 1]
 
 
+def play(clock: Any, *calls: str) -> None:
+    """Call the clock's hooks."""
+    for call in calls:
+        if call == "begin":
+            clock.on_train_step_start(None, None)
+        elif call == "batch_came":
+            clock.on_train_batch_start(None, None, None, 0)
+        elif call == "batch_done":
+            clock.on_train_batch_end(None, None, None, None, 0)
+        elif call == "sums_came":
+            clock.on_before_optimizer_step(None, None, None)
+        elif call == "end":
+            clock.on_train_step_end(None, None)
+        else:
+            clock.on_validation_start(None, None)
+
+
 def test_the_clock_counts_each_part_where_it_ends() -> None:
     """Two microbatches in a step, then something between two steps, then a validation that does not count."""
     times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 100.0, 101.0])
     clock = StepClock(now=lambda: next(times))
-    for call in ("begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end"):
-        getattr(clock, call)()
-    for call in ("begin", "batch_came", "batch_done", "sums_came", "end", "pause", "begin", "batch_came"):
-        getattr(clock, call)()
+    play(clock, "begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end")
+    play(clock, "begin", "batch_came", "batch_done", "sums_came", "end", "pause", "begin", "batch_came")
     expected = {"data": 3.5, "compute": 6.0, "communication": 0.75, "optimizer": 0.5, "hooks": 4.0}
     assert clock.read() == Times(2, expected)
     assert clock.read().per_step() == {part: seconds / 2 for part, seconds in expected.items()}
@@ -96,8 +111,7 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
     times = iter([0.0, 1.0, 2.0, 13.0, 14.0] + [14.0, 15.0, 16.0, 27.0, 28.0])
     clock = StepClock(now=lambda: next(times))
     clock._on_gpu = True
-    for call in ("begin", "batch_came", "batch_done", "sums_came", "end") * 2:
-        getattr(clock, call)()
+    play(clock, *("begin", "batch_came", "batch_done", "sums_came", "end") * 2)
     assert not Event.waited
     assert clock.read().seconds == {"data": 2.0, "compute": 20.0, "communication": 4.0, "optimizer": 2.0, "hooks": 0.0}
     assert Event.waited and clock.read() == clock.read()

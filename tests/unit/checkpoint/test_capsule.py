@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainkit.checkpoint.capsule import MANIFEST, STEP, WEIGHTS, read, write
-from trainkit.checkpoint.format import sha256_of
+from trainkit.checkpoint.capsule import STEP, read, write
+from trainkit.checkpoint.format import MANIFEST, WEIGHTS, sha256_of
 from trainkit.errors import CheckpointError
 
 ABOUT: dict[str, Any] = {"step": 3, "epoch": 0, "rank": 1, "world_size": 2, "settings": {}, "num_samples": None}

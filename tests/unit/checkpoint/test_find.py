@@ -21,7 +21,7 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
     store.point("last", "b")
     loaded = load("last", [store], line(), resume=True)
     assert loaded is not None
-    assert (loaded.path, loaded.training) == (store.path_of("a"), {"step": 2})
+    assert loaded == (store.path_of("a"), {"step": 2})
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "training.pt", "weights.safetensors"])
@@ -34,7 +34,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_taken(tmp_path: Path, name
         path.write_bytes(path.read_bytes()[:-9])
     loaded = load("auto", [store], line(), resume=True, say=said.append)
     assert loaded is not None
-    assert loaded.path == store.path_of("a")
+    assert loaded[0] == store.path_of("a")
     assert sorted(re.findall(r"checkpoints/(\w) is", " ".join(said))) == ["b", "c"]
     assert "The one before it is taken." in said[0]
 
@@ -78,7 +78,7 @@ def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
     store.write("barer", snapshot())
     loaded = load("last", [store], line(), resume=True)
     assert loaded is not None
-    assert loaded.path.endswith("whole")
+    assert loaded[0].endswith("whole")
 
 
 def test_a_url_is_loaded(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_url_is_loaded(tmp_path: Path) -> None:
     for wish, name in ((f"{store.place}/b", "b"), (f"{store.place}/last", "a"), ("last", "b")):
         loaded = load(wish, [store], line(), resume=True)
         assert loaded is not None
-        assert loaded.path == store.path_of(name)
+        assert loaded[0] == store.path_of(name)
 
 
 def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:

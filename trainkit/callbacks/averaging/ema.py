@@ -48,11 +48,9 @@ class WeightAveraging(Callback):
             self._loaded = None
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Leave the trained weights in the model."""
         self._hide()
 
     def shared_tensors(self) -> dict[str, Any]:
-        """Return the averages of the parameters."""
         held = {} if self._average is None else self._average.parameters()
         return {f"{type(self).__name__}'s {name}": average for name, average in held.items()}
 
@@ -114,7 +112,6 @@ class EMA(WeightAveraging):
         self._shown_to_save = False
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset."""
         super().setup(trainer, task, stage)
         if stage == "fit":
             self._seen = 0
@@ -127,7 +124,6 @@ class EMA(WeightAveraging):
             )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Update the average."""
         self._follow(trainer, task)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
@@ -137,7 +133,6 @@ class EMA(WeightAveraging):
             self._show(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Restore the trained weights."""
         if trainer.state.stage == "fit":
             self._hide()
 
@@ -149,13 +144,11 @@ class EMA(WeightAveraging):
             self._shown_to_save = True
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
-        """Restore the trained weights."""
         if self._shown_to_save:
             self._hide()
             self._shown_to_save = False
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Leave the average in the model."""
         self._show(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,7 +156,6 @@ class EMA(WeightAveraging):
         return super().state_dict() | {"seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them."""
         super().load_state_dict(state_dict)
         self._seen = state_dict["seen"]
 

@@ -49,7 +49,6 @@ class StochasticWeightAveraging(WeightAveraging):
         self._start_lrs: list[float] | None = None  # the rates at that epoch, without lr_scaling's factor
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset."""
         super().setup(trainer, task, stage)
         if stage == "fit":
             self._start_lrs = None
@@ -71,7 +70,6 @@ class StochasticWeightAveraging(WeightAveraging):
             )
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        """Set the epoch's rate."""
         epochs = trainer.current_epoch - self._start
         if epochs < 0:
             return
@@ -85,7 +83,6 @@ class StochasticWeightAveraging(WeightAveraging):
         rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Add the epoch's last weights to the average."""
         if trainer.current_epoch >= self._start:
             self._update(task, None)
 
@@ -111,7 +108,6 @@ class StochasticWeightAveraging(WeightAveraging):
         return super().state_dict() | {"start": self._start, "start_lrs": self._start_lrs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them."""
         super().load_state_dict(state_dict)
         self._start, self._start_lrs = state_dict["start"], state_dict["start_lrs"]
 

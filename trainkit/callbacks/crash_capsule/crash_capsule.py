@@ -52,14 +52,12 @@ class CrashCapsule(Callback):
         self._late: AsyncLosses | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Reset."""
         self._ring.clear()
         self.written, self._failed, self._was_bad = [], False, False
         self._late = AsyncLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Record the start of a step."""
         state = trainer.state
         with allowed_read():  # only fp16 reads its scale, and the last update waited for it already
             scaler = trainer.precision.scaler.state_dict()
@@ -72,7 +70,6 @@ class CrashCapsule(Callback):
         self._buffers.update()
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Record a microbatch and the random states before it."""
         record, pieces, target = self._ring[-1], trainer.state.oom_pieces, task._log_target
         if pieces != record.pieces:  # the step is repeated
             record.pieces = pieces
@@ -81,7 +78,6 @@ class CrashCapsule(Callback):
         record.taken.append(Taken(batch, target.num_samples, batch_idx, raw_random()))
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
-        """Record its loss."""
         taken = self._ring[-1].taken[-1]
         taken.loss = loss.detach().clone()  # a CUDA graph overwrites it with the next loss
         self._losses.add(loss, taken.num_samples, self._ring[-1].pieces)
@@ -93,7 +89,6 @@ class CrashCapsule(Callback):
             self._look(trainer, task, self._losses.ready())
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Check again."""
         self._look(trainer, task, self._losses.ready())
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
@@ -126,13 +121,7 @@ class CrashCapsule(Callback):
             self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
 
     def keep_step(self, trainer: RunView, step: int, why: str) -> bool:
-        """Write a step that is still in memory; return whether it was written. Waits for the device.
-
-        Args:
-            trainer: the run.
-            step: the number of steps before it.
-            why: reason, for the manifest and the user.
-        """
+        """Write the step after `step` steps if it is still in memory; return whether it was written. Waits for the device."""
         record = next((record for record in self._ring if record.step == step), None)
         folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
         if record is None or str(folder) in self.written or len(self.written) >= self.max_capsules:

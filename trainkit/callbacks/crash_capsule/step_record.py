@@ -64,7 +64,6 @@ def raw_random() -> tuple[Any, ...]:
 
 
 def _as_plain(raw: tuple[Any, ...]) -> dict[str, Any]:
-    """Convert random states to the form in a checkpoint."""
     before = random_state()
     torch.set_rng_state(raw[0])
     if raw[1] is not None:

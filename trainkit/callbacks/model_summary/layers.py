@@ -57,12 +57,6 @@ def layer_of(name: str, kind: str, own: list[nn.Parameter]) -> Layer:
 def run(task: Task, layers: list[Layer], args: tuple[Any, ...], precision: Precision) -> None:
     """Run `task(*args)` in eval mode without gradients and fill in shapes and FLOPs; all state is restored afterwards.
 
-    Args:
-        task: its modules' modes, its buffers and the random states are restored.
-        layers: layers of this task.
-        args: arguments of its forward, on its device.
-        precision: precision of the forward.
-
     Raises:
         Exception: any exception of forward.
     """

@@ -81,14 +81,7 @@ class ModelSummary(Callback):
 
 
 def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
-    """Print a table.
-
-    Args:
-        layers: the layers, the Task itself first.
-        rows: number of samples of the forward.
-        num_bytes: size of parameters and buffers.
-        why: why there are no shapes; "" if there are.
-    """
+    """Print a table of layers, the Task first, after a forward of `rows` samples; `why`: why there are no shapes, or ""."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
     total, *rest = layers

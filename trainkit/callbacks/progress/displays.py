@@ -48,7 +48,7 @@ def make_screen(console: Console, refresh_rate: float) -> Screen:
     return Bars(console, refresh_rate) if lives else Lines(console)
 
 
-class Lines:
+class Lines(Screen):
     """Prints a line each half minute, and one for each epoch."""
 
     def __init__(self, console: Console) -> None:
@@ -57,13 +57,11 @@ class Lines:
         self._printed = time.monotonic()
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
-        """See Screen."""
         if not self._work:
             self._printed = time.monotonic()
         self._work.append((name, total))
 
     def moved(self, done: int, rate: str, values: str) -> None:
-        """See Screen."""
         now = time.monotonic()
         if now - self._printed >= LINE_EVERY_S:
             self._printed = now
@@ -71,22 +69,19 @@ class Lines:
             self.say("  ".join(filter(None, (f"{name} {done}{f'/{total}' if total else ''}", rate, values))))
 
     def end(self) -> None:
-        """See Screen."""
         self._work.pop()
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        """See Screen."""
         self.say("  ".join([name, *(f"{key} {value:.4g}" for key, value in values.items()), rate, f"{seconds:.1f} s"]))
 
     def say(self, text: str) -> None:
-        """See Screen."""
         self._console.print(text, soft_wrap=True, markup=False)
 
     def close(self) -> None:
-        """See Screen."""
+        """Do nothing: lines leave nothing to restore."""
 
 
-class Bars:
+class Bars(Screen):
     """Shows a bar for the epoch, one for a validation within it, and a table with a row for each epoch.
 
     rich's thread draws them; a step only updates a number, at most ten times a second.
@@ -111,25 +106,22 @@ class Bars:
         self._columns: list[str] = []
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
-        """See Screen."""
         self._work.append(self._bars.add_task(name, total=total, completed=done, rate="", values=""))
         self._drawn = 0.0
 
     def moved(self, done: int, rate: str, values: str) -> None:
-        """See Screen."""
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S:
             self._drawn = now
             self._bars.update(self._work[-1], completed=done, rate=rate, values=values)
 
     def end(self) -> None:
-        """See Screen."""
         self._bars.remove_task(self._work.pop())
         self._bars.refresh()  # else the next print would draw it again
         self._drawn = 0.0
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        """See Screen. The header is printed again if the columns change; values that do not fit are printed one per line."""
+        """The header is printed again if the columns change; values that do not fit are printed one per line."""
         cells = {"": name} | {key: f"{value:.4g}" for key, value in values.items()} | {"rate": rate, "time": f"{seconds:.1f} s"}
         widths = {key: max(len(key), len(cell), 9) for key, cell in cells.items()}
         if sum(widths.values()) + 2 * len(widths) > self._console.width:  # too wide: one value per line
@@ -144,9 +136,7 @@ class Bars:
         self._bars.print(Text("  ".join(cell.rjust(widths[key]) for key, cell in cells.items())))
 
     def say(self, text: str) -> None:
-        """See Screen."""
         self._bars.print(Text(text))
 
     def close(self) -> None:
-        """See Screen."""
         self._bars.stop()

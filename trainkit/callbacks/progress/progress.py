@@ -38,12 +38,10 @@ class ProgressBar(Callback):
             self._screen = make_screen(console_of(), self.refresh_rate)
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Open the screen."""
         self._shown = {}
         self._open(trainer)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        """Start an epoch."""
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
@@ -54,18 +52,15 @@ class ProgressBar(Callback):
             self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Advance by one step."""
         if self._screen is not None:
             self._last = time.monotonic()
             self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
-        """Update the values beside the bar."""
         names = trainer.evaluator.prog_bar_names if self.metrics is None else self.metrics
         self._shown |= {name: value for name, value in metrics.items() if name in names}
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        """Show the epoch's values, rate and duration."""
         if self._screen is None:
             return
         self._screen.end()
@@ -78,23 +73,17 @@ class ProgressBar(Callback):
             self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
         self._close()
 
-    def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Close the screen, so that the error is readable."""
-        self._close()
-
-    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Close the screen if a signal ended the run."""
-        self._close()
-
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start a validation, within a fit or standalone."""
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Advance by one batch."""
-        self._evaluated()
+        if self._screen is not None:
+            self._batches += 1
+            self._screen.moved(self._batches, "", "")
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """End it; if it was within an epoch, print its values, which no epoch's row will contain."""
@@ -108,32 +97,10 @@ class ProgressBar(Callback):
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
 
     def on_test_start(self, trainer: RunView, task: Task) -> None:
-        """Start a test."""
         self._begin_evaluation(trainer, "testing")
 
-    def on_test_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """Advance by one batch."""
-        self._evaluated()
-
-    def on_test_end(self, trainer: RunView, task: Task) -> None:
-        """End the test."""
-        self._end_evaluation()
-
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
-        """Start a prediction."""
         self._begin_evaluation(trainer, "predicting")
-
-    def on_predict_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """Advance by one batch."""
-        self._evaluated()
-
-    def on_predict_end(self, trainer: RunView, task: Task) -> None:
-        """End the prediction."""
-        self._end_evaluation()
 
     def _begin_evaluation(self, trainer: RunView, name: str) -> None:
         if trainer.state.stage != "fit" and not trainer.sanity_checking:
@@ -142,22 +109,20 @@ class ProgressBar(Callback):
             self._batches = 0
             self._screen.begin(name, trainer.evaluator.num_batches)
 
-    def _evaluated(self) -> None:
-        if self._screen is not None:
-            self._batches += 1
-            self._screen.moved(self._batches, "", "")
-
-    def _end_evaluation(self) -> None:
+    def _end_evaluation(self, *_: Any, **__: Any) -> None:
         if self._screen is not None:
             self._screen.end()
 
-    def _close(self) -> None:
+    on_test_end = on_predict_end = _end_evaluation
+
+    def _close(self, *_: Any, **__: Any) -> None:
         if self._screen is not None:
             self._screen.close()
             self._screen = None
 
+    on_exception = teardown = _close  # an error is readable, and a signal leaves no bar behind
+
     def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
-        """Select the values to be shown among these names."""
         return {
             name: value
             for name, value in trainer.callback_metrics.items()

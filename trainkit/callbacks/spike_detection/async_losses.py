@@ -17,9 +17,6 @@ class AsyncLosses:
 
     On the CPU it is available at once. On a GPU it is copied to pinned memory after the step's own work and arrives some steps
     later; nothing waits for it.
-
-    Args:
-        device: the device of the losses.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -74,7 +74,6 @@ class SpikeDetection(Callback):
         self._late: AsyncLosses | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Reset."""
         if stage == "fit":
             self.spikes, self._usual, self._late = [], LossBaseline(*self._rule), None
             self._was_bad = False
@@ -87,7 +86,6 @@ class SpikeDetection(Callback):
         self._places[state.global_step] = (state.current_epoch, state.step_in_epoch)
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
-        """Add a microbatch's loss."""
         target = task._log_target
         assert target is not None, "the loop has set it"
         self._losses(trainer).add(loss, target.num_samples, trainer.state.oom_pieces)
@@ -107,7 +105,6 @@ class SpikeDetection(Callback):
                 trainer.request_stop("; ".join(reasons[:4]))
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Check the last losses."""
         self._look(trainer, self._losses(trainer).drain())
 
     def state_dict(self) -> dict[str, Any]:

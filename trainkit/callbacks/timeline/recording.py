@@ -27,11 +27,6 @@ class Recording:
     Time runs from mark to mark; each mark names the part that ended there. If the disk fails, this rank's file ends, and
     nothing else.
 
-    Args:
-        trainer: the run that is recorded.
-        folder: folder of this recording.
-        torch_profiler: run torch's profiler too.
-
     Attributes:
         updated: whether the update of the current step is done.
     """
@@ -169,7 +164,6 @@ class Recording:
         self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
 
     def _by_device(self) -> list[Event]:
-        """Return the parts of the steps by the device's clock."""
         if not self._on_gpu:
             return []
         torch.cuda.synchronize()

@@ -96,7 +96,6 @@ class Timeline(Callback):
         return self._recording is None and self._request.exists()
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Start or end a recording between two steps."""
         if self._recording is not None:
             self._recording.end_step()
             if trainer.global_step >= self._until:
@@ -137,17 +136,14 @@ class Timeline(Callback):
             trainer.say(f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}")
 
     def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Mark the arrival of the batch."""
         if self._recording is not None:
             self._recording.mark("data")
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
-        """Mark the end of forward."""
         if self._recording is not None:
             self._recording.mark("forward")
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
-        """Mark the end of backward."""
         if self._recording is not None:
             self._recording.mark("backward")
 
@@ -168,17 +164,14 @@ class Timeline(Callback):
             self._recording.mark("optimizer" if not self._recording.updated else within)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Mark the end of the validation."""
         if self._recording is not None:
             self._recording.mark("validation")
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Mark the end of the update."""
         if self._recording is not None:
             self._recording.mark("optimizer" if not self._recording.updated else "hooks")
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """End a running recording."""
         if self._recording is not None:
             self._recording.end_step(is_last=True)
             self._finish(trainer)
@@ -189,7 +182,6 @@ class Timeline(Callback):
             )
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        """Merge the files of each recording into one."""
         if trainer.is_global_zero:
             for folder in recordings(trainer.run_dir):
                 if (folder / WHOLE).exists():

@@ -82,9 +82,7 @@ def find_stall(notes: Mapping[int, Note], silent: Mapping[int, float], world_siz
     """Name the ranks that block the others, or return None if none does.
 
     Args:
-        notes: notes by rank.
         silent: seconds since each note changed.
-        world_size: number of ranks.
         timeout_s: time that a rank may wait for others before a rank without progress counts as hung.
     """
     speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < timeout_s]

@@ -54,51 +54,17 @@ class Watchdog(Callback):
             self._watch.start()
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop the thread."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
 
-    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_after_backward(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
-        """Count progress."""
-        self._count_progress(trainer)
-
-    def _count_progress(self, trainer: RunView) -> None:
+    def _count_progress(self, trainer: RunView, *_: Any, **__: Any) -> None:
         here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
+
+    on_train_step_start = on_train_batch_start = on_after_backward = on_before_zero_grad = on_train_step_end = _count_progress
+    on_validation_batch_start = on_validation_end = on_save_checkpoint = on_save_checkpoint_end = _count_progress
 
 
 class _Watch(threading.Thread):
@@ -121,7 +87,6 @@ class _Watch(threading.Thread):
         self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
 
     def run(self) -> None:
-        """See Thread."""
         here, rounds_s = self._engine.heartbeat, min(_LONGEST_S, self._timeout_s / _ROUNDS)
         progress, since = here.progress, time.monotonic()
         while not self._ended.wait(rounds_s):
