@@ -49,8 +49,8 @@ HOMES = {
     ],
     "torch.distributed": ["engine/ddp/collectives.py", "engine/ddp/reduce.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
-    "hydra": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
-    "omegaconf": ["config/compose.py", "config/instantiate.py", "cli/*.py"],
+    "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
+    "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py"],
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["export/onnx.py"],
     "wandb": ["loggers/wandb.py"],

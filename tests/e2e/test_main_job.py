@@ -45,16 +45,18 @@ def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Comma
 @pytest.mark.parallel
 def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, tmp_path: Path) -> None:
     """validate and test print the values of the run's end at any number of ranks; predict writes every sample once."""
-    assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1").code == 0
+    assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1 task.model.width=48").code == 0
     rows = read_rows(tmp_path / "here")
     accuracy = next(f"{float(row['val/acc']):.6g}" for row in rows if row["val/acc"])
-    validated = command("horovodrun -np 2 python -m trainkit validate conf=mlp ckpt_path=last run_dir=here")
+    validated = command("horovodrun -np 2 python -m trainkit validate ckpt_path=last run_dir=here")
     assert validated.code == 0, validated.text
     assert f" {accuracy} " in validated.out
-    tested = command("python -m trainkit test conf=mlp ckpt_path=best run_dir=here")
+    tested = command("python -m trainkit test conf=mlp run_dir=here data.batch_size=16")
     assert "test/acc" in tested.out
+    assert "data.batch_size: 32 -> 16" in tested.out
+    assert "->" not in validated.out
     assert f" {accuracy} " in tested.out
-    predicted = command("torchrun --nproc-per-node 2 -m trainkit predict conf=mlp ckpt_path=last run_dir=here")
+    predicted = command("torchrun --nproc-per-node 2 -m trainkit predict ckpt_path=here/checkpoints/last")
     assert "12 batches of predictions are in here/predictions" in predicted.out, predicted.text
     assert sum(len(batch) for batch in trainkit.read_predictions(tmp_path / "here" / "predictions")) == 360
 

@@ -92,7 +92,6 @@ class ModelCheckpoint(Callback):
         # Without a value to compare, the newest is the best.
         self._retention = Retention(Retained("max" if monitor is None else mode, save_top_k, save_last))
         self._saved = _NEVER
-        self._had_finite = True
 
     @property
     def best_model_path(self) -> str:
@@ -196,7 +195,8 @@ class ModelCheckpoint(Callback):
         early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
         name, score = _fill(self.filename, trainer, early) + end, self._score(trainer, early)
         retention = self._retention
-        before = retention.plan(name, score, again, self._may_be_best(trainer, name))
+        is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(self.monitor, trainer)
+        before = retention.plan(name, score, again, is_finite)
         self._saved = _Saved(here, score, trainer.coordinator.now)
         is_retained = name in retention.names.scores
         if not self.save_last and not always and not trainer.engine.comm.broadcast_object(is_retained):
@@ -206,14 +206,6 @@ class ModelCheckpoint(Callback):
         removed = [old for old in retention.dropped if old not in retention.names.scores]
         changes = Changes({link: target for link, target in links.items() if target}, removed)
         retention.begin(name, before, trainer.checkpoints.save(self.store, name, self.save_weights_only, changes))
-
-    def _may_be_best(self, trainer: RunView, name: str) -> bool:
-        """Return, on all ranks alike, whether weights and monitored value are finite; report weights that are not."""
-        was_finite, self._had_finite = self._had_finite, trainer.checkpoints.weights_are_finite()
-        if was_finite and not self._had_finite:
-            trainer.say(f"WARNING: the weights of checkpoint {name} are not finite, so it is not taken for the best one.")
-        monitored = 0.0 if self.monitor is None else trainer.callback_metrics.get(self.monitor, 0.0)
-        return self._had_finite and math.isfinite(monitored)
 
     def save_now(self, trainer: RunView) -> bool:
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
@@ -248,6 +240,10 @@ class ModelCheckpoint(Callback):
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
         return trainer.callback_metrics[self.monitor]
+
+
+def _is_finite(monitor: str | None, trainer: RunView) -> bool:
+    return monitor is None or math.isfinite(trainer.callback_metrics.get(monitor, 0.0))
 
 
 def _check_filename(filename: str) -> str:

@@ -51,6 +51,7 @@ class CheckpointManager:
         self._contents: Contents | None = None
         self._undo: StepUndo | None = None
         self._held_parts: dict[str, Any] | None = None
+        self._was_finite = True
 
     def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
         """Take the parts of a run that was built."""
@@ -108,11 +109,18 @@ class CheckpointManager:
             outcome.set_result(True)
         return outcome
 
-    def weights_are_finite(self) -> bool:
-        """Return, on all ranks alike, whether no weight is NaN or infinite. Waits for the device. Call it on all ranks."""
+    def has_finite_weights(self, name: str) -> bool:
+        """Return, on all ranks alike, whether no weight is NaN or infinite; report the first checkpoint that has one.
+
+        Waits for the device. Call it on all ranks.
+        """
         weights = [p.detach() for p in self.contents.task.parameters() if p.is_floating_point() and p.numel()]
         bad = int(bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf)))
-        return not (bad if self.saves_alone else self._engine.comm.sum_number(bad))
+        is_finite = not (bad if self.saves_alone else self._engine.comm.sum_number(bad))
+        if self._was_finite and not is_finite:
+            self._say(f"WARNING: the weights of checkpoint {name} are not finite, so it is not taken for the best one.")
+        self._was_finite = is_finite
+        return is_finite
 
     def rank_parts(self) -> dict[str, Any]:
         """Return what is saved of this rank alone. Waits for the device if values are still being computed."""

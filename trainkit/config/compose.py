@@ -146,7 +146,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
 def _find_conf(conf: str | None, folders: Sequence[Path]) -> str:
     names = list_confs(folders)
     if conf is None:
-        raise ConfigError(f"conf is missing. Give conf=NAME; there are {', '.join(names)}.")
+        raise ConfigError(f"conf is missing. Give conf=NAME; there are {', '.join(names)}. Or name a run: run_dir=RUN.")
     name = conf.removesuffix(".yaml")
     if not any((folder / f"{name}.yaml").is_file() for folder in folders):
         raise ConfigError(

@@ -18,7 +18,7 @@ from trainkit.errors import ConfigError
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
 _NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "trust")
-_NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf")
+_NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
 
 
@@ -90,7 +90,7 @@ _NONE = "(not set)"
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(values, Mapping) and values:
+    if isinstance(values, Mapping):
         return {key: value for name, part in values.items() for key, value in _flat(part, f"{prefix}.{name}").items()}
     return {prefix.lstrip("."): values}
 

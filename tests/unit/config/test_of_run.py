@@ -1,0 +1,95 @@
+"""Commands on an existing run start from the run's own config, and say what the command line changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.cli.run import main
+from trainkit.config.compose import Job
+
+_RUN = ["conf=mlp", "run_dir=r", "task.model.width=48", "data.batch_size=20", "seed=5"]
+
+
+def job_of(command: str, *arguments: str) -> Job:
+    """Return the job that a command line makes."""
+    jobs: list[Job] = []
+    assert main(command, arguments, jobs.append) == 0
+    return jobs[0]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder `r` of a run, with its files and two checkpoints, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "r"
+    for name, text in job_of("fit", *_RUN, "trainer.lr_warmup_steps=3").files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in ("best", "last"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    return folder
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    """Return the keys at the top whose values differ."""
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+
+@pytest.mark.parametrize("arguments", [["run_dir=r"], ["run_dir=r", "conf=mlp"], ["ckpt_path=r/checkpoints/best"]])
+def test_an_evaluation_has_the_runs_config(arguments: list[str], run_dir: Path) -> None:
+    """Every setting of the run holds, also if its conf is named again; the weights are the best ones."""
+    job = job_of("validate", *arguments)
+    assert differing(job.config, job_of("fit", *_RUN, "trainer.lr_warmup_steps=3").config) == {"ckpt_path"}
+    assert job.config["ckpt_path"] in ("best", "r/checkpoints/best")
+    assert job.notes == ()
+
+
+def test_changes_are_named_key_by_key(run_dir: Path) -> None:
+    """An override changes what refers to its key too, and each change is named with both values."""
+    job = job_of("test", "run_dir=r", "data.batch_size=8", "ckpt_path=last", "optimizer.momentum=0.5")
+    assert set(job.notes) == {
+        "data.batch_size: 20 -> 8",
+        "optimizer.momentum: 0.9 -> 0.5",
+        "task.optimizer.momentum: 0.9 -> 0.5",
+    }
+    assert job.config["ckpt_path"] == "last"
+
+
+def test_a_group_is_replaced_as_a_whole(run_dir: Path) -> None:
+    """Nothing of the run's data is left in other data."""
+    job = job_of("predict", "run_dir=r", "data=synthetic", "data.num_samples=64")
+    plain = job_of("fit", "conf=mlp", "data=synthetic", "data.num_samples=64").config["data"]
+    assert job.config["data"].keys() == plain.keys()
+    assert (job.config["data"]["num_samples"], job.config["data"]["batch_size"]) == (64, plain["batch_size"])
+    assert "data._target_: recipes.digits.Digits -> recipes.synthetic.Synthetic" in job.notes
+
+
+def test_another_conf_replaces_the_runs(run_dir: Path) -> None:
+    """If the command line names another config, it holds, and the differences are named."""
+    job = job_of("validate", "conf=resnet18", "run_dir=r", "ckpt_path=null")
+    assert job.config["task"] == job_of("fit", "conf=resnet18").config["task"]
+    assert any(note.startswith("seed: 5 -> ") for note in job.notes)
+    assert job.config["ckpt_path"] is None
+
+
+def test_a_fit_resumes_with_the_runs_config(run_dir: Path) -> None:
+    """Without a conf a fit in a run's folder has the run's config; with one, the command line alone holds."""
+    assert job_of("fit", "run_dir=r", "resume=auto").config["data"]["batch_size"] == 20
+    assert job_of("fit", "conf=mlp", "run_dir=r").config["data"]["batch_size"] == 32
+
+
+def test_trust_is_not_taken_from_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's folder may come from anywhere: what it trusts is left out."""
+    with (run_dir / ".hydra" / "config.yaml").open("a") as file:
+        file.write("trust: [os]\n")
+    assert not job_of("validate", "run_dir=r").config.get("trust")
+
+
+def test_a_broken_config_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is no config ends the command with code 2 and its name."""
+    (run_dir / "config.yaml").write_text("a: [1\n")
+    assert main("validate", ["run_dir=r"]) == 2
+    assert "r/config.yaml cannot be read" in capsys.readouterr().err
