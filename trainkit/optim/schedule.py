@@ -28,6 +28,7 @@ from trainkit.optim.forms import ScheduleConfig
 _GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
+_IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")  # of a group: no settings of training
 
 
 class LearningRates:
@@ -52,7 +53,9 @@ class LearningRates:
         self._momenta = None if momentum_correction else self._read_momenta()
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
-        self._scale(self._contract.lr_factor)
+        self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
+        self.changes: list[str] = []  # of the user's settings since the checkpoint
+        self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
 
@@ -75,18 +78,21 @@ class LearningRates:
         # Not cached: optimizer.load_state_dict replaces the groups' dicts.
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def _scale(self, factor: float) -> None:
-        self._scheduled = [lr * factor for lr in self._scheduled]
-        for group in self.groups:
+    def _scale(self, factors: Sequence[float]) -> None:
+        """Multiply all rates of each group by its factor."""
+        self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
+        for group, factor in zip(self.groups, factors, strict=True):
             for name in _GROUP_RATES:
                 if name in group:
                     group[name] *= factor
+        of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
         for scheduler in _with_inner(config.scheduler for config in self._schedules):
+            own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
             for name in _SCHEDULER_RATES:
                 if hasattr(scheduler, name):
-                    setattr(scheduler, name, [lr * factor for lr in getattr(scheduler, name)])
+                    setattr(scheduler, name, [lr * factor for lr, factor in zip(getattr(scheduler, name), own, strict=True)])
             if hasattr(scheduler, _SCHEDULER_RATE):
-                setattr(scheduler, _SCHEDULER_RATE, getattr(scheduler, _SCHEDULER_RATE) * factor)
+                setattr(scheduler, _SCHEDULER_RATE, getattr(scheduler, _SCHEDULER_RATE) * own[0])
 
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
@@ -101,7 +107,7 @@ class LearningRates:
         """Update the factor if the accumulation changes with this epoch."""
         before, self._contract = self._contract.lr_factor, self._whole.at(epoch)
         if self._contract.lr_factor != before:
-            self._scale(self._contract.lr_factor / before)
+            self._scale([self._contract.lr_factor / before] * len(self.user_lrs))
             self.apply(steps_taken)
 
     def after_step(self, steps_taken: int) -> None:
@@ -178,10 +184,11 @@ class LearningRates:
             "factor": self._contract.lr_factor,
             "last": self._last,
             "held": self._held,
+            "given": self._given,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
-        """Restore them; if this run's factor differs (number of ranks, global batch), the rates follow it.
+        """Restore them; the rates follow this run's factor (number of ranks, global batch) and its optimizers' settings.
 
         Raises:
             CheckpointError: the number of schedulers differs.
@@ -196,8 +203,29 @@ class LearningRates:
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
         self._held = state.get("held", False)
         if state["factor"] != self._contract.lr_factor:
-            self._scale(self._contract.lr_factor / state["factor"])
+            self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
+        self._adopt(state.get("given", self._given))
         self.apply(steps_taken)
+
+    def _adopt(self, before: Sequence[Mapping[str, Any]]) -> None:
+        """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user has changed them."""
+        found, factors = dict[str, None](), [1.0] * len(self._given)
+        for i, (old, new, group) in enumerate(zip(before, self._given, self.groups, strict=False)):
+            for name in (name for name in new if name in old and old[name] != new[name]):
+                found[f"{name} {old[name]} -> {new[name]}"] = None
+                if name != "lr":
+                    group[name] = tuple(new[name]) if isinstance(new[name], list) else new[name]
+                elif old[name]:
+                    factors[i] = new[name] / old[name]
+        self.changes = list(found)
+        if self.changes:
+            self._scale(factors)
+
+
+def _settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
+    """Return the plain settings of a group as the user gave them."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _plain(value)}
+    return {name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *_GROUP_RATES)} | {"lr": lr}
 
 
 def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:

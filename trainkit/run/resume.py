@@ -78,7 +78,7 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
 
 def _compare_plans(run: Run, saved: BatchPlan) -> None:
     """Print the changes since the checkpoint; inside an epoch, find the step that its samples led to."""
-    state, changes = run.state, saved.differences(run.batch_plan)
+    state, changes = run.state, [*saved.differences(run.batch_plan), *run.rates.changes]
     before, now = saved.at(state.current_epoch), run.batch_plan.at(state.current_epoch)
     known = before.global_batch_size is not None and now.global_batch_size is not None
     sizes = (before.global_batch_size, now.global_batch_size) if known else (before.accumulate, now.accumulate)

@@ -198,3 +198,28 @@ def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path,
     quiet(tmp_path, accumulate_grad_batches=4).fit(Keep(), Stream(), ckpt_path="last")
     assert seen == list(range(4, 20))
     assert "step 1 of the epoch comes next, 2 microbatches of each rank of it for the second time" in capsys.readouterr().out
+
+
+class Decaying(Line):
+    """A Line whose rate halves with each epoch."""
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD and the schedule."""
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+def test_other_settings_of_the_optimizer_hold_from_the_checkpoint_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that resumes with another rate and weight decay trains with them, continues the schedule, and says so."""
+    saved = quiet(tmp_path, callbacks=ModelCheckpoint(), max_epochs=2)
+    saved.fit(Decaying(lr=0.1, weight_decay=0.01), loader(8))
+    recorder, task = Recorder(), Decaying(lr=0.01, weight_decay=0.02)
+    quiet(tmp_path, callbacks=recorder, max_epochs=4).fit(task, loader(8), ckpt_path="last")
+    assert recorder.lrs == pytest.approx([0.0025, 0.0025, 0.00125, 0.00125])
+    assert "Changed since the checkpoint: lr 0.1 -> 0.01; weight_decay 0.01 -> 0.02." in capsys.readouterr().out
+    before, same = Decaying(lr=0.1, weight_decay=0.01), Recorder()
+    quiet(tmp_path, callbacks=same, max_epochs=3).fit(before, loader(8), ckpt_path="last")
+    assert same.lrs == pytest.approx([0.025, 0.025])
+    assert "Changed since" not in capsys.readouterr().out
