@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import trainkit
-from trainkit.checkpoint import stateful
+from trainkit.run import parts
 from trainkit.launch.environment import read_launcher
 
 UNSEEDED = torch.Generator()
@@ -29,7 +29,7 @@ class Mine(trainkit.Task):
         self.model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.fault, self.counter, self.generator = fault, 0, torch.Generator().manual_seed(1)
         if fault == "rank 1" and read_launcher().rank == 1:
-            stateful.set_random_state = lambda state: None  # as if the checkpoint did not have it
+            parts.set_random_state = lambda state: None  # as if the checkpoint did not have it
 
     def training_step(self, batch, batch_idx):
         x, y = batch
