@@ -20,7 +20,7 @@ from trainkit.launch.environment import read_launcher
 
 UNSEEDED = torch.Generator()
 UNSEEDED.seed()
-restore = stateful.set_random_state
+restore = parts.set_random_state
 
 
 class Mine(trainkit.Task):
