@@ -18,7 +18,6 @@ engine/horovod/engine.py); `trainer.assert_no_sync` checks it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from functools import partial
 
 from trainkit.api.task import LogTarget, loss_of
@@ -26,7 +25,7 @@ from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
-from trainkit.run.run import Run
+from trainkit.run.run import Run, keep_values
 
 
 def fit(run: Run) -> None:
@@ -43,6 +42,7 @@ def train_epoch(run: Run) -> None:
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.hooks("on_train_epoch_start")
+    run.step.metrics.begin(state.step_in_epoch > 0)
     if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
         stopped = _train_steps(run, validates)
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(state.current_epoch)
@@ -57,6 +57,8 @@ def train_epoch(run: Run) -> None:
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
         run.rates.after_epoch(state.current_epoch + 1, state.num_updates, state.epoch_values, complete)
+        run.step.metrics.bring_back()
+        run.hooks.log.objects = run.step.metrics  # finished by the hook
         run.hooks("on_train_epoch_end")
         state.next_epoch()
 
@@ -86,6 +88,8 @@ def end_step(run: Run, validates: bool) -> None:
         validate(run)
     state.step_open = False
     run.hooks("on_train_step_end")
+    if run.hooks.log.values:
+        _log_of_hooks(run)
 
 
 def train_step(run: Run, step: Step) -> None:
@@ -163,7 +167,7 @@ def finish_gradients(run: Run, step: Step) -> None:
 
 def validate(run: Run) -> None:
     """Evaluate on the validation data of all ranks, if there are any."""
-    _keep(run, run.evaluator.validate())
+    keep_values(run, run.evaluator.validate())
     run.state.validated_at = run.state.global_step
 
 
@@ -180,12 +184,16 @@ def _report_epoch(run: Run) -> None:
     # The values of an unfinished epoch are retained: a run with a higher limit may resume from here.
     if run.engine.ranks.is_main:
         run.step.watch.report()
-    values = run.step.log.epoch_values(run.engine.comm.all_gather_object, keep=not run.state.epoch_done)
+    gather, ends = run.engine.comm.all_gather_object, run.state.epoch_done
+    values = run.step.log.epoch_values(gather, not ends, run.step.metrics)
+    run.step.metrics.set_aside()
     if values:
-        _keep(run, values)
+        keep_values(run, values)
         run.log_metrics(values)
 
 
-def _keep(run: Run, values: Mapping[str, float]) -> None:
-    run.callback_metrics.put(values, run.global_step)
-    run.state.epoch_values.update(values)
+def _log_of_hooks(run: Run) -> None:
+    """Log what hooks of this step have logged, if the step is logged."""
+    if run.global_step % run.options.limits.log_every_n_steps == 0 and run.is_global_zero:
+        run.log_metrics(run.hooks.log.take_step())
+    run.hooks.log.values.clear()

@@ -11,7 +11,7 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.api.task_hooks import TASK_HOOKS
 
-NOT_HOOKS = {"state_dict", "load_state_dict"}
+NOT_HOOKS = {"state_dict", "load_state_dict", "log", "log_dict"}
 HOOKS = [n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_") and n not in NOT_HOOKS]
 
 # Two epochs of two steps of two microbatches, a validation batch after each epoch, one before all.
@@ -20,8 +20,10 @@ FIT = [
     "on_fit_start",
     "on_sanity_check_start",
     "on_validation_start",
+    "on_validation_epoch_start",
     "on_validation_batch_start",
     "on_validation_batch_end",
+    "on_validation_epoch_end",
     "on_validation_end",
     "on_sanity_check_end",
     "on_train_start",
@@ -52,8 +54,10 @@ FIT = [
     "on_train_step_end",
     # validation
     "on_validation_start",
+    "on_validation_epoch_start",
     "on_validation_batch_start",
     "on_validation_batch_end",
+    "on_validation_epoch_end",
     "on_metrics",
     "on_validation_end",
     "on_train_epoch_end",
@@ -81,8 +85,10 @@ FIT = [
     "on_metrics",
     "on_train_step_end",
     "on_validation_start",
+    "on_validation_epoch_start",
     "on_validation_batch_start",
     "on_validation_batch_end",
+    "on_validation_epoch_end",
     "on_metrics",
     "on_validation_end",
     "on_train_epoch_end",
@@ -118,7 +124,8 @@ def test_the_hooks_of_an_evaluation(tmp_path: Path, entry: str, kind: str) -> No
     trainer = quiet(tmp_path, callbacks=spy(Callback, HOOKS, calls))
     getattr(trainer, entry)(Line(), loader(8))
     batch = [f"on_{kind}_batch_start", f"on_{kind}_batch_end"]
-    assert calls == ["setup", f"on_{kind}_start", *batch, *batch, f"on_{kind}_end", "teardown"]
+    start, end = [f"on_{kind}_start", f"on_{kind}_epoch_start"], [f"on_{kind}_epoch_end", f"on_{kind}_end"]
+    assert calls == ["setup", *start, *batch, *batch, *end, "teardown"]
 
 
 def test_a_tasks_hooks_come_after_the_callbacks(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
+from trainkit.errors import TaskError
 
 
 class Callback:
@@ -18,23 +20,40 @@ class Callback:
             each step:  on_train_step_start
                 each batch:  on_train_batch_start, on_before_backward, on_after_backward, on_train_batch_end
                 on_before_optimizer_step, on_before_zero_grad, on_train_step_end
-            on_validation_start, on_validation_batch_start/end, on_validation_end
+            on_validation_start, on_validation_epoch_start, on_validation_batch_start/end, on_validation_epoch_end,
+                on_validation_end
             on_train_epoch_end
         on_train_end, on_fit_end, teardown
 
     `on_exception` is called if the run ends with an error; not if a signal ends it (trainkit.Preempted).
 
+    Every hook may log: `self.log("name", value)`, see Task.log.
+
     Attributes:
+        monitors: its hooks run after the Task's, and see the values that hooks have logged.
         runs_last: its hooks run after those of all others, the Task's included.
         uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
         is_step_clock: `step_clock_of(trainer)` returns it.
         ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
     """
 
+    monitors = False
     runs_last = False
     uses_step_clock = False
     is_step_clock = False
     ends_run = False
+    _task: Task | None = None
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Log a value, as the Task's `log` does."""
+        if self._task is None:
+            raise TaskError(f"{type(self).__name__}.log('{name}', ...): no Trainer runs this callback yet. Log in its hooks.")
+        self._task.log(name, value, **options)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several values with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Before anything of `stage` ("fit", "validate", "test", "predict") runs."""
@@ -93,6 +112,12 @@ class Callback:
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Before a validation."""
 
+    def on_validation_epoch_start(self, trainer: RunView, task: Task) -> None:
+        """Right after on_validation_start."""
+
+    def on_validation_epoch_end(self, trainer: RunView, task: Task) -> None:
+        """After the last batch; metric objects of the Task hold the samples of all ranks."""
+
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """After a validation; `trainer.callback_metrics` holds its values."""
 
@@ -107,6 +132,12 @@ class Callback:
     def on_test_start(self, trainer: RunView, task: Task) -> None:
         """Before a test."""
 
+    def on_test_epoch_start(self, trainer: RunView, task: Task) -> None:
+        """Right after on_test_start."""
+
+    def on_test_epoch_end(self, trainer: RunView, task: Task) -> None:
+        """After the last batch; metric objects of the Task hold the samples of all ranks."""
+
     def on_test_end(self, trainer: RunView, task: Task) -> None:
         """After a test."""
 
@@ -120,6 +151,12 @@ class Callback:
 
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
         """Before a prediction."""
+
+    def on_predict_epoch_start(self, trainer: RunView, task: Task) -> None:
+        """Right after on_predict_start."""
+
+    def on_predict_epoch_end(self, trainer: RunView, task: Task) -> None:
+        """After the last batch; metric objects of the Task hold the samples of all ranks."""
 
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """After a prediction."""

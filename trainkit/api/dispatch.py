@@ -1,6 +1,8 @@
 """Calls hooks: of each callback in the order of the list, then of the Task. Only overridden hooks cost anything.
 
-Callbacks with `runs_last` come after the Task: a checkpoint must contain the Task's changes.
+After the Task come the callbacks that monitor values, since hooks may log, and then those with `runs_last`: a checkpoint must
+contain the changes of all others. The values that a hook of an epoch or of the whole run logs are combined between the two
+groups.
 """
 
 from __future__ import annotations
@@ -15,13 +17,23 @@ from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
 from trainkit.api.view import RunView
 from trainkit.errors import ConfigError, TaskError, did_you_mean
+from trainkit.metrics.hook_log import HookLog
+
+# Hooks of an epoch or of a whole run: what they log is combined over the ranks, which all call them.
+_SPANS = ("fit", "sanity_check", "train", "train_epoch")
+_EVALUATIONS = ("validation", "test", "predict", "validation_epoch", "test_epoch", "predict_epoch")
+_LOGGED = {f"on_{what}_{end}" for what in (*_SPANS, *_EVALUATIONS) for end in ("start", "end")}
+
+
+def _place(callback: Callback) -> int:
+    return 2 if callback.runs_last else int(callback.monitors)
 
 
 class Hooks:
     """A table from a hook's name to the methods that implement it."""
 
-    def __init__(self, trainer: RunView, task: Task, callbacks: Sequence[Callback]) -> None:
-        """Collect the overridden hooks.
+    def __init__(self, trainer: RunView, task: Task, callbacks: Sequence[Callback], log: HookLog | None = None) -> None:
+        """Collect the overridden hooks; `log` takes the values that they log.
 
         Raises:
             ConfigError: a callback has a method that looks like a hook and is none.
@@ -32,19 +44,20 @@ class Hooks:
             if stray := _stray_hook(type(callback), names):
                 raise ConfigError(_no_hook(type(callback), stray, "Callback", names))
         _check_task(task, names)
+        self.log = log or HookLog(lambda value: [value], lambda values: None)
         self._table: dict[str, list[Callable[..., Any]]] = {}
+        for callback in callbacks:
+            callback._task = task
         for name in names:
-            first, last = (
-                [
-                    functools.partial(getattr(callback, name), trainer, task)
-                    for callback in callbacks
-                    if getattr(type(callback), name) is not getattr(Callback, name) and callback.runs_last is runs_last
-                ]
-                for runs_last in (False, True)
-            )
-            of_task = name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name)
-            found: list[Callable[..., Any]] = [*first, *([getattr(task, name)] if of_task else []), *last]
-            if found:
+            overriding = [c for c in callbacks if getattr(type(c), name) is not getattr(Callback, name)]
+            groups: list[list[Callable[..., Any]]] = [[], [], []]
+            for callback in overriding:
+                groups[_place(callback)].append(functools.partial(getattr(callback, name), trainer, task))
+            if name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name):
+                groups[0].append(getattr(task, name))
+            if name in _LOGGED:
+                groups[0].append(self.log.flush)
+            if found := [*groups[0], *groups[1], *groups[2]]:
                 self._table[name] = found
         self._calls = self._table
 

@@ -17,16 +17,9 @@ TRAINER_ARGUMENTS: dict[str, str] = {
 }
 
 LOG_ARGUMENTS: dict[str, str] = {
-    "sync_dist": "leave it out: an epoch's value is always exact over the samples of all ranks.",
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
-    "rank_zero_only": "leave it out: all ranks' samples count, and rank 0 writes.",
-    "logger": "leave it out: logged values go to each logger.",
-    "add_dataloader_idx": "leave it out: values of several loaders always carry the loader's number.",
-    "enable_graph": "leave it out: a logged value holds no graph.",
-    "metric_attribute": "leave it out: a torchmetrics object is recognised.",
 }
 
-_ONE_PASS = "An evaluation is one pass over the data: use "
 _TO_DEVICE = (
     "Give the batch's class a to(device) of its own, or change batches in the loader's collate_fn (before they are on the "
     "device) or in training_step (on it)."
@@ -36,14 +29,6 @@ _OWN_UPDATE = (
 )
 
 TASK_METHODS: dict[str, str] = {
-    "on_validation_epoch_start": f"{_ONE_PASS}on_validation_start.",
-    "on_validation_epoch_end": f"{_ONE_PASS}on_validation_end. Values logged in validation_step are averaged over all samples; "
-    "a torchmetrics object is logged there as it is (self.log('val/acc', self.acc)), combined over all ranks and reset.",
-    "on_test_epoch_start": f"{_ONE_PASS}on_test_start.",
-    "on_test_epoch_end": f"{_ONE_PASS}on_test_end. Values logged in test_step are averaged over all samples; a torchmetrics "
-    "object is logged there as it is (self.log('test/acc', self.acc)), combined over all ranks and reset.",
-    "on_predict_epoch_start": f"{_ONE_PASS}on_predict_start.",
-    "on_predict_epoch_end": f"{_ONE_PASS}on_predict_end.",
     "training_epoch_end": "Use on_train_epoch_end.",
     "validation_epoch_end": "Use on_validation_end, and log in validation_step: values are averaged over all samples.",
     "test_epoch_end": "Use on_test_end, and log in test_step: values are averaged over all samples.",

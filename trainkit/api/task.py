@@ -16,7 +16,12 @@ from trainkit.api.view import RunView
 from trainkit.arguments import unknown
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
-from trainkit.metrics.objects import is_metric
+from trainkit.metrics.objects import is_collection, is_metric, latest_of
+
+_NO_STEPS = (
+    "..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. Leave both out to log the mean of "
+    "all samples."
+)
 
 
 class LogTarget(NamedTuple):
@@ -103,42 +108,48 @@ class Task(TaskHooks, DataHooks, nn.Module):
         on_epoch: bool | None = None,
         reduce_fx: Reduction = "mean",
         batch_size: int | None = None,
+        sync_dist: bool = False,
+        rank_zero_only: bool = False,
         **other: Any,
     ) -> None:
-        """Log a value; never waits for the device.
+        """Log a value. In a step of a batch the epoch's value is exact over all samples, and nothing waits for the device.
 
         Args:
             name: as "train/loss" or "val/acc".
-            value: the mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object that
-                was called or updated with the batch: combined over all ranks at the epoch's end, and reset.
+            value: a number, or a dict, vector or matrix of numbers, logged as `name/key`, `name/0`, `name/0/1`. In a step: the
+                mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object or collection
+                that was called or updated with the batch: combined over all ranks at the epoch's end, and reset. In a hook of
+                an epoch or of the run: the value as it is.
             prog_bar: show it in the progress bar.
             on_step: log this rank's value of the step, each `log_every_n_steps`; for training: an evaluation logs no steps.
                 Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
             reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
             batch_size: the weight of this value, if it is not the number of samples of the batch.
-            other: none; the error for an argument of Lightning's `log` names the replacement.
+            sync_dist: in a hook: combine the ranks' values by `reduce_fx`. Otherwise rank 0's value holds on all ranks. In a
+                step an epoch's value is combined in any case.
+            rank_zero_only: taken as Lightning writes it: a hook's value is rank 0's in any case.
+            other: none; the error for another argument names the replacement.
 
         Raises:
-            TaskError: called outside a step, or with other arguments, or the value is not one number.
+            TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs this Task.
         """
         if other:
             first, known = next(iter(other)), [*inspect.signature(Task.log).parameters][1:-1]
             raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
         target = self._log_target
         if target is None:
-            raise TaskError(
-                f"log('{name}', ...) was called outside training_step, validation_step and test_step, so there are no samples "
-                "to average it over. Log it there: an epoch's value is the mean over all samples, and a torchmetrics object "
-                "is logged as it is."
-            )
+            self.trainer.hooks.log.add(name, value, reduce_fx if sync_dist else None, prog_bar)
+            return
+        if isinstance(value, Mapping) or is_collection(value):
+            for key, part in value.items():
+                self.log(f"{name}/{key}", part, prog_bar, on_step, on_epoch, reduce_fx, batch_size)
+            return
+        value = latest_of(value)
         if is_metric(value):  # an epoch's value by default
             on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
         if on_step and on_epoch is False and target.on_epoch:
-            raise TaskError(
-                f"log('{name}', ..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. "
-                "Leave both out to log the mean of all samples."
-            )
+            raise TaskError(f"log('{name}', {_NO_STEPS}")
         target.table.add(
             name,
             value,

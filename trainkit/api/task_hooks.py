@@ -56,17 +56,35 @@ class TaskHooks:
     def on_validation_start(self) -> None:
         """Before a validation."""
 
+    def on_validation_epoch_start(self) -> None:
+        """The same, right after it."""
+
+    def on_validation_epoch_end(self) -> None:
+        """After the last batch; metric objects hold the samples of all ranks."""
+
     def on_validation_end(self) -> None:
         """After a validation."""
 
     def on_test_start(self) -> None:
         """Before a test."""
 
+    def on_test_epoch_start(self) -> None:
+        """The same, right after it."""
+
+    def on_test_epoch_end(self) -> None:
+        """After the last batch; metric objects hold the samples of all ranks."""
+
     def on_test_end(self) -> None:
         """After a test."""
 
     def on_predict_start(self) -> None:
         """Before a prediction."""
+
+    def on_predict_epoch_start(self) -> None:
+        """The same, right after it."""
+
+    def on_predict_epoch_end(self) -> None:
+        """After the last batch; metric objects hold the samples of all ranks."""
 
     def on_predict_end(self) -> None:
         """After a prediction."""

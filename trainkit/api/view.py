@@ -20,6 +20,7 @@ from trainkit.checkpoint.store import Store
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
+from trainkit.metrics.hook_log import HookLog
 from trainkit.metrics.log import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
@@ -64,6 +65,8 @@ class Commits(Protocol):
 
 class HookTable(Protocol):
     """See api/dispatch.py."""
+
+    log: HookLog
 
     def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None: ...
 

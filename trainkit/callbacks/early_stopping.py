@@ -31,6 +31,7 @@ class EarlyStopping(Callback):
             `patience` counts validations. Default: check at each epoch's end.
     """
 
+    monitors = True
     explained_arguments = {  # noqa: RUF012 - read by `checked` alone
         "verbose": "leave it out: the reason for a stop is always printed.",
         "log_rank_zero_only": "leave it out: rank 0 prints, and the value is the same on all ranks.",

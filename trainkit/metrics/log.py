@@ -15,9 +15,10 @@ from torch import Tensor
 
 from trainkit.errors import TaskError
 from trainkit.metrics import objects as metric_objects
+from trainkit.metrics.objects import EpochMetrics
 
 Reduction = Literal["mean", "sum", "min", "max"]
-_REDUCTIONS = get_args(Reduction)
+REDUCTIONS = get_args(Reduction)
 # A device's values are folded into one after this many, to bound memory and the number of kernels.
 _FOLD_AT = 64
 
@@ -184,15 +185,14 @@ class MetricLog:
                 return
             value, on_epoch = metric_objects.step_value(name, metric), False
             name = f"{name}_step" if full != name else name
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise TaskError(
-                    f"log('{name}', ...) got a tensor of shape {list(value.shape)}; it must hold one number. Log its mean."
+        if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+            for part, number in metric_objects.numbers_of(name, value).items():
+                self.add(
+                    part, number, weight=weight, on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, reduction=reduction
                 )
-        elif not isinstance(value, (int, float)):
-            raise TaskError(f"log('{name}', ...) got a {type(value).__name__}; it must be a number or a tensor of one.")
-        if reduction not in _REDUCTIONS:
-            legal = ", ".join(f"'{known}'" for known in _REDUCTIONS)
+            return
+        if reduction not in REDUCTIONS:
+            legal = ", ".join(f"'{known}'" for known in REDUCTIONS)
             raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}.")
         if not on_epoch and not (on_step and self._is_read):
             return
@@ -252,14 +252,25 @@ class MetricLog:
         """Return this rank's values of the step. Waits for the device, once for all."""
         return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
-    def epoch_values(self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False) -> dict[str, float]:
-        """Return the values over all samples of all ranks, on all ranks, and clear them unless `keep`. Waits for the device."""
+    def epoch_values(
+        self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False, objects: EpochMetrics | None = None
+    ) -> dict[str, float]:
+        """Return the values over all samples of all ranks, on all ranks. Waits for the device.
+
+        Args:
+            all_gather_object: returns the values of all ranks.
+            keep: continue collecting; otherwise clear all values.
+            objects: the metric objects of the Task, which hold the samples of all ranks until they are finished. Default: only
+                those that are logged, and they are reset now.
+        """
         own = read_all(self._epoch)
-        gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, bool(self.objects)))
+        has_objects = bool(self.objects if objects is None else objects.touched(self.objects))
+        gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, has_objects))
         names = dict.fromkeys(name for rank, _ in gathered for name in rank)
         values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
-        if any(has_objects for _, has_objects in gathered):
-            values |= metric_objects.epoch_values(self.objects, all_gather_object, keep)
+        if any(has for _, has in gathered):
+            table = metric_objects.epoch_values if objects is None else objects.combine
+            values |= table(self.objects, all_gather_object, keep)
         if not keep:
             self._epoch.clear()
             self.objects.clear()

@@ -18,12 +18,25 @@ from trainkit.device.transfer import to_device
 from trainkit.errors import TaskError
 
 States = list[dict[str, Any]]  # of a metric and the metrics inside it
+_MOST_NUMBERS = 1024  # of one logged value
 
 
 def is_metric(value: Any) -> bool:
     """Return whether a value is a torchmetrics.Metric."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
+
+
+def is_collection(value: Any) -> bool:
+    """Return whether a value is a torchmetrics.MetricCollection."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return torchmetrics is not None and isinstance(value, torchmetrics.MetricCollection)
+
+
+def latest_of(value: Any) -> Any:
+    """Return the metric of a MetricTracker's latest increment; any other value as it is."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return value[-1] if torchmetrics is not None and isinstance(value, torchmetrics.MetricTracker) else value
 
 
 def reset_metrics(model: nn.Module) -> None:
@@ -69,18 +82,18 @@ def metrics_in(model: nn.Module) -> list[Any]:
 
 def remember(metrics: Iterable[Any]) -> Callable[[], None]:
     """Return a function that resets metrics to their present states."""
-    held = [(one, one._copy_state_dict(), one._update_count) for metric in metrics for one in _inner(metric)]
+    held = [(one, one._copy_state_dict(), one._update_count, one._to_sync) for metric in metrics for one in _inner(metric)]
 
     def undo() -> None:
-        for one, states, count in held:
+        for one, states, count, syncs in held:
             for name, value in states.items():
                 setattr(one, name, value)
-            one._update_count, one._computed = count, None
+            one._update_count, one._computed, one._to_sync = count, None, syncs
 
     return undo
 
 
-def step_value(name: str, metric: Any) -> Tensor:
+def step_value(name: str, metric: Any) -> Any:
     """Return a metric's value of the last batch.
 
     Raises:
@@ -92,28 +105,129 @@ def step_value(name: str, metric: Any) -> Tensor:
             f"log('{name}', metric, on_step=True): the metric has no value of this batch. Call it (metric(preds, target)) in "
             "place of its update(), or log it with on_step=False."
         )
-    return _one_number(name, metric, value)
+    return value
+
+
+class EpochMetrics:
+    """The metric objects that an epoch updates. While the hooks at its end run, they hold the samples of all ranks.
+
+    So `metric.compute()` in on_validation_epoch_end is the value over all ranks, also of a metric that is not logged.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model` is searched for metrics."""
+        self._model = model
+        self._before: dict[str, int] = {}
+        self._combined: list[tuple[Any, Callable[[], None], bool]] = []  # metric, undo, whether it is logged
+        self._aside: list[tuple[Any, Callable[[], None], bool]] = []
+
+    def begin(self, resumes: bool = False) -> None:
+        """Remember which metrics are updated already, as those of training when a validation begins.
+
+        Args:
+            resumes: whether the epoch has begun before: all updates are its own.
+        """
+        counts = {place: module._update_count for place, module in self._model.named_modules() if is_metric(module)}
+        self._before = {} if resumes else counts
+
+    def touched(self, logged: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's updated metrics by place; by "name:" and the logged name if they are no part of the model."""
+        places, found, inside = dict[int, str](), dict[str, Any](), set[int]()
+        for place, module in self._model.named_modules():
+            if is_metric(module) and id(module) not in inside:
+                inside |= {id(one) for one in _inner(module)}
+                places[id(module)] = place
+                if module._update_count not in (0, self._before.get(place, 0)):
+                    found[place] = module
+        return found | {places.get(id(m), f"name:{name}"): m for name, m in logged.items()}
+
+    def combine(
+        self, logged: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
+    ) -> dict[str, float]:
+        """Give the metrics the samples of all ranks; return the values of those that are logged, on all ranks.
+
+        Args:
+            logged: metrics by logged name.
+            all_gather_object: a collective, as is this method.
+            keep: give each rank's own samples back now: the epoch is not complete.
+        """
+        own = self.touched(logged)
+        key_of = {name: next(key for key, one in own.items() if one is metric) for name, metric in logged.items()}
+        ranks: list[tuple[dict[str, Any], dict[str, str]]] = all_gather_object(
+            ({key: (_states(metric), metric._update_count) for key, metric in own.items()}, key_of)
+        )
+        metrics: dict[str, Any] = {}
+        for key in dict.fromkeys(key for states, _ in ranks for key in states):
+            metric = own.get(key) if key.startswith("name:") else self._model.get_submodule(key)
+            if metric is not None:
+                metrics[key] = metric
+                is_logged = any(key in names.values() for _, names in ranks)
+                self._combined.append((metric, remember([metric]), is_logged))
+                _give(metric, [states[key] for states, _ in ranks if key in states])
+        values: dict[str, float] = {}
+        names = {name: key for _, of_rank in reversed(ranks) for name, key in of_rank.items()}
+        for name, key in names.items():
+            if key in metrics:
+                values |= {full: float(v) for full, v in numbers_of(name, metrics[key].compute()).items()}
+        if any(key.startswith("name:") for key in names.values()) and len(ranks) > 1:  # a rank without a batch has none
+            values = {full: value for rank in reversed(all_gather_object(values)) for full, value in rank.items()}
+        if keep:
+            for _, undo, _ in self._combined:
+                undo()
+            self._combined.clear()
+        return values
+
+    def set_aside(self) -> None:
+        """Finish now, since a validation may use the same metrics, and remember the samples of all ranks."""
+        self._aside = [(metric, remember([metric]), is_logged) for metric, _, is_logged in self._combined]
+        self.finish()
+
+    def bring_back(self) -> None:
+        """Give the metrics the samples of all ranks again, until they are finished."""
+        for metric, give, is_logged in self._aside:
+            self._combined.append((metric, remember([metric]), is_logged))
+            give()
+        self._aside = []
+
+    def finish(self) -> None:
+        """Reset the logged metrics, and give the others this rank's own samples back, unless a hook has reset them."""
+        for metric, undo, is_logged in self._combined:
+            was_reset = metric._update_count == 0
+            undo()
+            if is_logged or was_reset:
+                metric.reset()
+        self._combined.clear()
 
 
 def epoch_values(
     metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
 ) -> dict[str, float]:
-    """Return the values over all ranks, on all ranks; then reset the metrics, or keep their states.
+    """Return the values of logged metrics over all ranks; then reset them, or keep their states. A collective."""
+    objects = EpochMetrics(nn.Module())
+    values = objects.combine(metrics, all_gather_object, keep)
+    objects.finish()
+    return values
 
-    A collective if any rank has a metric.
+
+def numbers_of(name: str, value: Any) -> dict[str, Tensor]:
+    """Return the numbers of a value by name: `name/class` for a dict, `name/0` for a vector, `name/0/1` for a matrix.
+
+    Raises:
+        TaskError: there are more than 1,024, or something else than numbers.
     """
-    undo = remember(metrics.values())
-    own: dict[str, States] = {name: _states(metric) for name, metric in metrics.items()}
-    ranks: list[dict[str, States]] = all_gather_object(own)
-    names = dict.fromkeys(name for rank in ranks for name in rank)
-    values: dict[str, float] = {}
-    for name, metric in metrics.items():
-        values[name] = _combined(name, metric, [rank[name] for rank in ranks if name in rank])
-    if keep:
-        undo()
-    if any(len(rank) < len(names) for rank in ranks):  # a rank without a batch has none
-        values = {name: value for rank in reversed(all_gather_object(values)) for name, value in rank.items()}
-    return {name: values[name] for name in names}
+    if isinstance(value, (bool, int, float)):
+        return {name: torch.tensor(value)}
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return {name: value.detach().reshape(())}
+    if isinstance(value, Tensor) and 0 < value.numel() <= _MOST_NUMBERS:
+        return {full: number for i, part in enumerate(value) for full, number in numbers_of(f"{name}/{i}", part).items()}
+    if isinstance(value, Mapping):
+        return {full: number for key, part in value.items() for full, number in numbers_of(f"{name}/{key}", part).items()}
+    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise TaskError(
+        f"log('{name}', ...) got {shape}; a logged value is a number, or a dict or tensor of {_MOST_NUMBERS:,} numbers at "
+        "most. Average it (the metric's average='macro'), or log each part under a name of its own."
+    )
 
 
 def _inner(metric: Any) -> list[Any]:
@@ -125,17 +239,13 @@ def _states(metric: Any) -> States:
     return [to_device({name: getattr(one, name) for name in one._defaults}, torch.device("cpu")) for one in _inner(metric)]
 
 
-def _combined(name: str, metric: Any, ranks: Sequence[States]) -> float:
-    alone = [(one, one._to_sync) for one in _inner(metric)]
-    for place, (one, _) in enumerate(alone):
+def _give(metric: Any, ranks: Sequence[tuple[States, int]]) -> None:
+    """Give a metric the combined states of ranks."""
+    for place, one in enumerate(_inner(metric)):
         for state, reduction in one._reductions.items():
-            setattr(one, state, _combine([rank[place][state] for rank in ranks], reduction, metric.device))
-        one._computed, one._to_sync = None, False  # else it would sum over torch.distributed's ranks once more
-    value = metric.compute()
-    metric.reset()
-    for one, before in alone:
-        one._to_sync = before
-    return float(_one_number(name, metric, value))
+            setattr(one, state, _combine([states[place][state] for states, _ in ranks], reduction, metric.device))
+        one._computed, one._to_sync = None, False  # else compute() would sum over torch.distributed's ranks once more
+    metric._update_count = sum(count for _, count in ranks)
 
 
 def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: torch.device) -> Any:
@@ -145,13 +255,3 @@ def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: t
         stacked = torch.stack(parts).to(device)
         return stacked if reduction is None else reduction(stacked)
     return [tensor.to(device) for part in parts for tensor in part]  # a list of samples: compute() joins it
-
-
-def _one_number(name: str, metric: Any, value: Any) -> Tensor:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.detach().reshape(())
-    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    raise TaskError(
-        f"log('{name}', ...): {type(metric).__name__}.compute() gave {shape}; a logged value is one number. Average it (the "
-        "metric's average='macro'), or log each part under a name of its own."
-    )

@@ -25,6 +25,7 @@ from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.fused import use_fused
@@ -145,6 +146,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
     engine = run.engine
     return StepParts(
         SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
+        EpochMetrics(run.task),
         LossWatch(run.say, run.state),
         partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),

@@ -27,6 +27,7 @@ from trainkit.data.feed import Feed
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError
 from trainkit.metrics.log import MetricLog
+from trainkit.metrics.objects import EpochMetrics
 from trainkit.run.predictions import clear_predictions, write_prediction
 
 Kind = Literal["validation", "test"]
@@ -63,6 +64,7 @@ class Evaluator:
         self._run, self._task, self._hooks = run, task, hooks
         self._data = data or ValidationData([], lambda limit: [], set())
         self._own_names: set[str] = set()
+        self._of_hooks: dict[str, float] = {}
         self.num_validations = 0
         self.names: set[str] = set()
         self.num_batches: int | None = None
@@ -88,7 +90,7 @@ class Evaluator:
     @property
     def prog_bar_names(self) -> set[str]:
         """Names of the values for the progress bar."""
-        return self._data.training_names | self._own_names
+        return self._data.training_names | self._own_names | self._hooks.log.prog_bar
 
     # -- inside a fit -----------------------------------------------------------------------------------------------
 
@@ -124,8 +126,9 @@ class Evaluator:
         self.names |= metrics.keys()
         run.callback_metrics.update(metrics)
         run.log_metrics(metrics)
-        self._hooks("on_validation_end")
-        return metrics
+        self._end_hook("on_validation_end")
+        self.names |= self._of_hooks.keys()
+        return metrics | self._of_hooks
 
     # -- entry points of their own ----------------------------------------------------------------------------------
 
@@ -134,8 +137,8 @@ class Evaluator:
         self._count(feeds)
         metrics = self._pass(kind, feeds, lambda: None)
         self._run.callback_metrics.update(metrics)
-        self._hooks(f"on_{kind}_end")
-        return metrics
+        self._end_hook(f"on_{kind}_end")
+        return metrics | self._of_hooks
 
     def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool) -> list[Any] | None:
         """Predict on one feed, and write each batch; return all ranks' outputs in the data's order, or None unless `keep`."""
@@ -167,6 +170,9 @@ class Evaluator:
     def _pass(self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]) -> dict[str, float]:
         with _eval_mode(self._task):
             self._hooks(f"on_{kind}_start")
+            self._hooks(f"on_{kind}_epoch_start")
+            objects = EpochMetrics(self._task)
+            objects.begin()
             step = getattr(self._task, _STEPS[kind])
             metrics: dict[str, float] = {}
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
@@ -181,20 +187,31 @@ class Evaluator:
                         outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
-                metrics |= log.epoch_values(self._run.engine.comm.all_gather_object)
+                is_last = index == len(feeds) - 1
+                metrics |= log.epoch_values(self._run.engine.comm.all_gather_object, objects=objects if is_last else None)
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
+            self._of_hooks = {}
+            self._end_hook(f"on_{kind}_epoch_end")
+            self._hooks.log.objects = objects  # finished once on_..._end has run
         return metrics
+
+    def _end_hook(self, name: str) -> None:
+        """Call a hook, and remember what it logs: it is written already."""
+        self._hooks(name)
+        self._of_hooks |= self._hooks.log.latest
 
     def _predictions(self, feed: Feed) -> Iterator[tuple[range | None, Any]]:
         """Yield (places in the data set, outputs of `predict_step`) for each batch of this rank."""
         self._hooks("on_predict_start")
+        self._hooks("on_predict_epoch_start")
         with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
             for batch_idx, (batch, _, places) in enumerate(_batches(feed, lambda: None)):
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
                 outputs = self._task.predict_step(batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
                 yield places, outputs
+        self._hooks("on_predict_epoch_end")
         self._hooks("on_predict_end")
 
 

@@ -7,7 +7,7 @@ plan, optimizers, rates. Hooks see it as api/view.py's RunView.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.metrics.log import LatestMetrics, MetricLog
+from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
@@ -44,6 +45,7 @@ class StepParts:
 
     Attributes:
         weights: of the microbatches.
+        metrics: the Task's metric objects.
         watch: reports losses that are not finite.
         log: the values of this epoch so far.
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
@@ -53,6 +55,7 @@ class StepParts:
     """
 
     weights: SampleWeights
+    metrics: EpochMetrics
     watch: LossWatch
     before_clear: Callable[[torch.optim.Optimizer], None]
     log: MetricLog = field(default_factory=MetricLog)
@@ -199,3 +202,9 @@ class Run:
         """Free the parts of a fit: an elastic run builds them again."""
         for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
             setattr(self, name, _NotThereYet(name))
+
+
+def keep_values(run: Run, values: Mapping[str, float]) -> None:
+    """Make the values of an epoch known to callbacks and schedules."""
+    run.callback_metrics.put(values, run.global_step)
+    run.state.epoch_values.update(values)

@@ -8,7 +8,7 @@ exit    on_exception after an error; teardown; feeds closed; the engine released
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
+from trainkit.metrics.hook_log import HookLog
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
@@ -38,7 +39,7 @@ from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import job_started, make_run_dir
 from trainkit.run.lock import RunLock, one_at_a_time
-from trainkit.run.run import Run
+from trainkit.run.run import Run, keep_values
 from trainkit.run.signals import Signals
 
 _LOCK_TIMEOUT_S = 60.0  # a rank 0 that left an elastic job may still be writing its last checkpoint
@@ -148,7 +149,7 @@ class Stage:
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self.task._trainer = run
-        run.hooks = Hooks(run, self.task, run.callbacks)
+        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(self._of_all_ranks, self._take_logged))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self._stack.enter_context(compiled(self.task, numerics.compile))
@@ -183,6 +184,15 @@ class Stage:
         if self.data.datamodule is not None and not self.has_data:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
+
+    def _of_all_ranks(self, value: Any) -> list[Any]:
+        return [value] if self.engine.ranks.world_size == 1 else self.engine.comm.all_gather_object(value)
+
+    def _take_logged(self, values: Mapping[str, float]) -> None:
+        """Take values that hooks logged, unless they are of a few batches only."""
+        if not self.run.sanity_checking:
+            keep_values(self.run, values)
+            self.run.log_metrics(dict(values))
 
     def _count_progress(self) -> None:
         self.engine.heartbeat.progress += 1

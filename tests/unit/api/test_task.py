@@ -71,15 +71,10 @@ def test_a_task_knows_where_it_is(tmp_path: Path) -> None:
     assert seen == [(0, 0, cpu, 1), (1, 0, cpu, 1), (2, 1, cpu, 1), (3, 1, cpu, 1)]
 
 
-def test_log_outside_a_step_is_refused(tmp_path: Path) -> None:
-    """A value logged outside a step has no samples to be weighted by."""
-
-    class Late(Line):
-        def on_train_epoch_end(self) -> None:
-            self.log("late", 1.0)
-
-    with pytest.raises(TaskError, match=r"log\('late', \.\.\.\) was called outside training_step"):
-        quiet(tmp_path).fit(Late(), loader(8))
+def test_log_without_a_trainer_is_refused() -> None:
+    """A Task that nothing runs has no place for a value."""
+    with pytest.raises(TaskError, match=r"Line\.trainer: no Trainer runs this Task yet"):
+        Line().log("loss", 1.0)
 
 
 def test_log_dict_logs_each(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import LocalStore
+from trainkit.data.streams import sharded
 from trainkit.errors import ConfigError, EngineError
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
@@ -61,7 +62,7 @@ def run(
     events: dict[tuple[str, int], Callable[[Job], None]] | None = None,
     commit: int = 2,
     batch_size: int = 4,
-    stream: bool = False,
+    stream: Callable[[list[Any]], Any] | None = None,
     make_task: Callable[[], Numbers] | None = None,
     make_callbacks: Callable[[], list[Callback]] = list,
     **settings: Any,
@@ -87,7 +88,7 @@ def run(
         trainers[engine.worker] = trainer
         data = DataLoader(Numbered(SAMPLES), batch_size=batch_size, shuffle=True)
         batches = [torch.utils.data.default_collate([Numbered(SAMPLES)[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
-        trainer.fit(task, batches if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4))
+        trainer.fit(task, stream(batches) if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4))
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
@@ -245,12 +246,16 @@ def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> No
     assert [b.item() for b in best.loaded] == [4.0]
 
 
-def test_a_stream_continues_approximately_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stream cannot be sharded again; a step takes as many batches as before, up to rounding."""
-    _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=True)
-    assert "a stream, and each rank reads its own: for the 1 microbatches of each of 2 ranks a step takes 2" in (
-        capsys.readouterr().out
-    )
+def test_a_dealt_stream_continues_exactly(tmp_path: Path) -> None:
+    """The batches of a lost rank are dealt to the others: each sample once."""
+    _, book, _, _ = run(tmp_path, "abc", {("b", 2): lambda job: kill()}, stream=list)
+    check_exactly_once(book)
+
+
+def test_a_stream_of_each_ranks_own_continues_approximately(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts that the user sharded cannot be sharded again; a step takes as many batches as before, up to rounding."""
+    _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=sharded)
+    assert "of its own: for the 1 microbatches of each of 2 ranks a step takes 2 of each of 1" in capsys.readouterr().out
     (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
     sizes = {sum(len(ids) for of, ids in parts if of == last) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
     assert sizes == {8}, "a step stays 8 samples"

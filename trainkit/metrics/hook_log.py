@@ -1,0 +1,72 @@
+"""Values that hooks log outside of batches: as they are, for the step or the epoch at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainkit.errors import TaskError
+from trainkit.metrics.log import REDUCTIONS, Reduction, combine
+from trainkit.metrics.objects import EpochMetrics, is_collection, is_metric, latest_of, numbers_of
+
+
+class HookLog:
+    """Collects values until the hook has run on all ranks.
+
+    A value is rank 0's, unless it is to be reduced over the ranks. Ranks may log different names.
+    """
+
+    def __init__(self, all_gather_object: Callable[[Any], list[Any]], put: Callable[[Mapping[str, float]], None]) -> None:
+        """Build it.
+
+        Args:
+            all_gather_object: returns the values of all ranks.
+            put: takes the values of an epoch, the same on all ranks.
+        """
+        self._gather, self._put = all_gather_object, put
+        self.values: dict[str, tuple[Any, Reduction | None]] = {}
+        self.prog_bar: set[str] = set()
+        self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
+        self._logged: list[Any] = []  # metric objects
+        self.objects: EpochMetrics | None = None  # that hold the samples of all ranks until this hook has run
+
+    def add(self, name: str, value: Any, reduction: Reduction | None, prog_bar: bool = False) -> None:
+        """Take a value; `reduction` combines the ranks' values, None takes rank 0's.
+
+        Raises:
+            TaskError: the value is no number, dict or tensor of numbers, or the reduction is unknown.
+        """
+        if reduction not in (*REDUCTIONS, None):
+            raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {', '.join(REDUCTIONS)}.")
+        value = latest_of(value)
+        if is_metric(value) or is_collection(value):
+            self._logged.append(value)
+        for full, number in numbers_of(name, value.compute() if is_metric(value) or is_collection(value) else value).items():
+            self.values[full] = number, reduction
+            if prog_bar:
+                self.prog_bar.add(full)
+
+    def flush(self) -> None:
+        """Combine the values of all ranks, hand them on, and finish the metric objects. Call it on all ranks."""
+        own = {name: (float(value), reduction) for name, (value, reduction) in self.values.items()}
+        self.values.clear()
+        ranks: list[dict[str, tuple[float, Reduction | None]]] = self._gather(own)
+        self.latest = found = dict[str, float]()
+        for name in dict.fromkeys(name for rank in ranks for name in rank):
+            parts = [rank[name] for rank in ranks if name in rank]
+            value, reduction = parts[0]
+            found[name] = value if reduction is None else combine([(reduction, value * 1.0, 1.0) for value, _ in parts])
+        if self.objects is not None:
+            self.objects.finish()
+            self.objects = None
+            for metric in self._logged:
+                metric.reset()
+            self._logged.clear()
+        if found:
+            self._put(found)
+
+    def take_step(self) -> dict[str, float]:
+        """Return this rank's values, logged within a step, and forget them. Waits for the device."""
+        found = {name: float(value) for name, (value, _) in self.values.items()}
+        self.values.clear()
+        return found
