@@ -25,7 +25,7 @@ from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
-from trainkit.run.run import Run, keep_values
+from trainkit.run.run import ManualBatches, Run, keep_values
 
 
 def fit(run: Run) -> None:
@@ -98,17 +98,20 @@ def train_step(run: Run, step: Step) -> None:
     run.hooks("on_train_step_start")
     is_logged = (state.global_step + 1) % run.options.limits.log_every_n_steps == 0
     run.step.log.new_step(is_logged)
-    if run.step.halving is None:
-        compute_gradients(run, step)
+    if run.step.manual is not None:
+        updated = train_manually(run, step, run.step.manual)
     else:
-        undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
-        run.step.halving(step, partial(compute_gradients, run), undo)
-        if objects := run.step.log.objects:
-            raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
-    with run.step.sync_guard:
-        finish_gradients(run, step)
-        state.half_updated = True
-        updated = run.engine.step(run.step.before_clear)
+        if run.step.halving is None:
+            compute_gradients(run, step)
+        else:
+            undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
+            run.step.halving(step, partial(compute_gradients, run), undo)
+            if objects := run.step.log.objects:
+                raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
+        with run.step.sync_guard:
+            finish_gradients(run, step)
+            state.half_updated = True
+            updated = run.engine.step(run.step.before_clear)
     state.global_step += 1
     state.step_in_epoch += 1
     state.half_updated = False
@@ -148,6 +151,21 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     run.hooks("on_after_backward")
     run.hooks("on_train_batch_end", outputs, batch, batch_idx)
     task._log_to(None)
+
+
+def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
+    """Let the Task train on this rank's batch and update the weights itself."""
+    task = run.task
+    for microbatch in manual.batches(step):
+        batch, batch_idx = microbatch.batch, run.state.batch_idx
+        task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
+        run.hooks("on_train_batch_start", batch, batch_idx)
+        with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
+            outputs = task.training_step(batch, batch_idx)
+        run.hooks("on_train_batch_end", outputs, batch, batch_idx)
+        task._log_to(None)
+        run.state.batch_idx += 1
+    return manual.updated
 
 
 def finish_gradients(run: Run, step: Step) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from trainkit.api.callback import Callback
-from trainkit.api.lightning_names import MANUAL_OPTIMIZATION, TASK_METHODS
+from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
 from trainkit.api.view import RunView
@@ -103,8 +103,6 @@ def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
             raise TaskError(
                 f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be called. {advice}"
             )
-    if not getattr(task, "automatic_optimization", True):
-        raise TaskError(f"{own.__name__}.{MANUAL_OPTIMIZATION}")
     if stray := _stray_hook(own, TASK_HOOKS):
         where = " A Callback has it: Trainer(callbacks=[...])." if stray in of_callbacks else ""
         raise TaskError(_no_hook(own, stray, "Task", TASK_HOOKS) + where)

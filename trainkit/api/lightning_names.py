@@ -44,8 +44,3 @@ TASK_METHODS: dict[str, str] = {
     "lr_scheduler_step": 'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from configure_optimizers.',
     "configure_callbacks": "Give them to the trainer: Trainer(callbacks=[...]), or callbacks=... in a config.",
 }
-
-MANUAL_OPTIMIZATION = (
-    "automatic_optimization is False, but trainkit has no manual optimization: return the loss from training_step. "
-    "Alternating updates (as in a GAN) need a loop of your own."
-)

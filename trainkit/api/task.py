@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
 from trainkit.api.lightning_names import LOG_ARGUMENTS
+from trainkit.api.manual import ManualOptimization
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.api.view import RunView
 from trainkit.arguments import unknown
@@ -43,7 +44,7 @@ class HyperParameters(dict[str, Any]):
             raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
 
 
-class Task(TaskHooks, DataHooks, nn.Module):
+class Task(TaskHooks, DataHooks, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the

@@ -25,7 +25,7 @@ class ScheduleConfig:
     name: str | None = None
 
 
-def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+def read_optimizers(returned: Any, automatic: bool = True) -> tuple[list[Optimizer], list[ScheduleConfig]]:
     """Read the result of `configure_optimizers`.
 
     Raises:
@@ -33,9 +33,10 @@ def read_optimizers(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig
     """
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
-        if isinstance(optimizer, LBFGS):
+        if isinstance(optimizer, LBFGS) and automatic:
             raise TaskError(
-                "configure_optimizers returned LBFGS, which evaluates the loss several times a step: not supported."
+                "configure_optimizers returned LBFGS, which evaluates the loss several times a step. Set "
+                "self.automatic_optimization = False, and call self.optimizers().step(closure) in training_step."
             )
     for config in schedules:
         if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):

@@ -14,6 +14,7 @@ new rate applies to all of u at once; the paper calls this form corrected. Other
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -51,6 +52,7 @@ class LearningRates:
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]
         self._momenta = None if momentum_correction else self._read_momenta()
+        self.moves_by_hand = False  # whether the Task moves the schedulers
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
         self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
@@ -112,7 +114,8 @@ class LearningRates:
 
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
-        self._last = self.current()
+        if not self.moves_by_hand:
+            self.record_update()
         due = [c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0]
         self._move(due, {})
         self.apply(steps_taken)
@@ -135,6 +138,10 @@ class LearningRates:
     def current(self) -> list[float]:
         """Return the rate of each group."""
         return [float(group["lr"]) for group in self.groups]
+
+    def record_update(self) -> None:
+        """Note that an update uses the present rates."""
+        self._last = self.current()
 
     def last(self) -> list[float]:
         """Return the rate of each group in the last update; before the first one, that of the next."""
@@ -159,8 +166,18 @@ class LearningRates:
         self._shares = dict(shares)
         self.apply(steps_taken)
 
+    def move(self, place: int, metric: float | None, steps_taken: int) -> None:
+        """Move one scheduler of a Task that moves them by hand."""
+        config = self._schedules[place]
+        if metric is None and isinstance(config.scheduler, ReduceLROnPlateau):
+            raise TaskError("lr_schedulers().step() moves a ReduceLROnPlateau, which needs the monitored value: step(value).")
+        self.moves_by_hand = False
+        self._move([replace(config, monitor="")], {} if metric is None else {"": metric})
+        self.moves_by_hand = True
+        self.apply(steps_taken)
+
     def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
-        if not due or self._held:
+        if not due or self._held or self.moves_by_hand:
             return
         for group, lr in zip(self.groups, self._scheduled, strict=True):
             group["lr"] = lr

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.api.manual import connect
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.contents import Contents
@@ -36,6 +37,7 @@ from trainkit.run.evaluator import Evaluator, ValidationData
 from trainkit.run.feeds import Feeds, make_feeds
 from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.folder import set_aside
+from trainkit.run.manual import ManualRun
 from trainkit.run.oom import Halving
 from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
 from trainkit.run.placement import check_parameters, place
@@ -67,13 +69,18 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds)
     _synchronise_norms(stage, feeds, run.batch_plan)
     engine.shard(task)
-    optimizers, schedules = read_optimizers(task.configure_optimizers())
+    optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
     use_fused(optimizers)
     check_parameters(task, optimizers)
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     run.optimizers = optimizers
     run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
     run.step = _step_parts(run, options.numerics)
+    connect(task, None)
+    if not task.automatic_optimization:
+        run.step.manual = manual = ManualRun(run)
+        run.rates.moves_by_hand = True
+        connect(task, manual)
     run.stopping = Stopping(run, stage.signals, run.coordinator, stage.elastic if stage.is_elastic else None)
     run.evaluator = Evaluator(run, task, run.hooks, _validation_data(stage, feeds))
     run.checkpoints.connect(_contents(run), Rescue(run))

@@ -33,11 +33,11 @@ class LossWatch:
 
     def look(self, loss: Tensor) -> None:
         """Remember the latest loss; does not wait for the device."""
-        self._last = loss.detach()
+        self._last = loss  # detach() would cost more than all else here; its graph is freed by backward
 
     def report(self) -> None:
         """Print if the latest loss is not finite. Waits for the device."""
-        if self._reported or self._last is None or math.isfinite(loss := float(self._last)):
+        if self._reported or self._last is None or math.isfinite(loss := float(self._last.detach())):
             return
         self._reported = True
         self._say(

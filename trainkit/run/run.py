@@ -7,11 +7,11 @@ plan, optimizers, rates. Hooks see it as api/view.py's RunView.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from trainkit.api.state import StageName, TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.store import make_store
-from trainkit.data.feed import Feed
+from trainkit.data.feed import Feed, Microbatch, Step
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -39,6 +39,15 @@ from trainkit.run.oom import Halving
 from trainkit.run.stopping import Stopping
 
 
+class ManualBatches(Protocol):
+    """See run/manual.py."""
+
+    updated: bool
+
+    def batches(self, step: Step) -> Iterable[Microbatch]: ...  # noqa: D102
+    def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
+
+
 @dataclass
 class StepParts:
     """What a training step works with beside the optimizers.
@@ -52,6 +61,7 @@ class StepParts:
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
         before_clear: the hook on_before_zero_grad.
+        manual: runs a Task that updates its weights itself.
     """
 
     weights: SampleWeights
@@ -62,6 +72,7 @@ class StepParts:
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     finite: FiniteLosses | None = None
     halving: Halving | None = None
+    manual: ManualBatches | None = None
 
 
 class _NotThereYet:

@@ -1,0 +1,107 @@
+"""Manual optimization, as Lightning writes it: what `training_step` calls if the Task sets `automatic_optimization = False`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.errors import TaskError
+
+
+class ManualStep(Protocol):
+    """See run/manual.py."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]: ...  # noqa: D102
+    @property
+    def num_schedules(self) -> int: ...  # noqa: D102
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...  # noqa: D102
+    def clip(self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str) -> None: ...  # noqa: D102
+    def move_schedule(self, place: int, metric: float | None) -> None: ...  # noqa: D102
+
+
+class Schedule:
+    """A scheduler of `configure_optimizers`, for manual optimization."""
+
+    def __init__(self, move: Callable[[float | None], None]) -> None:
+        self._move = move
+
+    def step(self, metric: float | None = None) -> None:
+        """Move it by a step; `metric` is the monitored value of ReduceLROnPlateau."""
+        self._move(metric)
+
+
+class ManualOptimization:
+    """The part of a Task that is for manual optimization: backward and optimizer steps in `training_step`.
+
+    The learning rates are scaled and warmed up as in automatic optimization; schedulers move only by `lr_schedulers()`.
+    """
+
+    automatic_optimization = True
+    _manual: ManualStep | None = None
+    _toggled: dict[Tensor, bool] | None = None
+
+    def optimizers(self) -> Any:
+        """Return the optimizer of `configure_optimizers`, or the list of them.
+
+        Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks, clips them by
+        `trainer.gradient_clip_val` and updates; all ranks must call it alike.
+        """
+        found = list(self._need("optimizers").optimizers)
+        return found[0] if len(found) == 1 else found
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Run backward of a mean loss over the batch of this rank; other arguments are those of `Tensor.backward`."""
+        self._need("manual_backward").backward(loss, *args, **kwargs)
+
+    def clip_gradients(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm"
+    ) -> None:
+        """Clip an optimizer's gradients, summed over the ranks, at a norm or a value; call it before its `step`."""
+        self._need("clip_gradients").clip(
+            getattr(optimizer, "optimizer", optimizer), gradient_clip_val, gradient_clip_algorithm
+        )
+
+    def lr_schedulers(self) -> Any:
+        """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()` when one is due."""
+        manual = self._need("lr_schedulers")
+
+        def schedule(place: int) -> Schedule:
+            return Schedule(lambda metric: manual.move_schedule(place, metric))
+
+        found = [schedule(place) for place in range(manual.num_schedules)]
+        return found[0] if len(found) == 1 else found or None
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Let only the parameters of this optimizer require a gradient, until `untoggle_optimizer`."""
+        self.untoggle_optimizer()
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        groups = [group for other in self._need("toggle_optimizer").optimizers for group in other.param_groups]
+        every = [parameter for group in groups for parameter in group["params"]]
+        self._toggled = {parameter: parameter.requires_grad for parameter in every if parameter not in own}
+        for parameter in self._toggled:
+            parameter.requires_grad_(False)
+
+    def untoggle_optimizer(self, optimizer: Any = None) -> None:
+        """Let the other parameters require a gradient again, as before `toggle_optimizer`."""
+        for parameter, required in (self._toggled or {}).items():
+            parameter.requires_grad_(required)
+        self._toggled = None
+
+    def _need(self, method: str) -> ManualStep:
+        name = type(self).__name__
+        if self.automatic_optimization:
+            raise TaskError(
+                f"{name}.{method}() is for manual optimization. Set self.automatic_optimization = False in {name}.__init__."
+            )
+        if self._manual is None:
+            raise TaskError(f"{name}.{method}() was called outside of a fit: there are no optimizers yet.")
+        return self._manual
+
+
+def connect(task: nn.Module, manual: ManualStep | None) -> None:
+    """Give a Task its optimizers, or take them away."""
+    task.__dict__["_manual"] = manual

@@ -1,0 +1,206 @@
+"""Manual optimization: a Task with `automatic_optimization = False` runs backward and its optimizers itself.
+
+    training_step(batch)
+      manual_backward(loss)    loss x (this rank's samples / the step's samples) -> backward; gradients stay on the rank
+      optimizer.step()         sum this optimizer's gradients over ranks -> unscale -> clip -> hooks -> update
+
+So each rank's loss weighs as in automatic optimization, and a step that runs any number of optimizers any number of times is
+that of one process with all samples. All ranks must call the same steps in the same order. A training step is one batch of each
+rank; `global_step` counts it, however many optimizers ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.data.feed import MapFeed, Microbatch, Step
+from trainkit.device.sync_guard import allowed_read
+from trainkit.errors import ConfigError, TaskError
+from trainkit.optim.clipping import clip
+from trainkit.run.run import Run
+
+
+class ManualRun:
+    """Runs backward and the optimizers for a Task; see the module."""
+
+    def __init__(self, run: Run) -> None:
+        """Wrap the optimizers of a run.
+
+        Raises:
+            ConfigError: a setting needs automatic optimization.
+        """
+        _check(run)
+        self._run = run
+        self._share, self._reduced = 0.0, set[int]()
+        self.updated = True  # whether no overflow held an update of this batch back
+        self.optimizers = [Stepper(optimizer, self) for optimizer in run.optimizers]
+
+    @contextlib.contextmanager
+    def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
+        """Within the context the Task trains on a batch of this rank."""
+        self._share, self.updated = num_samples / num_in_step, True
+        self._reduced.clear()
+        try:
+            yield
+        finally:
+            self._share = 0.0
+
+    def batches(self, step: Step) -> Iterable[Microbatch]:
+        """Return this rank's batch of a step; none on all ranks if a stream has one for some ranks only."""
+        if isinstance(self._run.train_feed, MapFeed) or self._run.world_size == 1:
+            return step.microbatches
+        found = list(step.microbatches)
+        return found if self._run.engine.comm.sum_number(int(bool(found))) == self._run.world_size else []
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Run backward of a loss of this rank's batch."""
+        run = self._run
+        if not self._share:
+            raise TaskError(f"{type(run.task).__name__}.manual_backward(...) was called outside training_step. Call it there.")
+        self._reduced.clear()
+        run.step.watch.look(loss)
+        run.hooks("on_before_backward", loss)
+        with run.engine.no_sync():  # summed by `step`, for one optimizer at a time
+            torch.autograd.backward(run.precision.scale(loss * self._share), *args, **kwargs)
+        run.hooks("on_after_backward")
+
+    def reduce(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sum an optimizer's gradients over ranks, once for each backward, and divide them by the loss scale.
+
+        Waits for the device if there are several ranks: which parameters have a gradient on any rank decides what is summed.
+        """
+        if id(optimizer) in self._reduced:
+            return
+        self._reduced.add(id(optimizer))
+        run = self._run
+        if run.world_size > 1:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            with allowed_read():
+                _sum(parameters, run.engine.comm.all_reduce, run.engine.device)
+        run.precision.unscale([optimizer])
+
+    def clip(self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm") -> None:
+        """Clip an optimizer's gradients, summed over ranks."""
+        self.reduce(optimizer)
+        clip([optimizer], value, algorithm)
+
+    def step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> Any:
+        """Update an optimizer's weights with the gradients of all ranks."""
+        run, numerics = self._run, self._run.options.numerics
+        self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+        run.hooks("on_before_optimizer_step", optimizer)
+        run.state.half_updated = True
+        run.rates.record_update()
+        if run.precision.scales_loss:
+            self.updated &= run.precision.step([optimizer])
+            return None
+        return optimizer.step(**kwargs)
+
+    def evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
+        """Call a closure that runs `backward`; return the loss of all ranks' samples, the same on all ranks."""
+        with torch.enable_grad():
+            loss = closure()
+        self.clip(optimizer, self._run.options.numerics.gradient_clip_val, self._run.options.numerics.gradient_clip_algorithm)
+        if not isinstance(loss, Tensor):
+            return loss
+        return self._run.engine.comm.all_reduce(loss.detach().double() * self._share).to(loss.dtype)
+
+    def before_clear(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call the hook before an optimizer's gradients are dropped."""
+        self._run.step.before_clear(optimizer)
+
+    def move_schedule(self, place: int, metric: float | None) -> None:
+        """Move one scheduler of `configure_optimizers` by a step."""
+        self._run.rates.move(place, metric, self._run.state.num_updates)
+
+    @property
+    def num_schedules(self) -> int:
+        """The number of schedulers."""
+        return len(self._run.rates.schedules)
+
+
+class Stepper:
+    """An optimizer as training_step gets it: all else than the methods below is the torch optimizer's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, manual: ManualRun) -> None:
+        self.optimizer, self._manual = optimizer, manual
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Update the weights with the gradients of all ranks.
+
+        Args:
+            closure: clears the gradients, runs manual_backward and returns the loss. It is called as often as the optimizer
+                requires (L-BFGS, SAM), each time with the gradients and the loss of all ranks.
+            kwargs: for the optimizer's own `step`.
+        """
+        if closure is None:
+            return self._manual.step(self.optimizer, **kwargs)
+        return self.optimizer.step(lambda: self._manual.evaluate(self.optimizer, closure), **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of this optimizer's parameters."""
+        self._manual.before_clear(self.optimizer)
+        self.optimizer.zero_grad(set_to_none)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.optimizer, name)
+        if not (name.endswith("step") and callable(found)):
+            return found
+
+        def with_all_gradients(*args: Any, **kwargs: Any) -> Any:  # as SAM's first_step and second_step
+            self._manual.reduce(self.optimizer)
+            return found(*args, **kwargs)
+
+        return with_all_gradients
+
+
+def _sum(parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """Sum gradients over ranks, in place: one collective for each type of number. A gradient on no rank stays None."""
+    own = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
+    there = (all_reduce(own) > 0).tolist()
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for parameter, has_any in zip(parameters, there, strict=True):
+        if has_any:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+            by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_type.values():
+        summed = all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        parts = torch.split(summed, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def _check(run: Run) -> None:
+    """Refuse what needs one backward and one update a step.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    numerics, feed = run.options.numerics, run.train_feed
+    wrong = {
+        "trainer.accumulate_grad_batches": (
+            any(count > 1 for _, count in ((0, run.batch_plan.accumulate), *run.batch_plan.later)),
+            "Run optimizer.step() every n-th batch_idx in training_step, and divide the loss by n",
+        ),
+        "trainer.halve_batch_on_oom": (numerics.halve_batch_on_oom, "Leave it out"),
+        "trainer.stop_on_nonfinite": (numerics.stop_on_nonfinite, "Leave it out, or check the loss in training_step"),
+        "callbacks=elastic": (run.engine.ranks.is_elastic, "Start the job without --min-np and --host-discovery-script"),
+    }
+    for name, (is_set, advice) in wrong.items():
+        if is_set:
+            raise ConfigError(f"{name} needs automatic optimization, and {type(run.task).__name__} has it off. {advice}.")
+    steps, plan_of = feed.num_steps_in(0), getattr(feed, "plan_of", None)
+    if plan_of is not None and steps and not all(plan_of(0).microbatches(steps - 1, r) for r in range(run.world_size)):
+        raise ConfigError(
+            f"The last step of an epoch has {plan_of(0).samples_in(steps - 1)} samples for {run.world_size} ranks. With manual "
+            "optimization each rank needs one, since all ranks run the optimizers. Set trainer.pad_last_step=true, or "
+            "drop_last=True in the DataLoader."
+        )
