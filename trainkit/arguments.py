@@ -67,6 +67,7 @@ PositiveFloat = float
 NonNegativeFloat = float
 Fraction = float
 IntOrFraction = int | float
+PositiveIntOrFraction = int | float
 ExistingFolder = str
 
 _Class = TypeVar("_Class", bound=type)
@@ -97,6 +98,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "IntOrFraction": (
         lambda v: (_is_int(v) and v >= 0) or (isinstance(v, float) and 0 <= v <= 1),
         "a whole number (a count), or a fraction from 0.0 to 1.0",
+    ),
+    "PositiveIntOrFraction": (
+        lambda v: (_is_int(v) and v >= 1) or (isinstance(v, float) and 0 < v <= 1),
+        "a whole number, 1 or more, or a share above 0.0 and up to 1.0",
     ),
     "Duration": (is_duration, LEGAL),
     "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),

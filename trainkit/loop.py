@@ -23,6 +23,7 @@ from functools import partial
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
+from trainkit.run.evaluator import steps_between
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import ManualBatches, Run, keep_values
@@ -41,6 +42,7 @@ def train_epoch(run: Run) -> None:
     state, evaluation = run.state, run.options.evaluation
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
+    run.evaluator.interval = steps_between(evaluation.val_check_interval, run.train_feed.num_steps_in(state.current_epoch))
     run.hooks("on_train_epoch_start")
     run.step.metrics.begin(state.step_in_epoch > 0)
     if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
@@ -49,7 +51,7 @@ def train_epoch(run: Run) -> None:
         if state.epoch_done and state.step_in_epoch == 0:
             raise DataError("The training data yielded no batch in this epoch. An iterable must be able to restart each epoch.")
         _report_epoch(run)
-        due = stopped or (validates and not evaluation.val_check_interval)
+        due = stopped or (validates and not run.evaluator.interval)
         state.end_open = due and state.validated_at != state.global_step
     if state.end_open:
         validate(run)
@@ -82,7 +84,7 @@ def _train_steps(run: Run, validates: bool) -> bool:
 
 def end_step(run: Run, validates: bool) -> None:
     """Run the validation that is due inside an epoch, then the hooks."""
-    state, interval = run.state, run.options.evaluation.val_check_interval
+    state, interval = run.state, run.evaluator.interval
     state.step_open = True
     if validates and interval and state.step_in_epoch % interval == 0:
         validate(run)
@@ -146,7 +148,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         if run.step.finite is not None:
             run.step.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
-        weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples)
+        weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
     run.hooks("on_train_batch_end", outputs, batch, batch_idx)

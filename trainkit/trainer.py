@@ -20,7 +20,16 @@ from trainkit.api.options import read_options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
-from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+from trainkit.arguments import (
+    Duration,
+    IntOrFraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveIntOrFraction,
+    checked,
+)
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger
@@ -64,7 +73,8 @@ class Trainer:
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
-        val_check_interval: steps between two validations inside an epoch. Default: validate at its end.
+        val_check_interval: steps between two validations inside an epoch, or a share of the epoch (0.25). Default: validate
+            at its end.
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training.
         log_every_n_steps: steps between two logs of step values.
@@ -114,7 +124,7 @@ class Trainer:
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
         limit_predict_batches: IntOrFraction | None = None,
-        val_check_interval: PositiveInt | None = None,
+        val_check_interval: PositiveIntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt = 2,
         log_every_n_steps: PositiveInt = 50,

@@ -48,6 +48,27 @@ class Tokens(Line):
         return {"loss": loss, "num_samples": tokens.sum()}
 
 
+class BatchWeights(Tokens):
+    """The same, by the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the mean over tokens."""
+        return super().training_step(batch, batch_idx)["loss"]
+
+    def batch_weight(self, batch: Any) -> Any:
+        """Return the batch's tokens."""
+        return (1 + (10 * batch[0][:, :1].abs()).floor()).sum()
+
+
+def test_a_weight_of_the_batch_is_one_line(tmp_path: Path) -> None:
+    """`batch_weight` weighs as a returned num_samples does."""
+    by_step, by_batch = Tokens(), BatchWeights()
+    for task in (by_step, by_batch):
+        quiet(tmp_path, max_steps=2, accumulate_grad_batches=2).fit(task, loader(23))
+    assert torch.equal(weights(by_step), weights(by_batch))
+    assert not torch.equal(weights(by_batch), weights(Line()))
+
+
 def test_a_tasks_own_weights_are_used(tmp_path: Path) -> None:
     """If the task returns num_samples, the step's gradient is that of the mean over all its tokens."""
     task, plain = Tokens(), Line().double()

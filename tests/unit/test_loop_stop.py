@@ -105,6 +105,9 @@ def test_a_requested_stop_ends_after_the_step(tmp_path: Path) -> None:
         ({"check_val_every_n_epoch": 3}, [18]),
         ({"val_check_interval": 4}, [4, 10, 16, 22]),
         ({"val_check_interval": 3}, [3, 6, 9, 12, 15, 18, 21, 24]),
+        ({"val_check_interval": 0.5}, [3, 6, 9, 12, 15, 18, 21, 24]),
+        ({"val_check_interval": 0.7}, [4, 10, 16, 22]),
+        ({"val_check_interval": 1.0}, [6, 12, 18, 24]),
         ({"val_check_interval": 4, "check_val_every_n_epoch": 2}, [10, 22]),
         ({"limit_val_batches": 0}, []),
     ],
@@ -186,3 +189,13 @@ def test_a_stream_that_is_used_up_raises(tmp_path: Path) -> None:
     """An iterable that cannot restart yields nothing in its second epoch, which is an error."""
     with pytest.raises(DataError, match=r"yielded no batch in this epoch\. .*restart each epoch"):
         quiet(tmp_path, max_epochs=2).fit(Line(), iter([[torch.zeros(2, 3), torch.zeros(2, 1)]]))
+
+
+def test_a_share_of_a_stream_is_no_interval(tmp_path: Path) -> None:
+    """A share needs an epoch of known length; 0 is refused."""
+    with pytest.raises(
+        ConfigError, match=r"val_check_interval is 0\.5, a share of an epoch, but the training data is a stream"
+    ):
+        quiet(tmp_path, val_check_interval=0.5).fit(Line(), (batch for batch in loader(8)), loader(4))
+    with pytest.raises(ConfigError, match="a whole number, 1 or more, or a share"):
+        quiet(tmp_path, val_check_interval=0)

@@ -53,7 +53,7 @@ class LimitOptions:
 class EvaluationOptions:
     """When validation runs, and on how much of the data."""
 
-    val_check_interval: int | None
+    val_check_interval: int | float | None
     check_val_every_n_epoch: int
     num_sanity_val_steps: int
     limit_val_batches: Limit

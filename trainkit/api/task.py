@@ -72,6 +72,14 @@ class Task(TaskHooks, DataHooks, ManualOptimization, nn.Module):
         """
         raise TaskError(_missing(self, "training_step", "return the loss"))
 
+    def batch_weight(self, batch: Any) -> Any:
+        """Return the weight of a batch's mean loss in its step, if it is not the number of samples: its tokens, for example.
+
+        As `return (batch["labels"] != -100).sum()`. A number or a scalar tensor; a "num_samples" that `training_step` returns
+        takes its place.
+        """
+        return None
+
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks.
 

@@ -51,7 +51,13 @@ class Step(NamedTuple):
 
 
 class Feed(ABC):
-    """The steps of an epoch."""
+    """The steps of an epoch.
+
+    Attributes:
+        name: of the loader among several of an evaluation, or "".
+    """
+
+    name = ""
 
     @abstractmethod
     def num_steps_in(self, epoch: int) -> int | None:

@@ -90,23 +90,38 @@ def _refuse_several(data: Any, name: str) -> None:
         )
 
 
+def _is_stateful(kind: type) -> bool:
+    return kind.__module__.startswith("torchdata.stateful_dataloader.")
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether a loader draws batches of `batch_size` from its sampler, as DataLoader and torchdata's StatefulDataLoader do.
+
+    A run resumes by its own count of steps; the state of a StatefulDataLoader is not used.
+    """
+    if _is_stateful(type(loader)):
+        return type(loader.batch_sampler).__name__ == "BatchSampler"
+    return type(loader.batch_sampler) is BatchSampler and type(loader).__iter__ is DataLoader.__iter__
+
+
 def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
-    if type(loader.batch_sampler) is not BatchSampler or type(loader).__iter__ is not DataLoader.__iter__:
+    if not _is_plain(loader):
         return None  # the user's own batches, of unknown sizes
-    batching: BatchSampler = loader.batch_sampler  # the user's, or the DataLoader's own
+    batching: Any = loader.batch_sampler  # the user's, or the DataLoader's own
     sampler: Any = batching.sampler
     if isinstance(sampler, DistributedSampler):
         raise ConfigError(
             f"{name} has a DistributedSampler; trainkit shards the samples over ranks itself. Pass shuffle=True (or a "
             "sampler over the whole data set) in its place."
         )
-    # A subclass may draw differently: only torch's own two are known.
-    own = None if type(sampler) in (RandomSampler, SequentialSampler) else sampler
+    # A subclass may draw differently: only torch's own two are known, and torchdata's.
+    shuffles = type(sampler).__name__ == "RandomSampler" if _is_stateful(type(sampler)) else isinstance(sampler, RandomSampler)
+    own = None if type(sampler) in (RandomSampler, SequentialSampler) or _is_stateful(type(sampler)) else sampler
     if own is not None and not hasattr(own, "__len__"):
         raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
-    if isinstance(sampler, RandomSampler) and (
+    if shuffles and (
         sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
     ):
         own = sampler  # with replacement, or of some samples only: use its own draws as the order
@@ -122,7 +137,7 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     }
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
-    return Source(loader.dataset, batching.batch_size, isinstance(sampler, RandomSampler), batching.drop_last, own, options)
+    return Source(loader.dataset, batching.batch_size, shuffles, batching.drop_last, own, options)
 
 
 @contextlib.contextmanager

@@ -21,19 +21,28 @@ from trainkit.errors import TaskError
 class SampleWeights:
     """The weights of one run's microbatches."""
 
-    def __init__(self, task_name: str, device: torch.device, all_reduce: Callable[[Tensor], Tensor]) -> None:
-        self._task_name, self._device, self._all_reduce = task_name, device, all_reduce
+    def __init__(
+        self,
+        task_name: str,
+        device: torch.device,
+        all_reduce: Callable[[Tensor], Tensor],
+        batch_weight: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`batch_weight` is the Task's, if it has one: it returns the weight of a batch."""
+        self._task_name, self._device, self._all_reduce, self._batch_weight = task_name, device, all_reduce, batch_weight
         self._held: Tensor | None = None  # the Task's own weights of this step, float64
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
 
-    def weighted(self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int) -> Tensor:
+    def weighted(self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int, batch: Any = None) -> Tensor:
         """Return the mean loss of a microbatch times its share of the step's samples on all ranks.
 
         Raises:
             TaskError: the Task weighs some batches only.
         """
         own = outputs.get("num_samples") if isinstance(outputs, Mapping) else None
+        if self._batch_weight is not None and own is None:
+            own = self._batch_weight(batch)
         if self._by_task is None:
             self._by_task = own is not None
         if self._by_task != (own is not None):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from trainkit.api.manual import connect
 from trainkit.api.options import BatchOptions, NumericOptions
+from trainkit.api.task import Task
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.contents import Contents
 from trainkit.checkpoint.stateful import versions
@@ -151,8 +152,9 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             "prevents torch.compile from compiling. Check without compile."
         )
     engine = run.engine
+    own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     return StepParts(
-        SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce),
+        SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce, own_weight),
         EpochMetrics(run.task),
         LossWatch(run.say, run.state),
         partial(run.hooks, "on_before_zero_grad"),

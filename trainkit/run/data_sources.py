@@ -145,10 +145,12 @@ def eval_feeds(
     move: Callable[[Any], Any],
     declared_ranks: int | None = None,
 ) -> list[Feed]:
-    """Return a feed for each loader of evaluation data: a single one, or a list or tuple of loaders. See `train_feed`."""
-    several = isinstance(data, (list, tuple)) and all(isinstance(item, DataLoader) for item in data) and data
+    """Return a feed for each loader of evaluation data: a single one, or a list, tuple or dict of loaders. See `train_feed`."""
+    named = isinstance(data, Mapping)
+    items = list(data.values()) if named else data if isinstance(data, (list, tuple)) else []
+    several = bool(items) and all(isinstance(item, DataLoader) for item in items)
     feeds: list[Feed] = []
-    for item in data if several else [data]:
+    for item in items if several else [data]:
         source = read_source(item, name, training=False)
         if source is None:
             stream = _stream(item, name, limit, seed, engine, declared_ranks or engine.ranks.world_size)
@@ -158,6 +160,8 @@ def eval_feeds(
             samples = _limited(source, limit, declared_ranks or engine.ranks.world_size)
             plan = StepPlan(samples, source.batch_size, engine.ranks.world_size)
             feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.ranks.rank, move))
+    for feed, loader_name in zip(feeds, data if named and several else (), strict=False):
+        feed.name = str(loader_name)
     return feeds
 
 

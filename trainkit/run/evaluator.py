@@ -51,6 +51,24 @@ class ValidationData:
     check: Callable[[], None] = lambda: None
 
 
+def steps_between(val_check_interval: float | None, num_steps: int | None) -> int | None:
+    """Return the steps between two validations inside an epoch of `num_steps`; None to validate at its end.
+
+    Raises:
+        ConfigError: it is a share of an epoch of unknown length.
+    """
+    if val_check_interval is None or (isinstance(val_check_interval, float) and val_check_interval == 1):
+        return None
+    if isinstance(val_check_interval, int):
+        return val_check_interval
+    if num_steps is None:
+        raise ConfigError(
+            f"trainer.val_check_interval is {val_check_interval}, a share of an epoch, but the training data is a stream "
+            "without a length. Give a number of steps."
+        )
+    return max(1, int(num_steps * val_check_interval))
+
+
 class Evaluator:
     """See the module.
 
@@ -65,6 +83,7 @@ class Evaluator:
         self._data = data or ValidationData([], lambda limit: [], set())
         self._own_names: set[str] = set()
         self._of_hooks: dict[str, float] = {}
+        self.interval: int | None = None  # steps between two validations inside the present epoch
         self.num_validations = 0
         self.names: set[str] = set()
         self.num_batches: int | None = None
@@ -177,7 +196,8 @@ class Evaluator:
             metrics: dict[str, float] = {}
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
-                log = MetricLog(f"/dataloader_idx_{index}" if len(feeds) > 1 else "")
+                suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")
+                log = MetricLog(f"/{suffix}" if suffix else "")
                 log.new_step(is_read=False)  # an evaluation logs no steps
                 # no_grad, not inference_mode: a table that a model caches from here must be good for training too.
                 with torch.no_grad(), self._run.precision.autocast():

@@ -11,6 +11,7 @@ from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import Accumulation, derive_accumulation
 from trainkit.run.data_sources import TrainingData, train_feed
+from trainkit.run.evaluator import steps_between
 from trainkit.run.setup import Stage
 
 
@@ -58,9 +59,9 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
     val_data = stage.data.find("val", stage.task)
     val = stage.eval_feeds(val_data, "val_dataloaders", evaluation.limit_val_batches)
     stage.keep(val)
-    interval = evaluation.val_check_interval
     for epoch, _ in changes:
         steps = feed.num_steps_in(epoch)
+        interval = steps_between(evaluation.val_check_interval, steps)
         if val and interval and steps is not None and interval > steps:
             raise ConfigError(
                 f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "

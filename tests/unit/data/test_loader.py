@@ -360,3 +360,14 @@ def test_several_loaders_are_refused_by_name(data: Any, tmp_path: Path) -> None:
     """They are no stream of batches."""
     with pytest.raises(ConfigError, match=r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s"):
         quiet(tmp_path).fit(Line(), data)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_torchdatas_stateful_loader_is_a_dataloader(shuffle: bool) -> None:
+    """A StatefulDataLoader is sharded, shuffled and resumed as a DataLoader with the same arguments."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    read = [read_source(kind(Numbers(), 3, shuffle=shuffle), "data", True) for kind in (DataLoader, stateful)]
+    plain, own = (source for source in read if source is not None)
+    facts = [(s.batch_size, s.shuffle, s.drop_last, s.sampler, s.num_samples, s.options["num_workers"]) for s in (plain, own)]
+    assert facts[0] == facts[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.helpers.threads import ThreadEngine, World
-from trainkit.data.dealing import fingerprint
+from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.streams import DealtStream, OwnStream
 
 LENGTH = 23
@@ -180,3 +181,25 @@ def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
 
     rows = [row for step in merged(World(2).run(work)) for row in step]
     assert sorted(row[0] for row in rows) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_webdataset_splits_its_shards_over_all_workers(workers: int, tmp_path: Path) -> None:
+    """Shards go to the workers of all ranks, each sample once, though it shuffles with random numbers of its own."""
+    wds = pytest.importorskip("webdataset")
+    for shard in range(4):
+        with wds.TarWriter(str(tmp_path / f"{shard}.tar")) as tar:
+            for number in range(5):
+                tar.write({"__key__": f"{shard}{number}", "x.npy": np.full(1, 5.0 * shard + number, dtype=np.float32)})
+    data = wds.WebDataset(str(tmp_path / "{0..3}.tar"), shardshuffle=4).shuffle(8).decode().to_tuple("x.npy")
+    loader: DataLoader[Any] = DataLoader(data, 2, num_workers=workers)
+    assert splits_itself(loader)
+    seen: list[float] = []
+    for rank in range(2):
+        stream = OwnStream(split_over_ranks(loader, rank, 2), None, None, rank)
+        for pulled in stream.steps(0, 0, 1):
+            if not pulled:
+                break
+            seen += pulled[0][0].reshape(-1).tolist()
+        stream.close()
+    assert sorted(seen) == list(range(20))

@@ -225,3 +225,12 @@ def test_a_fit_after_a_prediction_trains(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken"):
         quiet(tmp_path).validate(task, loader(8))
     assert [task.training, task.model[1].training, task.model[3].training] == [True, True, False]
+
+
+def test_loaders_of_a_dict_have_names(tmp_path: Path) -> None:
+    """A dict of validation loaders names the values of each, in a fit too."""
+    trainer, data = quiet(tmp_path, max_epochs=1), {"near": loader(6), "far": loader(9)}
+    values = trainer.validate(Line(), data)
+    assert values == {f"val/loss/{name}": trainer.validate(Line(), own)["val/loss"] for name, own in data.items()}
+    trainer.fit(Line(), loader(8), data)
+    assert {"val/loss/near", "val/loss/far"} <= trainer.callback_metrics.keys()

@@ -18,6 +18,7 @@ from trainkit.callbacks import ModelCheckpoint
 from trainkit.data.feed import MapFeed
 from trainkit.engine.reduce.buckets import find_sparse
 from trainkit.report.grid import human
+from trainkit.run.evaluator import steps_between
 from trainkit.run.run import Run
 
 Rows = list[tuple[str, str]]
@@ -56,7 +57,8 @@ def batch_rows(run: Run) -> Rows:
     elif total is not None:
         rows.append(("steps", f"{total:,} in all"))
     if run.evaluator.has_data:
-        every, epochs_between = run.options.evaluation.val_check_interval, run.options.evaluation.check_val_every_n_epoch
+        every = steps_between(run.options.evaluation.val_check_interval, per_epoch)
+        epochs_between = run.options.evaluation.check_val_every_n_epoch
         when = f"each {every} steps" if every else f"at the end of each {_th(epochs_between)}epoch"
         rows.append(("validation", when))
     return rows
