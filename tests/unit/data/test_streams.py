@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,7 @@ def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
     assert sorted(row[0] for row in rows) == list(range(LENGTH))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")  # it closes no file
 @pytest.mark.parametrize("workers", [0, 2])
 def test_webdataset_splits_its_shards_over_all_workers(workers: int, tmp_path: Path) -> None:
     """Shards go to the workers of all ranks, each sample once, though it shuffles with random numbers of its own."""
@@ -203,3 +205,5 @@ def test_webdataset_splits_its_shards_over_all_workers(workers: int, tmp_path: P
             seen += pulled[0][0].reshape(-1).tolist()
         stream.close()
     assert sorted(seen) == list(range(20))
+    del data, loader, stream, pulled
+    gc.collect()  # within this test
