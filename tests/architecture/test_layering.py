@@ -249,6 +249,7 @@ def test_core_imports_at_the_top() -> None:
         ("run.compile", "torch._dynamo"),  # slow as well
         ("device.stats", "psutil"),
         ("device.stats", "pynvml"),
+        ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
         ("loggers.mlflow", "mlflow"),
         ("loggers.prometheus", "prometheus_client.core"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too

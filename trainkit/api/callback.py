@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.errors import TaskError
+from trainkit.metrics.media import Media
 
 
-class Callback:
+class Callback(LogsMedia):
     """Override the hooks that you need; each runs on all ranks. A hook that is not overridden costs nothing.
 
     The order of a fit (a batch is one microbatch of this rank; a step is one optimizer update):
@@ -49,6 +51,11 @@ class Callback:
         if self._task is None:
             raise TaskError(f"{type(self).__name__}.log('{name}', ...): no Trainer runs this callback yet. Log in its hooks.")
         self._task.log(name, value, **options)
+
+    def _log_media(self, make: Callable[[], Media]) -> None:
+        if self._task is None:
+            raise TaskError(f"{type(self).__name__} logs media, but no Trainer runs it yet. Log in its hooks.")
+        self._task._log_media(make)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several values with the same options."""
@@ -171,6 +178,9 @@ class Callback:
 
     def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
         """Values to write: a step's each log_every_n_steps, an epoch's at its end."""
+
+    def on_media(self, trainer: RunView, task: Task, media: Media, step: int) -> None:
+        """Rank 0: a picture, text, table, sound or histogram to store."""
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """The run ends with this error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from trainkit.api.datamodule import DataHooks
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.manual import ManualOptimization
+from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.api.view import RunView
 from trainkit.arguments import unknown
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
+from trainkit.metrics.media import Media
 from trainkit.metrics.objects import is_collection, is_metric, latest_of
 
 _NO_STEPS = (
@@ -44,7 +46,7 @@ class HyperParameters(dict[str, Any]):
             raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
 
 
-class Task(TaskHooks, DataHooks, ManualOptimization, nn.Module):
+class Task(TaskHooks, DataHooks, LogsMedia, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
@@ -173,6 +175,9 @@ class Task(TaskHooks, DataHooks, ManualOptimization, nn.Module):
         """Log several values, or a torchmetrics.MetricCollection, with the same options."""
         for name, value in values.items():
             self.log(name, value, **options)
+
+    def _log_media(self, make: Callable[[], Media]) -> None:
+        self.trainer.hooks.log.show(make)
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""

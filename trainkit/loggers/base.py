@@ -19,6 +19,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
 from trainkit.loggers.background import Background
+from trainkit.metrics.media import Media
 
 _SETTLE_S = 5.0
 _HURRY_S = 10.0  # limit for a run that was preempted or failed, or never reached its server
@@ -59,6 +60,7 @@ class Logger(Callback):
     settings and ends the run.
 
     Attributes:
+        stores_media: it has a `log_media`.
         settles: a checkpoint waits (5 s at most) until all values logged before it are written, so that a run killed right
             after it has lost none. For local files.
         finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the run was preempted or failed,
@@ -67,6 +69,7 @@ class Logger(Callback):
     """
 
     settles = False
+    stores_media = False
     finish_timeout_s: float = 60.0
     logged_at = 0.0
     _background: Background | None = None
@@ -105,6 +108,11 @@ class Logger(Callback):
             work = functools.partial(self._write, dict(metrics), step, trainer.current_epoch, time.time())
             if self.hand_over(f"writing step {step}", work):
                 self.taken(step)
+
+    def on_media(self, trainer: RunView, task: Task, media: Media, step: int) -> None:
+        """Queue it for the thread."""
+        if self.stores_media:
+            self.hand_over(f"writing '{media.name}' of step {step}", functools.partial(self.log_media, media, step))
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Wait for the queue if `settles` is set."""
@@ -169,6 +177,9 @@ class Logger(Callback):
     @abstractmethod
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write the values of a step."""
+
+    def log_media(self, media: Media, step: int) -> None:  # noqa: B027 - see stores_media
+        """Write a picture, text, table, sound or histogram."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Write the run's settings, nested as in the config."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,9 @@ from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
+from trainkit.loggers.media_files import write_media
 from trainkit.loggers.rows import flatten
+from trainkit.metrics.media import Media
 
 _KEY_TAG = "trainkit.run"
 _STATUS = {"success": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
@@ -41,6 +44,8 @@ class MLFlowLogger(CheckpointLogger):
             every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for the server.
     """
+
+    stores_media = True
 
     config_key = "logger.mlflow"
     explained_arguments = {
@@ -122,6 +127,10 @@ class MLFlowLogger(CheckpointLogger):
         self._waiting += [self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()]
         if len(self._waiting) >= _BATCH:
             self.flush()
+
+    def log_media(self, media: Media, step: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self._client.log_artifact(self.run_id, str(write_media(Path(folder), media, step)), "media")
 
     def flush(self) -> None:
         while self._waiting:

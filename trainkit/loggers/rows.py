@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.loggers.base import Logger
+from trainkit.loggers.media_files import write_media
+from trainkit.metrics.media import Media
 
 
 class RowLogger(Logger):
@@ -19,6 +22,8 @@ class RowLogger(Logger):
     """
 
     settles = True
+    stores_media = True
+    path: Path  # of the file
     _file: TextIO | None = None
 
     def __init__(self) -> None:
@@ -39,6 +44,9 @@ class RowLogger(Logger):
         """Keep it until the file is opened. The state of an older trainkit is ignored."""
         if "step" in state_dict:
             self._last_step, self._rows_of_step, self._knows = state_dict["step"], state_dict["rows_of_step"], True
+
+    def log_media(self, media: Media, step: int) -> None:
+        write_media(self.path.parent / "media", media, step)
 
     def taken(self, step: int) -> None:
         if step > self._last_step:

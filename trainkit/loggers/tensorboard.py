@@ -16,6 +16,7 @@ from trainkit.device.sync_guard import allowed_read
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
 from trainkit.loggers.rows import flatten
+from trainkit.metrics.media import Media
 
 
 @checked
@@ -34,6 +35,7 @@ class TensorBoardLogger(Logger):
 
     config_key = "logger.tensorboard"
     settles = True
+    stores_media = True
 
     def __init__(
         self, histograms_every_n_steps: PositiveInt | None = None, log_graph: bool = False, hparams: bool = True
@@ -107,6 +109,19 @@ class TensorBoardLogger(Logger):
             words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in flatten(params).items()}
             _, begun, self._ended = self._hparam_summaries(words, {})
             self._writer.file_writer.add_summary(begun)
+
+    def log_media(self, media: Media, step: int) -> None:
+        if media.kind == "image":
+            self._writer.add_image(media.name, media.value, step, dataformats="HWC")
+        elif media.kind == "audio":
+            self._writer.add_audio(media.name, torch.from_numpy(media.value), step, sample_rate=media.sample_rate)
+        elif media.kind == "histogram":
+            self._write_histograms({media.name: torch.from_numpy(media.value)}, step)
+        elif media.kind == "text":
+            self._writer.add_text(media.name, media.value, step)
+        else:
+            lines = [media.columns, ["---"] * len(media.columns), *media.value]
+            self._writer.add_text(media.name, "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines), step)
 
     def flush(self) -> None:
         if self._writer is not None:

@@ -7,12 +7,15 @@ import secrets
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.checkpoints import CheckpointLogger
+from trainkit.metrics.media import Media
 
 
 @checked
@@ -32,6 +35,8 @@ class WandbLogger(CheckpointLogger):
             fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B.
     """
+
+    stores_media = True
 
     config_key = "logger.wandb"
 
@@ -94,6 +99,19 @@ class WandbLogger(CheckpointLogger):
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
         self._run.log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step)
+
+    def log_media(self, media: Media, step: int) -> None:
+        made: Any
+        if media.kind == "image":
+            made = self._wandb.Image(media.value, caption=media.caption or None)
+        elif media.kind == "audio":
+            made = self._wandb.Audio(media.value, sample_rate=media.sample_rate)
+        elif media.kind == "histogram":
+            made = self._wandb.Histogram(media.value[np.isfinite(media.value)])
+        else:
+            columns, rows = (["text"], [[media.value]]) if media.kind == "text" else (media.columns, media.value)
+            made = self._wandb.Table(columns=columns, data=rows)
+        self._run.log({media.name: made}, step=step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """W&B copies the folder first, and uploads in its own process."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.errors import TaskError
 from trainkit.metrics.log import REDUCTIONS, Reduction, combine
+from trainkit.metrics.media import Media
 from trainkit.metrics.objects import EpochMetrics, is_collection, is_metric, latest_of, numbers_of
 
 
@@ -16,14 +17,20 @@ class HookLog:
     A value is rank 0's, unless it is to be reduced over the ranks. Ranks may log different names.
     """
 
-    def __init__(self, all_gather_object: Callable[[Any], list[Any]], put: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        all_gather_object: Callable[[Any], list[Any]],
+        put: Callable[[Mapping[str, float]], None],
+        show: Callable[[Callable[[], Media]], None] = lambda make: None,
+    ) -> None:
         """Build it.
 
         Args:
             all_gather_object: returns the values of all ranks.
             put: takes the values of an epoch, the same on all ranks.
+            show: takes a function that returns what is logged beside numbers.
         """
-        self._gather, self._put = all_gather_object, put
+        self._gather, self._put, self.show = all_gather_object, put, show
         self.values: dict[str, tuple[Any, Reduction | None]] = {}
         self.prog_bar: set[str] = set()
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks

@@ -24,6 +24,7 @@ from trainkit.checkpoint.store import Store, make_store
 from trainkit.checkpoint.writer import Writer
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
+from trainkit.device.sync_guard import allowed_read
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
@@ -32,6 +33,7 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.metrics.hook_log import HookLog
+from trainkit.metrics.media import Media
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
@@ -77,6 +79,7 @@ class Stage:
         self.declared_ranks: int | None = None
         self.is_set_up = False
         self._continues = False  # whether a later attempt of this process continues with the Task and its data
+        self._has_warned = False  # that no logger stores media
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         if attempts is not None:
@@ -149,7 +152,7 @@ class Stage:
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self.task._trainer = run
-        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(self._of_all_ranks, self._take_logged))
+        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(self._of_all_ranks, self._take_logged, self._show))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self._stack.enter_context(compiled(self.task, numerics.compile))
@@ -193,6 +196,21 @@ class Stage:
         if not self.run.sanity_checking:
             keep_values(self.run, values)
             self.run.log_metrics(dict(values))
+
+    def _show(self, make: Callable[[], Media]) -> None:
+        """Hand rank 0's picture, text, ... to the loggers; report once if none can store it."""
+        run = self.run
+        if not run.is_global_zero or run.sanity_checking:
+            return
+        with allowed_read():
+            media = make()
+        if self.kind == "fit" and not any(getattr(callback, "stores_media", False) for callback in run.callbacks):
+            if not self._has_warned:
+                run.say(
+                    f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow."
+                )
+            self._has_warned = True
+        run.hooks("on_media", media, run.global_step)
 
     def _count_progress(self) -> None:
         self.engine.heartbeat.progress += 1
