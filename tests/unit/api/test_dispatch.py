@@ -34,8 +34,8 @@ def test_only_overridden_hooks_are_called() -> None:
     """A hook that is not overridden is not in the table, and calling it does nothing."""
     hooks = Hooks("trainer", Line(), [Watch(), Callback()])  # type: ignore[arg-type]
     assert "on_train_start" in hooks._table
-    assert "on_train_end" not in hooks._table
-    hooks("on_train_end")
+    assert "on_train_batch_end" not in hooks._table
+    hooks("on_train_batch_end")
     hooks("no_such_hook")
 
 
@@ -66,14 +66,6 @@ def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None
     with pytest.raises(TaskError) as raised:
         Hooks("trainer", own(), [])  # type: ignore[arg-type]
     assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning, and none here: it would never be called. ")
-
-
-def test_manual_optimization_is_refused() -> None:
-    """It would otherwise be trained with automatic optimization."""
-    task = Line()
-    task.automatic_optimization = False
-    with pytest.raises(TaskError, match=r"Line\.automatic_optimization is False"):
-        Hooks("trainer", task, [])  # type: ignore[arg-type]
 
 
 def test_the_advice_names_hooks_that_there_are() -> None:
