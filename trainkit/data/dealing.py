@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from trainkit.data.order import OwnRandomNumbers, mix
+from trainkit.data.order import OwnRandomNumbers, in_bursts, mix
 from trainkit.data.workers import shield
 
 
@@ -61,15 +61,21 @@ class DealtDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info, share = torch.utils.data.get_worker_info(), self._share
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        numbers = OwnRandomNumbers(self._seed)
-        with numbers(), _as_worker(None):
+        own = OwnRandomNumbers(self._seed)
+
+        @contextmanager
+        def numbers() -> Iterator[None]:
+            with own(), _as_worker(None):
+                yield
+
+        with numbers():
             samples = iter(self.dataset)
+        samples = in_bursts(samples, numbers)
         turn = 0
         for batch in itertools.count():
             if batch == share.end:
                 return
-            with numbers(), _as_worker(None):
-                chunk = list(itertools.islice(samples, self._batch_size))
+            chunk = list(itertools.islice(samples, self._batch_size))
             if not chunk:
                 return
             if share.has(batch):

@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.data.dealing import DealtDataset, Share, loader_like
-from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix
+from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
 from trainkit.data.workers import shield
 
 RandomNumbers = Callable[[], AbstractContextManager[None]]
@@ -61,10 +61,10 @@ class Stream(ABC):
         count, numbers = self.per_step(accumulate), self._numbers(epoch)
         with numbers():
             batches = self._open(epoch, start, accumulate)
+        if numbers is not nullcontext:
+            batches = in_bursts(batches, numbers)
         while True:
-            with numbers():
-                pulled = list(itertools.islice(batches, count))
-            yield pulled
+            yield list(itertools.islice(batches, count))
 
     def close(self) -> None:
         """End the loader's workers. Otherwise the interpreter would wait at its end for persistent ones."""
