@@ -39,13 +39,13 @@ class ValidationData:
 
     Attributes:
         feeds: one for each loader.
-        sanity_feeds: returns feeds of a number of batches of the same data.
+        sanity_feeds: returns feeds of a number of batches of the same data, None for all.
         training_names: names that training logs for the progress bar.
         check: called in each round, the same one on all ranks; may end the run.
     """
 
     feeds: Sequence[Feed]
-    sanity_feeds: Callable[[int], list[Feed]]
+    sanity_feeds: Callable[[int | None], list[Feed]]
     training_names: set[str]
     check: Callable[[], None] = lambda: None
 
