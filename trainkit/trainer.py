@@ -79,7 +79,7 @@ class Trainer:
         enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none); false removes it.
         enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none); false removes it.
         enable_model_summary: print the banner on rank 0.
-        profiler: "simple" (time by hook and part of a step), "pytorch" (by operator), or a callback; see callbacks/profiler.py.
+        profiler: time "simple" (by hook and part of a step), "advanced" (by function), "pytorch" (by operator); or a callback.
         deterministic: ask torch for deterministic algorithms; "warn": an operation without one warns.
         benchmark: let cuDNN search the fastest algorithm for each shape.
         detect_anomaly: let autograd name the operation that gave NaN in backward; slow.
@@ -131,7 +131,7 @@ class Trainer:
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
-        profiler: Literal["simple", "pytorch"] | Callback | None = None,
+        profiler: Literal["simple", "advanced", "pytorch"] | Callback | None = None,
         deterministic: bool | Literal["warn"] | None = False,
         benchmark: bool | None = False,
         detect_anomaly: bool = False,

@@ -47,6 +47,7 @@ class Evaluation(Protocol):
     num_validations: int
     names: set[str]
     num_batches: int | None
+    batch_indices: range | None
 
     @property
     def prog_bar_names(self) -> set[str]: ...
