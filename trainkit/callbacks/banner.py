@@ -41,7 +41,7 @@ class Banner(Callback):
             how = "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"
             rows.append(("data", f"a stream: {how}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
-        rows += trainer.batch_plan.describe(trainer.rates.user_lrs)
+        rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps)
         rows.append(("run", _plan(trainer)))
         if checkpoints.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
