@@ -35,7 +35,7 @@ from trainkit.run.setup import Stage
 
 
 @checked
-@checked_calls("fit", "validate", "test", "predict")
+@checked_calls("fit", "validate", "test", "predict", "save_checkpoint")
 class Trainer:
     """Trains a Task on as many ranks as the launcher started.
 

@@ -85,4 +85,4 @@ def _plan(trainer: RunView) -> str:
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
-    return f"{epochs}{steps if epochs else ''}{end}"
+    return f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"

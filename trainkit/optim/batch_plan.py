@@ -84,7 +84,7 @@ class BatchPlan:
         scaled = [lr * self.lr_factor for lr in dict.fromkeys(lrs)]
         last = ", ".join(f"{lr * self.warmup(total_steps - 1):.4g}" for lr in scaled)
         return (
-            f"{self.warmup_steps} steps are longer than the run of {plural(total_steps, 'step')}: the rate ends at {last} and "
+            f"{self.warmup_steps} steps are longer than the run of {plural(total_steps, 'step')}: warm-up ends at {last} and "
             f"never reaches {', '.join(f'{lr:g}' for lr in scaled)}. Lower trainer.lr_warmup_steps or lr_warmup_epochs, or "
             "train longer."
         )

@@ -205,7 +205,8 @@ def check_words(model: Model, left_out: Measured) -> str:
     )
     if abs(off) <= TRUSTED:
         return text
-    return f"{text} Something outside of the model slows these ranks down: do not trust its predictions for more ranks."
+    why = "Something outside of the model slows these ranks down" if off < 0 else "These ranks are faster than the model"
+    return f"{text} {why}: do not trust its predictions for more ranks."
 
 
 def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:

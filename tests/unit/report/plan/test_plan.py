@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
         slow,
         {"lr_warmup_steps": 64},
         {},
-        "Warm-up: 64 steps are longer than the run of 32 steps: the rate",
+        "Warm-up: 64 steps are longer than the run of 32 steps",
     ),
     "no workers": (Line, slow, {}, {}, r"loaded by the training process itself (num_workers=0)"),
     "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each need 24"),
