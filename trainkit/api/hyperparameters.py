@@ -31,6 +31,10 @@ class Configured:
     _trainer: RunView | None = None
     _not_logged: frozenset[str] = frozenset()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the run, for copies and loader workers: neither belongs to it."""
+        return {name: value for name, value in self.__dict__.items() if name != "_trainer"}
+
     @functools.cached_property
     def hparams(self) -> HyperParameters:
         """What `save_hyperparameters` saved."""

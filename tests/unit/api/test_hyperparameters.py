@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,22 @@ def test_loggers_receive_what_may_be_logged(tmp_path: Path) -> None:
     quiet(tmp_path, logger=Keep()).fit(task, datamodule=Data("here"))
     assert written == [{"root": "here", "width": 3}]
     assert task.hparams.secret == "s"
+
+
+class Plain(DataModule):
+    """A DataModule that a worker process may receive."""
+
+    def train_dataloader(self) -> Any:
+        """Return 4 rows."""
+        return loader(4)
+
+
+def test_copies_do_not_belong_to_the_run(tmp_path: Path) -> None:
+    """After a fit a DataModule goes to a worker process, and a Task is copied, without the run."""
+    task, data = Line(), Plain()
+    quiet(tmp_path).fit(task, datamodule=data)
+    assert data.trainer is task.trainer
+    with pytest.raises(TaskError, match=r"^Plain\.trainer: no Trainer runs this DataModule yet\."):
+        _ = pickle.loads(pickle.dumps(data)).trainer
+    with pytest.raises(TaskError, match=r"^Line\.trainer: no Trainer runs this Task yet\."):
+        _ = copy.deepcopy(task).trainer
