@@ -71,9 +71,6 @@ class ImageFolder(trainkit.DataModule):
             self.train = self._read("train", v2.Compose([*crop, *tail]))
         crop = [v2.Resize(self.image_size * 8 // 7), v2.CenterCrop(self.image_size)]
         self.val = self._read("val", v2.Compose([*crop, *tail]))
-        if stage == "fit" and self.train.classes != self.val.classes:
-            differ = sorted(set(self.train.classes) ^ set(self.val.classes))
-            raise DataError(f"{self.root}: train/ and val/ have different classes ({', '.join(differ[:5])}).")
 
     def train_dataloader(self) -> DataLoader:
         return self._loader(self.train, shuffle=True)
@@ -95,12 +92,26 @@ class ImageFolder(trainkit.DataModule):
             dataset = TorchvisionImageFolder(str(folder), transform, loader=load_image)
         except FileNotFoundError as error:  # torchvision's words: no class folders, or which of them are empty
             raise DataError(f"{folder}: {str(error).rstrip('.')}. Each class needs one image at least.") from error
-        if len(dataset.classes) != self.num_classes:
-            raise ConfigError(
-                f"data.num_classes is {self.num_classes}, but {folder} has {len(dataset.classes)} class folders. Set "
-                f"data.num_classes={len(dataset.classes)}."
-            )
+        self._check(part, dataset.classes)
         return dataset
+
+    def _check(self, part: str, classes: list[str]) -> None:
+        """Raise if a class folder of train/ or val/ is not in the other (labels would differ), or their number is another."""
+        other = "val" if part == "train" else "train"
+        others = {path.name for path in (self.root / other).glob("*") if path.is_dir()}
+        for here, there, missing in ((part, other, others - {*classes}), (other, part, others and {*classes} - others)):
+            if missing:
+                names = f"{', '.join(sorted(missing)[:5])}{', ...' * (len(missing) > 5)}"
+                raise DataError(
+                    f"{self.root / here} has no folder for the classes that {there}/ has: {names}. Both need the same folders: "
+                    "add it, with an image at least, or remove it there."
+                )
+        if len(classes) != self.num_classes:
+            shown = f"{', '.join(classes[:5])}{', ...' * (len(classes) > 5)}"
+            raise ConfigError(
+                f"data.num_classes is {self.num_classes}, but {self.root / part} has {len(classes)} class folders "
+                f"({shown}). If none is missing, set data.num_classes={len(classes)}."
+            )
 
     def _loader(self, dataset: TorchvisionImageFolder, shuffle: bool) -> DataLoader:
         workers = self.num_workers

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from trainkit.api.datamodule import DataModule as DataModule
     from trainkit.api.task import Task as Task
     from trainkit.callbacks import EMA as EMA
+    from trainkit.callbacks import AdvancedProfiler as AdvancedProfiler
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
+    from trainkit.callbacks import BasePredictionWriter as BasePredictionWriter
     from trainkit.callbacks import CrashCapsule as CrashCapsule
     from trainkit.callbacks import DeviceStatsMonitor as DeviceStatsMonitor
     from trainkit.callbacks import EarlyStopping as EarlyStopping
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import FaultInjection as FaultInjection
     from trainkit.callbacks import Goodput as Goodput
     from trainkit.callbacks import GradientMonitor as GradientMonitor
+    from trainkit.callbacks import LambdaCallback as LambdaCallback
     from trainkit.callbacks import LearningRateMonitor as LearningRateMonitor
     from trainkit.callbacks import ModelCheckpoint as ModelCheckpoint
     from trainkit.callbacks import ModelSummary as ModelSummary
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.export.export import export as export
     from trainkit.launch.environment import rank as rank
+    from trainkit.launch.environment import rank_zero_only as rank_zero_only
     from trainkit.launch.environment import world_size as world_size
     from trainkit.loggers import CSVLogger as CSVLogger
     from trainkit.loggers import JSONLLogger as JSONLLogger
@@ -58,15 +62,15 @@ _NAMES = {
     "trainkit.api.callback": "Callback",
     "trainkit.api.datamodule": "DataModule",
     "trainkit.api.task": "Task",
-    "trainkit.callbacks": "BackboneFinetuning BaseFinetuning CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic "
-    "FaultInjection Goodput GradientMonitor LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar "
-    "PyTorchProfiler SimpleProfiler SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor "
-    "Timeline Timer Watchdog",
+    "trainkit.callbacks": "AdvancedProfiler BackboneFinetuning BaseFinetuning BasePredictionWriter CrashCapsule "
+    "DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
+    "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "
+    "SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor Timeline Timer Watchdog",
     "trainkit.data.order": "seed_everything",
     "trainkit.data.streams": "sharded",
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.export.export": "export",
-    "trainkit.launch.environment": "rank world_size",
+    "trainkit.launch.environment": "rank rank_zero_only world_size",
     "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
     "trainkit.replay.replay": "replay",
     "trainkit.run.predictions": "read_predictions",

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trainkit.errors import ConfigError, did_you_mean
 
@@ -69,6 +69,7 @@ Fraction = float
 IntOrFraction = int | float
 PositiveIntOrFraction = int | float
 ExistingFolder = str
+ShortPrecision = Literal["32", "16", "bf16", "64", 32, 16, 64]  # as in Lightning; api/options.py replaces them
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -103,6 +104,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: (_is_int(v) and v >= 1) or (isinstance(v, float) and 0 < v <= 1),
         "a whole number, 1 or more, or a share above 0.0 and up to 1.0",
     ),
+    "ShortPrecision": (lambda v: not isinstance(v, bool) and str(v) in ("32", "16", "bf16", "64"), "32, 16, 'bf16' or 64"),
     "Duration": (is_duration, LEGAL),
     "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),
 }
@@ -141,7 +143,7 @@ def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, s
     if name == "Literal":
         choices = list(ast.literal_eval(inner)) if isinstance(inner, ast.Tuple) else [ast.literal_eval(inner)]
         listed = ", ".join("null" if c is None else f"'{c}'" if isinstance(c, str) else str(c) for c in choices)
-        return any(value == c and type(value) is type(c) for c in choices), f"one of {listed}"
+        return any(value == c and type(value) is type(c) for c in choices), f"one of {listed}" if len(choices) > 1 else listed
     if name == "Optional":
         return _either([inner, ast.Constant(None)], value)
     if name == "Union" and isinstance(inner, ast.Tuple):
@@ -234,10 +236,7 @@ def checked(cls: _Class) -> _Class:
 
     @functools.wraps(init)
     def checked_init(self: object, *args: object, **kwargs: object) -> None:
-        for name in kwargs:
-            if name not in parameters:
-                explained = getattr(cls, "explained_arguments", None)
-                raise ConfigError(unknown(f"{room}.{name}", name, list(parameters), explained))
+        check_call(signature, args, kwargs, f"{room}.", getattr(cls, "explained_arguments", None))
         given = dict(zip(parameters, args, strict=False)) | kwargs
         for name, value in given.items():
             legal = problem(str(parameters[name].annotation), value)
@@ -247,3 +246,21 @@ def checked(cls: _Class) -> _Class:
 
     cls.__init__ = checked_init  # type: ignore[misc]
     return cls
+
+
+def check_call(
+    signature: inspect.Signature,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    prefix: str,
+    explained: dict[str, str] | None,
+) -> None:
+    """Raise a ConfigError if a method (its first parameter is the object) cannot be called like this."""
+    known = [*signature.parameters][1:]
+    for name in kwargs:
+        if name not in known:
+            raise ConfigError(unknown(f"{prefix}{name}", name, known, explained))
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{prefix.rstrip('.: ')}: {error}. Its arguments: {', '.join(known) or 'none'}.") from None

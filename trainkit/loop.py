@@ -197,7 +197,7 @@ def _finished(run: Run) -> bool:
         return True
     if limits.max_epochs is not None and state.current_epoch >= limits.max_epochs:
         return True
-    return state.should_stop
+    return run.should_stop
 
 
 def _report_epoch(run: Run) -> None:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from trainkit import loop
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule, StageName
+from trainkit.api.entry_points import checked_calls
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
-from trainkit.api.options import read_options
+from trainkit.api.options import canonical, read_options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
@@ -25,14 +26,14 @@ from trainkit.arguments import (
     IntOrFraction,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     PositiveIntOrFraction,
+    ShortPrecision,
     checked,
 )
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
-from trainkit.loggers.base import Logger
+from trainkit.loggers.base import Logger, loggers_of
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
@@ -43,13 +44,16 @@ from trainkit.run.setup import Stage
 
 
 @checked
+@checked_calls("fit", "validate", "test", "predict", "save_checkpoint")
 class Trainer:
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
         engine: "auto" (by the launcher), "single", "horovod", "ddp", or an Engine.
-        max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed.
-        max_steps: optimizer steps.
+        max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed. -1: until a stop is requested.
+        max_steps: optimizer steps; -1 for no limit.
+        min_epochs: epochs that a requested stop (EarlyStopping, `request_stop`) waits for; limits do not.
+        min_steps: the same in steps.
         max_time: of training, over all starts of the run: seconds, a timedelta, "DD:HH:MM:SS", or {hours: 2}; see Timer.
         global_batch_size: samples of a step on all ranks; the accumulation is derived from it.
         accumulate_grad_batches: microbatches of one rank in a step (default 1), if `global_batch_size` is not given; or
@@ -60,12 +64,12 @@ class Trainer:
         lr_warmup_epochs: epochs of warm-up.
         lr_warmup_steps: steps of warm-up.
         lr_momentum_correction: true: SGD's momentum follows a changing rate, as in torch; see optim/schedule.py.
-        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true".
+        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true"; 32, 16, "bf16" and 64 are the first of each.
         channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a GPU, where it is faster.
         compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see run/compile.py.
         sync_batchnorm: compute batch norm's statistics over all ranks' microbatches.
         halve_batch_on_oom: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
-        gradient_clip_val: clip the gradients of the whole step at this.
+        gradient_clip_val: clip the gradients of the whole step at this; 0 for not.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
         pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then count twice. Default:
             weight it by its samples.
@@ -76,17 +80,17 @@ class Trainer:
         val_check_interval: steps between two validations inside an epoch, or a share of the epoch (0.25). Default: validate
             at its end.
         check_val_every_n_epoch: epochs between two validations.
-        num_sanity_val_steps: validation batches tried before training.
+        num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.
         overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share); limits validation too.
         fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without files.
         callbacks: a callback or a list.
-        logger: a logger or a list; true for CSV and TensorBoard, false for none.
+        logger: a logger or a list; true or null for CSV and TensorBoard, false for none.
         enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none); false removes it.
         enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none); false removes it.
         enable_model_summary: print the banner on rank 0.
-        profiler: "simple" (time by hook and part of a step), "pytorch" (by operator), or a callback; see callbacks/profiler.py.
-        deterministic: ask torch for deterministic algorithms.
+        profiler: time "simple" (by hook and part of a step), "advanced" (by function), "pytorch" (by operator); or a callback.
+        deterministic: ask torch for deterministic algorithms; "warn": an operation without one warns.
         benchmark: let cuDNN search the fastest algorithm for each shape.
         detect_anomaly: let autograd name the operation that gave NaN in backward; slow.
         stop_on_nonfinite: end the run before the update if a loss is not finite; waits for the device in each step.
@@ -102,8 +106,10 @@ class Trainer:
         self,
         *,
         engine: Engine | str = "auto",
-        max_epochs: PositiveInt | None = None,
-        max_steps: PositiveInt | None = None,
+        max_epochs: PositiveInt | Literal[-1] | None = None,
+        max_steps: PositiveInt | Literal[-1] | None = None,
+        min_epochs: NonNegativeInt | None = None,
+        min_steps: NonNegativeInt | None = None,
         max_time: Duration | None = None,
         global_batch_size: PositiveInt | None = None,
         accumulate_grad_batches: PositiveInt | dict[NonNegativeInt, PositiveInt] | None = None,
@@ -112,12 +118,12 @@ class Trainer:
         lr_warmup_epochs: NonNegativeFloat | None = None,
         lr_warmup_steps: NonNegativeInt | None = None,
         lr_momentum_correction: bool = True,
-        precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true",
+        precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | ShortPrecision | None = "32-true",
         channels_last: bool | Literal["auto"] = False,
         compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False,  # noqa: A002
         sync_batchnorm: bool = False,
         halve_batch_on_oom: bool = False,
-        gradient_clip_val: PositiveFloat | None = None,
+        gradient_clip_val: NonNegativeFloat | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         pad_last_step: bool = False,
         limit_train_batches: IntOrFraction | None = None,
@@ -126,25 +132,25 @@ class Trainer:
         limit_predict_batches: IntOrFraction | None = None,
         val_check_interval: PositiveIntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
-        num_sanity_val_steps: NonNegativeInt = 2,
+        num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,
         log_every_n_steps: PositiveInt = 50,
         overfit_batches: IntOrFraction | None = None,
         fast_dev_run: bool | PositiveInt = False,
         callbacks: Callback | Sequence[Callback] | None = None,
-        logger: Logger | Sequence[Logger] | bool = True,
+        logger: Logger | Sequence[Logger] | bool | None = True,
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_model_summary: bool = True,
-        profiler: Literal["simple", "pytorch"] | Callback | None = None,
-        deterministic: bool = False,
-        benchmark: bool = False,
+        profiler: Literal["simple", "advanced", "pytorch"] | Callback | None = None,
+        deterministic: bool | Literal["warn"] | None = False,
+        benchmark: bool | None = False,
         detect_anomaly: bool = False,
         stop_on_nonfinite: bool = False,
         assert_no_sync: bool = False,
         run_dir: str | None = None,
         seed: int = 0,
     ) -> None:
-        given = locals()
+        given = canonical(locals())
         self.options = read_options(given)
         self.callbacks: list[Callback] = default_callbacks(given)
         self._run: Run | None = None
@@ -181,11 +187,10 @@ class Trainer:
             TaskError: the task lacks a method.
         """
         check_overrides(task, ("training_step", "configure_optimizers"))
-        limits = self.options.limits
-        if limits.max_epochs is None and limits.max_steps is None and not any(callback.ends_run for callback in self.callbacks):
+        if not (self.options.limits.is_known or any(callback.ends_run for callback in self.callbacks)):
             raise ConfigError(
                 "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one "
-                "of them."
+                "of them, or trainer.max_epochs=-1 to train until a stop is requested."
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
@@ -334,6 +339,9 @@ class Trainer:
 
     def __getattr__(self, name: str) -> Any:
         """Ask the run for what a Trainer of Lightning's has too: global_step, current_epoch, world_size, is_global_zero, ..."""
-        if name.startswith("_") or name not in dir(Run):
+        if name in ("logger", "loggers") and self._run is None:  # of the run to come
+            found = loggers_of(self.callbacks)
+            return found if name == "loggers" else next(iter(found), None)
+        if name.startswith("_") or not (hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")):
             raise AttributeError(f"'Trainer' object has no attribute '{name}'")
         return getattr(self.run, name)

@@ -140,7 +140,7 @@ def test_the_number_of_classes_is_compared(command: Command, tmp_path: Path) -> 
     write_images(tmp_path, classes=3)
     done = command(FOLDER)
     assert done.code == 2
-    assert "Set data.num_classes=3" in done.err, done.err
+    assert "set data.num_classes=3" in done.err, done.err
 
 
 def test_horovod_that_is_not_there_names_its_cure(command: Command) -> None:

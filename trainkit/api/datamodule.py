@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from trainkit.api.hyperparameters import Configured
+
 StageName = Literal["fit", "validate", "test", "predict"]
 
 
@@ -30,7 +32,7 @@ class DataHooks:
         return None
 
 
-class DataModule(DataHooks):
+class DataModule(DataHooks, Configured):
     """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
 
     A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.

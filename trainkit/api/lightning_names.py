@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _LAUNCHER_DECIDES = (
     "trainkit has no such setting: the launcher decides where a run runs. Start N processes with `horovodrun -np N ...` "
-    "or `torchrun --nproc-per-node N ...`; choose the framework with engine=auto|single|horovod|ddp."
+    "or `torchrun --nproc-per-node N ...`; choose the framework with engine=auto|single|horovod|ddp. "
+    "A notebook is one process, so it trains on one rank: for more, write the code to a file (%%writefile train.py) and start "
+    "it from a cell (!horovodrun -np 2 python train.py)."
 )
 
 TRAINER_ARGUMENTS: dict[str, str] = {
@@ -13,6 +15,10 @@ TRAINER_ARGUMENTS: dict[str, str] = {
     "num_nodes": _LAUNCHER_DECIDES,
     "strategy": _LAUNCHER_DECIDES,
     "default_root_dir": "trainkit calls it run_dir: the folder of one run.",
+    "gpus": _LAUNCHER_DECIDES,
+    "resume_from_checkpoint": "pass it where training starts: fit(task, ckpt_path=...); at the command line ckpt_path=last, "
+    "ckpt_path=PATH or resume=auto.",
+    "checkpoint_callback": "trainkit calls it enable_checkpointing: true or false; a ModelCheckpoint goes into callbacks.",
     "use_distributed_sampler": "data is always sharded over the ranks, each sample once; leave it out.",
 }
 

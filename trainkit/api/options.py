@@ -46,7 +46,27 @@ class LimitOptions:
 
     max_epochs: int | None
     max_steps: int | None
+    min_epochs: int | None
+    min_steps: int | None
+    is_endless: bool  # whether the user asked for no limit
     log_every_n_steps: int
+
+    def __post_init__(self) -> None:
+        for unit, least, most in (("epochs", self.min_epochs, self.max_epochs), ("steps", self.min_steps, self.max_steps)):
+            if least is not None and most is not None and least > most:
+                raise ConfigError(
+                    f"trainer.min_{unit} is {least}, but trainer.max_{unit} is {most}: training ends there. Raise the one or "
+                    "lower the other."
+                )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the end of training is set, or no end is asked for."""
+        return self.is_endless or self.max_epochs is not None or self.max_steps is not None
+
+    def allow_stop(self, epochs: int, steps: int) -> bool:
+        """Return whether a requested stop may end training after these."""
+        return epochs >= (self.min_epochs or 0) and steps >= (self.min_steps or 0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class EvaluationOptions:
 
     val_check_interval: int | float | None
     check_val_every_n_epoch: int
-    num_sanity_val_steps: int
+    num_sanity_val_steps: int | None  # None for all
     limit_val_batches: Limit
     limit_test_batches: Limit
     limit_predict_batches: Limit
@@ -72,7 +92,7 @@ class NumericOptions:
     halve_batch_on_oom: bool
     gradient_clip_val: float | None
     gradient_clip_algorithm: Literal["norm", "value"]
-    deterministic: bool
+    deterministic: bool | Literal["warn"]
     benchmark: bool
     detect_anomaly: bool
     stop_on_nonfinite: bool
@@ -82,7 +102,7 @@ class NumericOptions:
         if self.gradient_clip_val is None and self.gradient_clip_algorithm != "norm":
             raise ConfigError(
                 f"trainer.gradient_clip_algorithm is '{self.gradient_clip_algorithm}', but trainer.gradient_clip_val is not "
-                "set: nothing is clipped. Set trainer.gradient_clip_val, or leave the algorithm out."
+                "set, or 0: nothing is clipped. Set trainer.gradient_clip_val, or leave the algorithm out."
             )
 
     def uses_channels_last(self, device: torch.device) -> bool:
@@ -109,8 +129,30 @@ class Options:
     config: dict[str, Any] | None = None
 
 
+# Lightning's short names of precisions; 16 and "16" are the same.
+_PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}
+_OF_NULL = {"precision": "32-true", "num_sanity_val_steps": 2, "logger": True, "deterministic": False, "benchmark": False}
+
+
+def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments with Lightning's other ways to write a value replaced: null, -1, 0, "bf16", ..."""
+    given = dict(arguments)
+    given |= {name: value for name, value in _OF_NULL.items() if given[name] is None}
+    given["precision"] = _PRECISIONS.get(str(given["precision"]), given["precision"])
+    given["is_endless"] = given["max_epochs"] == -1
+    for name, stands_for_null in (
+        ("max_epochs", -1),
+        ("max_steps", -1),
+        ("num_sanity_val_steps", -1),
+        ("gradient_clip_val", 0),
+    ):
+        if given[name] == stands_for_null:
+            given[name] = None
+    return given
+
+
 def read_options(arguments: Mapping[str, Any]) -> Options:
-    """Return the Trainer's arguments in groups, with `overfit_batches` and `fast_dev_run` applied.
+    """Return the Trainer's canonical arguments in groups, with `overfit_batches` and `fast_dev_run` applied.
 
     Raises:
         ConfigError: two of them contradict each other, or one has no effect.
@@ -123,7 +165,7 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
             raise ConfigError(f"trainer.overfit_batches is {overfit}, but {why}. Leave one out (null is for all).")
         given["limit_train_batches"] = given["limit_val_batches"] = overfit
     if quick := int(given["fast_dev_run"]):
-        given |= {"max_epochs": 1, "max_steps": None, "num_sanity_val_steps": 0}
+        given |= {"max_epochs": 1, "max_steps": None, "min_epochs": None, "min_steps": None, "num_sanity_val_steps": 0}
         given |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
         given |= {f"limit_{kind}_batches": quick for kind in ("train", "val", "test", "predict")}
 

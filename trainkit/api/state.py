@@ -32,6 +32,7 @@ class TrainState:
         half_updated: between an update's first change of weights and its count.
         oom_pieces: pieces that each microbatch is split into for memory (trainer.halve_batch_on_oom); 1: not split.
         should_stop: set it (or call request_stop) to end after the current step.
+        stops_at_once: whether the stop does not wait for trainer.min_epochs and min_steps.
         stop_reason: why, in words for the user.
     """
 
@@ -49,13 +50,15 @@ class TrainState:
     half_updated: bool = field(default=False, metadata={"saved": False})
     oom_pieces: int = field(default=1, metadata={"saved": False})
     should_stop: bool = field(default=False, metadata={"saved": False})
+    stops_at_once: bool = field(default=False, metadata={"saved": False})
     stop_reason: str | None = field(default=None, metadata={"saved": False})
     stage: StageName = field(default="fit", metadata={"saved": False})
     started: float = field(default_factory=time.monotonic, metadata={"saved": False})
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, at_once: bool = False) -> None:
         """End the run after the current step. Call it on all ranks at the same step."""
         self.should_stop, self.stop_reason = True, reason
+        self.stops_at_once |= at_once
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters that a checkpoint saves."""

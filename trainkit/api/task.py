@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
+from trainkit.api.hyperparameters import Configured
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task_hooks import TaskHooks
-from trainkit.api.view import RunView
 from trainkit.arguments import unknown
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
@@ -36,17 +36,7 @@ class LogTarget(NamedTuple):
     on_epoch: bool
 
 
-class HyperParameters(dict[str, Any]):
-    """The arguments saved by `save_hyperparameters`; its entries are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
-
-
-class Task(TaskHooks, DataHooks, LogsMedia, ManualOptimization, nn.Module):
+class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
@@ -55,9 +45,7 @@ class Task(TaskHooks, DataHooks, LogsMedia, ManualOptimization, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trainer: RunView | None = None
         self._log_target: LogTarget | None = None
-        self.hparams = HyperParameters()
 
     # -- to write -------------------------------------------------------------------------------------------------
 
@@ -184,32 +172,6 @@ class Task(TaskHooks, DataHooks, LogsMedia, ManualOptimization, nn.Module):
         if self.trainer.is_global_zero:
             print(*values, **options)
 
-    def save_hyperparameters(self, *names: str, ignore: tuple[str, ...] = ()) -> None:
-        """Save the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
-
-        Args:
-            names: the arguments to save. Default: all.
-            ignore: arguments to leave out.
-        """
-        frame = inspect.currentframe()
-        caller = frame.f_back if frame is not None else None
-        assert caller is not None
-        known = [n for n in inspect.signature(type(self).__init__).parameters if n != "self"]
-        for name in names or known:
-            if name in caller.f_locals and name not in ignore:
-                self.hparams[name] = caller.f_locals[name]
-
-    @property
-    def trainer(self) -> RunView:
-        """The run of this Task; hooks receive it as `trainer`.
-
-        Raises:
-            TaskError: no Trainer runs it yet.
-        """
-        if self._trainer is None:
-            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this Task yet.")
-        return self._trainer
-
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
@@ -220,6 +182,16 @@ class Task(TaskHooks, DataHooks, LogsMedia, ManualOptimization, nn.Module):
     def global_step(self) -> int:
         """Optimizer steps taken."""
         return self.trainer.global_step
+
+    @property
+    def loggers(self) -> list[Any]:
+        """The run's loggers."""
+        return self.trainer.loggers
+
+    @property
+    def logger(self) -> Any:
+        """The first of them, or None."""
+        return next(iter(self.loggers), None)
 
     @property
     def current_epoch(self) -> int:

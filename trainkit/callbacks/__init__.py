@@ -13,8 +13,11 @@ from trainkit.callbacks.finetuning import BackboneFinetuning as BackboneFinetuni
 from trainkit.callbacks.finetuning import BaseFinetuning as BaseFinetuning
 from trainkit.callbacks.goodput import Goodput as Goodput
 from trainkit.callbacks.gradient_monitor import GradientMonitor as GradientMonitor
+from trainkit.callbacks.lambda_callback import LambdaCallback as LambdaCallback
 from trainkit.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
 from trainkit.callbacks.model_summary.model_summary import ModelSummary as ModelSummary
+from trainkit.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
+from trainkit.callbacks.profiler import AdvancedProfiler as AdvancedProfiler
 from trainkit.callbacks.profiler import PyTorchProfiler as PyTorchProfiler
 from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar

@@ -41,7 +41,7 @@ class Banner(Callback):
             how = "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"
             rows.append(("data", f"a stream: {how}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
-        rows += trainer.batch_plan.describe(trainer.rates.user_lrs)
+        rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps)
         rows.append(("run", _plan(trainer)))
         if checkpoints.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
@@ -85,4 +85,4 @@ def _plan(trainer: RunView) -> str:
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
-    return f"{epochs}{steps if epochs else ''}{end}"
+    return f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"

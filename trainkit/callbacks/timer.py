@@ -108,7 +108,8 @@ class Timer(Callback):
     def _look(self, trainer: RunView) -> None:
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
-                f"the time limit is reached: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}"
+                f"the time limit is reached: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}",
+                at_once=True,
             )
 
 

@@ -3,7 +3,8 @@
 step=180-rank=1/
     step.pt               the microbatches of this rank's step, each with the random states before it and its loss; the loss
                           scale: tensors and plain values only
-    weights.safetensors   weights and buffers at the step's beginning, if they were still available
+    weights.safetensors   weights and buffers at the step's beginning if they were still available, else those that training
+                          started from if there was no checkpoint
     manifest.json         a readable description; sizes and SHA-256 of the other files; written last
 """
 
@@ -44,8 +45,14 @@ class Capsule:
 
     @property
     def weights(self) -> Path | None:
-        """The file of the step's own weights, or None."""
+        """The file of weights, or None."""
         return self.folder / WEIGHTS if WEIGHTS in self.about["files"] else None
+
+    @property
+    def weights_age(self) -> int:
+        """By how many steps these weights are older than the step."""
+        step, of_step = self.about["step"], self.about.get("weights_step")
+        return 0 if of_step is None else int(step) - int(of_step)
 
 
 def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:

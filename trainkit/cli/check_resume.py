@@ -183,7 +183,7 @@ def _last_step(config: dict[str, Any], asked: Asked) -> int:
         raise ConfigError(
             f"ckpt_path is '{config['ckpt_path']}', but check-resume starts new runs. Leave it out, or give a path."
         )
-    limit = trainer.get("max_steps")
+    limit = None if trainer.get("max_steps") == -1 else trainer.get("max_steps")
     if limit is not None and asked.kill_at >= limit:
         raise ConfigError(f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}.")
     if limit is not None and asked.steps is not None and asked.steps > limit:

@@ -19,7 +19,7 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
-from trainkit.report.scaling.model import Measured, check_words, fit, measured_grid, predictions_grid
+from trainkit.report.scaling.model import Measured, check_words, excess_words, fit, measured_grid, predictions_grid
 from trainkit.report.scaling.page import write_scaling_page
 from trainkit.report.timeline.steps import analyse
 from trainkit.tracing.merge import read_recording, recordings
@@ -155,6 +155,8 @@ def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, note
     console, models = console_of(), fit(measured)
     console.print()
     console.print(measured_grid(measured).rich())
+    for sentence in excess_words(measured):
+        console.print(sentence, soft_wrap=True, markup=False)
     if models is not None:
         console.print(check_words(models[0], measured[-1]), soft_wrap=True, markup=False)
         console.print()
@@ -165,7 +167,7 @@ def _report(job: Job, measured: list[Measured], asked: Asked, folder: Path, note
     write_scaling_page(page, f"conf={job.config['conf']}", measured, models, asked.gbits, notes)
     entries = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
-        | {part: m.analysis.mean(part) for part in ("data", "waiting", "communication")}
+        | {part: m.analysis.median(part) for part in ("data", "waiting", "communication")}
         for m in measured
     ]
     ring = None if models is None else dataclasses.asdict(models[1].ring)

@@ -85,7 +85,7 @@ def _check_trainer(node: Any, command: str) -> None:
     if command == "fit" and all(end is None for end in ends):
         raise ConfigError(
             "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. "
-            "Set one of them."
+            "Set one of them, or trainer.max_epochs=-1 to train until a stop is requested."
         )
 
 

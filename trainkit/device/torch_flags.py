@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
@@ -16,23 +17,24 @@ _LARGEST, _NEVER = 2**25, -1
 
 
 @contextlib.contextmanager
-def torch_flags(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
+def torch_flags(deterministic: bool | Literal["warn"], benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
     """Set the requested switches; leave the others unchanged.
 
     Args:
-        deterministic: deterministic algorithms; an operation that has none raises.
+        deterministic: deterministic algorithms; an operation that has none raises, or with "warn" warns.
         benchmark: cuDNN searches the fastest algorithm for each shape.
         detect_anomaly: autograd names the forward operation that gave NaN in backward.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
         torch.is_anomaly_enabled(),
         torch.is_anomaly_check_nan_enabled(),
     )
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
     if benchmark:
         torch.backends.cudnn.benchmark = True
     if detect_anomaly:
@@ -40,9 +42,9 @@ def torch_flags(deterministic: bool, benchmark: bool, detect_anomaly: bool) -> I
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
-        torch.autograd.set_detect_anomaly(before[2], before[3])
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]
+        torch.autograd.set_detect_anomaly(before[3], before[4])
 
 
 @contextlib.contextmanager

@@ -6,11 +6,14 @@ OMPI_COMM_WORLD_*; srun SLURM_*. A process without launcher has none of them and
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "srun"]
 
 
@@ -82,6 +85,16 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
             world = number(size, 1)
             return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
     return Launcher("none", 0, 1, 0, 1)
+
+
+def rank_zero_only(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
+    """Decorator: run a function on rank 0 only; the other ranks get None. For files and prints, never around a collective."""
+
+    @functools.wraps(function)
+    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        return function(*args, **kwargs) if rank() == 0 else None
+
+    return on_rank_zero
 
 
 def rank() -> int:

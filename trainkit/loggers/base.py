@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,4 +193,10 @@ class Logger(Callback):
 
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
-    return dict(trainer.options.config or {name: value for name, value in task.hparams.items() if not callable(value)})
+    of_data = getattr(trainer.datamodule, "logged_hparams", {})  # a DataModule of Lightning's has none
+    return dict(trainer.options.config or {**of_data, **task.logged_hparams})
+
+
+def loggers_of(callbacks: Sequence[Callback]) -> list[Logger]:
+    """Return the loggers among the callbacks."""
+    return [callback for callback in callbacks if isinstance(callback, Logger)]

@@ -77,7 +77,19 @@ class BatchPlan:
         start = 1.0 / self.lr_factor if self.lr_factor > 1.0 else 0.0
         return start + (1.0 - start) * (step + 1) / self.warmup_steps
 
-    def describe(self, lrs: list[float]) -> list[tuple[str, str]]:
+    def warmup_left(self, total_steps: int | None, lrs: list[float]) -> str | None:
+        """Return a sentence if warm-up is longer than a run of `total_steps` steps (None: unknown), else None."""
+        if not total_steps or self.warmup_steps <= total_steps:
+            return None
+        scaled = [lr * self.lr_factor for lr in dict.fromkeys(lrs)]
+        last = ", ".join(f"{lr * self.warmup(total_steps - 1):.4g}" for lr in scaled)
+        return (
+            f"{self.warmup_steps} steps are longer than the run of {plural(total_steps, 'step')}: warm-up ends at {last} and "
+            f"never reaches {', '.join(f'{lr:g}' for lr in scaled)}. Lower trainer.lr_warmup_steps or lr_warmup_epochs, or "
+            "train longer."
+        )
+
+    def describe(self, lrs: list[float], total_steps: int | None = None) -> list[tuple[str, str]]:
         """Return the contract in words, for the banner; `lrs` are the user's rates, one for each parameter group."""
         shown = ", ".join(f"{lr:g}" for lr in dict.fromkeys(lrs))
         scaled = ", ".join(f"{lr * self.lr_factor:g}" for lr in dict.fromkeys(lrs))
@@ -97,7 +109,8 @@ class BatchPlan:
         if self.warmup_steps:
             start = shown if self.lr_factor > 1.0 else "0"
             rate += f", warm-up from {start} over {self.warmup_steps} steps"
-        return [("batch", batch), ("learning rate", rate)]
+        too_long = self.warmup_left(total_steps, lrs)
+        return [("batch", batch), ("learning rate", rate), *([("warm-up", too_long)] if too_long else [])]
 
     def differences(self, other: BatchPlan) -> list[str]:
         """Return the differences to `other` in words."""

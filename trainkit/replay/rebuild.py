@@ -137,7 +137,8 @@ def load_weights(run: Run, capsule: Capsule, requested: str | None) -> tuple[str
     if requested is None and capsule.weights is not None:
         load_into(run.task, read_weights(str(capsule.weights)), str(capsule.weights))
         _set_groups(run, capsule)
-        return "those of the step, from the capsule", 0
+        age = capsule.weights_age
+        return f"those of the {'start of training' if age else 'step'}, from the capsule", age
     path = requested or _checkpoint_of(capsule)
     with local_copy(path) as copy:
         load_into(run.task, read_weights(copy), path)

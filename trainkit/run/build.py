@@ -165,8 +165,9 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
 
 
 def _validation_data(stage: Stage, feeds: Feeds) -> ValidationData:
-    def sanity_feeds(limit: int) -> list[Feed]:
-        return stage.eval_feeds(feeds.val_data, "val_dataloaders", limit)
+    def sanity_feeds(limit: int | None) -> list[Feed]:
+        share = stage.options.evaluation.limit_val_batches if limit is None else limit
+        return stage.eval_feeds(feeds.val_data, "val_dataloaders", share)
 
     return ValidationData(feeds.val, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)
 

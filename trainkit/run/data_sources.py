@@ -32,6 +32,13 @@ class DataSources:
     given: Mapping[str, Any] = field(default_factory=dict)
     datamodule: DataModule | None = None
 
+    def __post_init__(self) -> None:
+        if self.datamodule is not None and not hasattr(self.datamodule, "train_dataloader"):
+            raise ConfigError(
+                f"datamodule is a {type(self.datamodule).__name__}; it must be a trainkit.DataModule. Pass loaders as "
+                "train_dataloaders, val_dataloaders or dataloaders."
+            )
+
     def owners(self, task: Task) -> list[Any]:
         """Return the objects to call prepare_data of."""
         return [task] if self.datamodule is None else [task, self.datamodule]

@@ -40,13 +40,13 @@ class ValidationData:
 
     Attributes:
         feeds: one for each loader.
-        sanity_feeds: returns feeds of a number of batches of the same data.
+        sanity_feeds: returns feeds of a number of batches of the same data, None for all.
         training_names: names that training logs for the progress bar.
         check: called in each round, the same one on all ranks; may end the run.
     """
 
     feeds: Sequence[Feed]
-    sanity_feeds: Callable[[int], list[Feed]]
+    sanity_feeds: Callable[[int | None], list[Feed]]
     training_names: set[str]
     check: Callable[[], None] = lambda: None
 
@@ -76,6 +76,7 @@ class Evaluator:
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
         num_batches: batches of this rank in the evaluation in progress, if known.
+        batch_indices: places in the data set of the batch that is predicted; None for a stream.
     """
 
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
@@ -87,6 +88,7 @@ class Evaluator:
         self.num_validations = 0
         self.names: set[str] = set()
         self.num_batches: int | None = None
+        self.batch_indices: range | None = None
 
     def state_dict(self) -> int:
         """Return the number of validations."""
@@ -227,6 +229,7 @@ class Evaluator:
         self._hooks("on_predict_epoch_start")
         with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
             for batch_idx, (batch, _, places) in enumerate(_batches(feed, lambda: None)):
+                self.batch_indices = places
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
                 outputs = self._task.predict_step(batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)

@@ -35,6 +35,7 @@ from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.finite import FiniteLosses, LossWatch
+from trainkit.run.lightning_names import LightningNames
 from trainkit.run.oom import Halving
 from trainkit.run.stopping import Stopping
 
@@ -89,7 +90,7 @@ class _NotThereYet:
     __getattr__ = __iter__ = __len__ = __getitem__ = __call__ = __enter__ = __fspath__ = _refuse
 
 
-class Run:
+class Run(LightningNames):
     """See the module; the Trainer's docstring explains `options`, RunView the rest.
 
     The parts of a fit are there once it is built; asked for earlier, they raise ConfigError.
@@ -138,28 +139,18 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether training ends after the current step."""
-        return self.state.should_stop
+        """Whether training ends after the current step; set it to request that, as in Lightning."""
+        state, limits = self.state, self.options.limits
+        if not state.should_stop or state.stops_at_once:
+            return state.should_stop
+        return limits.allow_stop(state.current_epoch + state.epoch_done, state.global_step)
 
-    @property
-    def sanity_checking(self) -> bool:
-        """Whether the few validation batches before training run now."""
-        return self.state.stage == "sanity_check"
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.engine.ranks.is_main
-
-    @property
-    def global_rank(self) -> int:
-        """This rank."""
-        return self.engine.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.engine.ranks.world_size
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if value:
+            self.request_stop("trainer.should_stop was set")
+        else:
+            self.state.should_stop = False
 
     @property
     def total_steps(self) -> int | None:
@@ -179,19 +170,27 @@ class Run:
         """Optimizer steps of the whole run, for schedules.
 
         Raises:
-            ConfigError: the number is unknown: the training data has no length, or time alone ends the run, and max_steps is
-                not set.
+            ConfigError: the number is unknown: the training data has no length, or no number of epochs ends the run, and
+                max_steps is not set.
         """
         if (steps := self.total_steps) is None:
             raise ConfigError(
-                "The number of steps of the run is not known: the training data has no length, or trainer.max_time alone ends "
-                "it. Set trainer.max_steps."
+                "The number of steps of the run is not known: the training data has no length, or trainer.max_epochs is "
+                "not set. Set trainer.max_steps."
             )
         return steps
 
-    def request_stop(self, reason: str) -> None:
-        """End training after the current step. Call it on all ranks at the same step."""
-        self.state.request_stop(reason)
+    def request_stop(self, reason: str, at_once: bool = False) -> None:
+        """End training after the current step, but not before min_epochs and min_steps, unless `at_once` is true.
+
+        Call it on all ranks at the same step.
+        """
+        is_new = not self.state.should_stop
+        self.state.request_stop(reason, at_once)
+        if is_new and not self.should_stop:
+            limits = self.options.limits
+            least = [f"{name}={value}" for name in ("min_epochs", "min_steps") if (value := getattr(limits, name))]
+            self.say(f"A stop is requested ({reason}); training continues until trainer.{' and trainer.'.join(least)}.")
 
     def say(self, text: str) -> None:
         """Print on rank 0."""

@@ -75,6 +75,7 @@ class Stage:
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)  # type: ignore[arg-type]
         self.run = Run(kind, task, options, callbacks, self.engine)
+        self.run.datamodule = data.datamodule
         self.elastic: ElasticState | None = None
         self.declared_ranks: int | None = None
         self.is_set_up = False
@@ -129,7 +130,7 @@ class Stage:
             return
         self.engine.ranks.begin(self.kind)
         if self.engine.ranks.joins_late:
-            self.task._trainer = self.run
+            self._attach()
             with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
                 for source in self.data.owners(self.task):
                     source.prepare_data()
@@ -138,6 +139,11 @@ class Stage:
             self.has_data = True
         if state is not None:
             state.has_begun, state.has_data = True, self.has_data
+
+    def _attach(self) -> None:
+        """Let the Task and its data see the run."""
+        for owner in self.data.owners(self.task):
+            owner._trainer = self.run
 
     def _set_up(self) -> None:
         engine, numerics, run = self.engine, self.options.numerics, self.run
@@ -151,7 +157,7 @@ class Stage:
         run.run_dir = self._agree_on_folder()
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
-        self.task._trainer = run
+        self._attach()
         run.hooks = Hooks(run, self.task, run.callbacks, HookLog(self._of_all_ranks, self._take_logged, self._show))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one

@@ -75,3 +75,22 @@ def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     engine.shown_options = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
     assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")
+
+
+def test_a_warmup_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The banner says how far the rate gets; nothing is said of a warm-up that ends in time."""
+    said = banner(tmp_path / "long", capsys, max_steps=4, lr_warmup_steps=10)["warm-up"]
+    assert said.startswith("10 steps are longer than the run of 4 steps: warm-up ends at 0.04 and never reaches 0.1.")
+    assert "warm-up" not in banner(tmp_path / "equal", capsys, max_steps=4, lr_warmup_steps=4)
+    assert "warm-up" not in banner(tmp_path / "none", capsys, max_steps=4)
+
+
+def test_a_run_without_a_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With max_epochs=-1 the number of epochs is open."""
+
+    class Once(Line):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.should_stop = True
+
+    rows = banner(tmp_path, capsys, Once(), max_epochs=-1)
+    assert rows["run"] == "epochs of 6 steps, without a limit on their number"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import pstats
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,7 @@ def test_a_run_that_is_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_an_unknown_profiler_is_refused(tmp_path: Path) -> None:
     """Only the known names, or a callback, are accepted."""
-    with pytest.raises(ConfigError, match=r"trainer\.profiler is 'simpel'; it must be one of 'simple', 'pytorch' or null"):
+    with pytest.raises(ConfigError, match=r"profiler is 'simpel'; it must be one of 'simple', 'advanced', 'pytorch' or null"):
         quiet(tmp_path, profiler="simpel")
 
 
@@ -125,3 +127,24 @@ def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.Ca
         quiet(tmp_path, callbacks=[Timeline(1, 2)]).fit(Line(), loader(23))
     assert "is already running and cannot run twice" in capsys.readouterr().out
     assert any(event.key == "aten::addmm" for event in own.key_averages())
+
+
+def test_advanced_profiles_each_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """profiler="advanced" writes cProfile's table and file, after an error too, and ends with the fit."""
+    quiet(tmp_path / "a", callbacks=[Busy()], profiler="advanced").fit(Hooked(), loader(16))
+    reports = tmp_path / "a" / "reports"
+    text = (reports / "profile-advanced.txt").read_text()
+    assert "(training_step)" in text
+    assert "(on_train_batch_end)" in text
+    stats = pstats.Stats(str(reports / "profile-advanced.prof"))
+    assert {name: calls for (_, _, name), (calls, *_) in stats.stats.items()}["on_train_batch_end"] == 4  # type: ignore[attr-defined]
+    assert "profile of each function: " in capsys.readouterr().out
+
+    class Fails(Busy):
+        def on_train_end(self, trainer: Any, task: Any) -> None:
+            raise ValueError("it fails")
+
+    with pytest.raises(ValueError, match="it fails"):
+        quiet(tmp_path / "b", callbacks=[Fails()], profiler="advanced").fit(Line(), loader(4))
+    assert (tmp_path / "b" / "reports" / "profile-advanced.txt").is_file()
+    assert sys.getprofile() is None

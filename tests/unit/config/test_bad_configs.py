@@ -44,7 +44,7 @@ MISTAKES = {
     "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 has several values", "-m"],
     "callbacks=none,early_stopping": ["callbacks=none,early_stopping has several values", "key=[a,b]"],
     "resume=auto": ["resume is 'auto', but each start has a new folder", "run_dir=runs/mlp/mine"],
-    "resume=yes run_dir=r": ["resume is 'yes'; it must be one of 'auto' or null"],
+    "resume=yes run_dir=r": ["resume is 'yes'; it must be 'auto' or null"],
     "resume=auto ckpt_path=last run_dir=r": ["resume is 'auto' and ckpt_path is 'last'", "Leave one out"],
     "ckpt_path=last init_weights=w.pt run_dir=r": ["ckpt_path is 'last' and init_weights is 'w.pt'", "Leave one out"],
     "strict=false": ["strict is false", "init_weights=..."],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import trainkit
 from trainkit.launch.environment import read_launcher
 
 HOROVOD = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
@@ -32,3 +33,17 @@ def test_a_launcher_is_known_by_its_variables(env: dict[str, str], expected: tup
     found = read_launcher(env)
     place = found.rank, found.world_size, found.local_rank, found.local_size
     assert (found.name, *place, found.engine) == expected
+
+
+@pytest.mark.parametrize(("env", "result"), [(HOROVOD, None), (HOROVOD | {"HOROVOD_RANK": "0"}, 5), ({}, 5)])
+def test_rank_zero_only_runs_on_one_rank(env: dict[str, str], result: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decorated function runs on rank 0, at the time of the call; the other ranks get None."""
+
+    @trainkit.rank_zero_only
+    def add(a: int, *, b: int) -> int:
+        return a + b
+
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert add(2, b=3) == result
+    assert add.__name__ == "add"

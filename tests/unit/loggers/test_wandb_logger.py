@@ -145,7 +145,7 @@ def test_without_wandb_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
     ("given", "legal"),
     [
         ({"mode": "off"}, r"logger\.wandb\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'"),
-        ({"log_model": "best"}, r"logger\.wandb\.log_model is 'best'; it must be true or false or one of 'all'"),
+        ({"log_model": "best"}, r"logger\.wandb\.log_model is 'best'; it must be true or false or 'all'"),
         ({"finish_timeout_s": 0}, r"logger\.wandb\.finish_timeout_s is 0; it must be"),
     ],
 )

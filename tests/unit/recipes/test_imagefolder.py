@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from recipes.imagefolder import ImageFolder, load_image
-from trainkit.errors import DataError
+from trainkit.errors import ConfigError, DataError
 
 
 def picture(mode: str) -> Image.Image:
@@ -55,3 +55,23 @@ def test_batches_are_normalised_crops(tmp_path: Path) -> None:
         assert (images.shape, images.dtype) == ((2, 3, 16, 16), torch.float32)
         assert sorted(labels.tolist()) == [0, 1]
         assert images.abs().max() < 3 and abs(images.mean()) < 1
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "num_classes", "error", "words"),
+    [
+        ("abc", "ab", 3, DataError, r"val has no folder for the classes that train/ has: c\. .*add it"),
+        ("ab", "abc", 3, DataError, r"train has no folder for the classes that val/ has: c\."),
+        ("ab", "ab", 3, ConfigError, r"train has 2 class folders \(a, b\)\. If none is missing, set data\.num_classes=2\."),
+    ],
+)
+def test_a_missing_class_folder_is_named(
+    train: str, val: str, num_classes: int, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    """The other part's folders show what is missing; the number of classes is doubted only if both have the same."""
+    for part, labels in (("train", train), ("val", val)):
+        for label in labels:
+            (tmp_path / part / label).mkdir(parents=True)
+            picture("RGB").save(tmp_path / part / label / "a.jpg")
+    with pytest.raises(error, match=words):
+        ImageFolder(str(tmp_path), batch_size=2, num_classes=num_classes, image_size=16, num_workers=0).setup("fit")

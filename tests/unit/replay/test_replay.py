@@ -164,10 +164,48 @@ def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 step older than the step: losses differ" in out and "DIFFERENT" in out
 
 
+def test_a_step_of_the_first_epoch_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the first checkpoint a capsule has the weights that training started from; the command and replay say so."""
+
+    class Bursts(Drops):  # a finite loss, whose update makes the weights infinite
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            if self.global_step == 4:
+                for parameter in self.parameters():
+                    parameter.grad.fill_(float("inf"))  # type: ignore[union-attr]
+
+    settings = {"stop_on_nonfinite": False, "assert_no_sync": False}
+    folder = run(tmp_path, Bursts(), rows(24), ModelCheckpoint(), **settings)
+    out = capsys.readouterr().out
+    assert f"replay {folder} (with the weights of step 0: there is no checkpoint yet)" in out.replace("\n", " ")
+    assert folder.name == "step=4-rank=0"
+    done = replay(folder, Bursts())
+    assert (done.weights, done.steps_older) == ("those of the start of training, from the capsule", 4)
+    assert len(done.losses) == 1 and done.error is None
+    show(done)
+    assert "4 steps older than the step: losses differ" in capsys.readouterr().out
+
+
+def test_the_start_is_released_at_the_first_checkpoint(tmp_path: Path) -> None:
+    """The copy of the starting weights is held until a checkpoint is newer."""
+    capsule, held = CrashCapsule(), list[bool]()
+
+    class Look(Callback):
+        def on_train_step_end(self, trainer: Any, task: Any) -> None:
+            trainer.checkpoints.finish()
+            held.append(capsule._start is not None)
+
+    keeper = ModelCheckpoint(every_n_train_steps=2)
+    quiet(tmp_path, callbacks=[capsule, Look(), keeper], max_steps=6).fit(Line(), loader(24))
+    assert held[0] and not held[-1]
+
+
 def test_without_any_weights_it_says_what_to_give(tmp_path: Path) -> None:
-    """Without a checkpoint or weights of the step there is nothing to compute with."""
+    """Without a checkpoint or weights there is nothing to compute with, as in capsules of earlier versions."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), **settings)
+    about = json.loads((folder / "manifest.json").read_text())
+    del about["files"]["weights.safetensors"], about["weights_step"]
+    (folder / "manifest.json").write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match=r"has no weights .* Pass weights=FOLDER or FILE\. With"):
         replay(folder, Drops())
 

@@ -16,7 +16,15 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.callbacks.crash_capsule.step_record import BufferCopies, StepRecord, Taken, about, as_stored, raw_random
+from trainkit.callbacks.crash_capsule.step_record import (
+    BufferCopies,
+    StepRecord,
+    Taken,
+    about,
+    as_stored,
+    last_checkpoint,
+    raw_random,
+)
 from trainkit.callbacks.spike_detection.async_losses import AsyncLosses
 from trainkit.checkpoint.capsule import FOLDER, write
 from trainkit.console import short
@@ -31,7 +39,9 @@ class CrashCapsule(Callback):
 
     A capsule holds the microbatches, the random states before each, the loss scale, the config, and the weights if they are
     still those of the step. They are on the CPU and with trainer.stop_on_nonfinite; on a GPU, whose losses arrive some steps
-    later, the capsule names the last checkpoint instead. `step=N` is the step after N steps, as in the errors about losses.
+    later, and for a step whose update is the cause, it names the last checkpoint instead. Until there is one, the host keeps a
+    copy of the weights that training started from, and the capsule holds those. `step=N` is the step after N steps, as in the
+    errors about losses.
 
     No step waits for the device. The last `keep` steps' microbatches stay in memory (references: as many more batches on the
     device), the buffers that a checkpoint contains are copied at each step's start, and the random states are recorded before
@@ -50,12 +60,16 @@ class CrashCapsule(Callback):
         self.written: list[str] = []
         self._ring: deque[StepRecord] = deque(maxlen=keep)
         self._late: AsyncLosses | None = None
+        self._start: dict[str, Tensor] | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         self._ring.clear()
         self.written, self._failed, self._was_bad = [], False, False
         self._late = AsyncLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
+        self._start, self._start_step = None, trainer.global_step
+        if last_checkpoint(trainer) is None:
+            self._start = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(task).items()}
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         state = trainer.state
@@ -96,6 +110,11 @@ class CrashCapsule(Callback):
         self._look(trainer, task, self._losses.drain())
         self._ring.clear()
 
+    def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
+        """Release the weights of the start once a checkpoint is newer."""
+        if last_checkpoint(trainer) is not None:
+            self._start = None
+
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
         """Write the failed step if this rank failed in it: an EngineError of the ranks or the launcher belongs to no step."""
         if isinstance(exception, Exception) and not isinstance(exception, EngineError):
@@ -128,16 +147,16 @@ class CrashCapsule(Callback):
             return False
         own = step == trainer.global_step and not trainer.state.half_updated
         with allowed_read():
-            done = self._try(
-                lambda: write(folder, about(trainer, record, why, own), as_stored(record), self._weights(trainer, own))
-            )
+            weights, of_step = self._weights(trainer, step, own)
+            done = self._try(lambda: write(folder, about(trainer, record, why, of_step), as_stored(record), weights))
         if done:
             self.written.append(str(folder))
             more = (
                 "" if len(self.written) < self.max_capsules else f" No more will be written (max_capsules={self.max_capsules})."
             )
             what = f"step {step} on rank {trainer.global_rank} is stored ({why})"
-            print(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{more}", flush=True)
+            age = f" (with the weights of step {of_step}: there is no checkpoint yet)" * (of_step not in (None, step))
+            print(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{age}{more}", flush=True)
         return done
 
     @property
@@ -163,11 +182,11 @@ class CrashCapsule(Callback):
             text = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite."
             print(text, flush=True)
 
-    def _weights(self, trainer: RunView, own: bool) -> dict[str, Tensor] | None:
-        if not own:
-            return None
-        state = {name: value for name, value in trainer.task.state_dict().items() if isinstance(value, Tensor)}
-        return state | self._buffers.copies
+    def _weights(self, trainer: RunView, step: int, own: bool) -> tuple[dict[str, Tensor] | None, int | None]:
+        """Return the weights to store, and their step: the step's own, else those of the start if there is no checkpoint."""
+        if own:
+            return _tensors(trainer.task) | self._buffers.copies, step
+        return (self._start, self._start_step) if self._start is not None else (None, None)
 
     def _try(self, work: Callable[[], Any]) -> bool:
         """Run `work`, which fails on a full disk, a strange batch or a broken GPU; report only the first failure."""
@@ -180,6 +199,10 @@ class CrashCapsule(Callback):
             self._failed = True
             return False
         return True
+
+
+def _tensors(task: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in task.state_dict().items() if isinstance(value, Tensor)}
 
 
 def are_finite(task: nn.Module) -> bool:

@@ -90,8 +90,8 @@ def as_stored(record: StepRecord) -> dict[str, Any]:
     return {"microbatches": microbatches, "scaler": record.scaler, "groups": record.groups}
 
 
-def about(trainer: RunView, record: StepRecord, why: str, own_weights: bool) -> dict[str, Any]:
-    """Return the manifest of a step, without the list of files. Waits for the device."""
+def about(trainer: RunView, record: StepRecord, why: str, weights_step: int | None) -> dict[str, Any]:
+    """Return the manifest of a step with the weights of a step, without the list of files. Waits for the device."""
     task, numerics = trainer.task, trainer.options.numerics
     modules = dict(task.named_modules())
     return {
@@ -104,8 +104,9 @@ def about(trainer: RunView, record: StepRecord, why: str, own_weights: bool) -> 
         "total_steps": trainer.total_steps,
         "num_samples": step_size_of(trainer, record.epoch, record.step_in_epoch),
         "microbatches": _microbatches_of(trainer, record),
-        "weights": "of this step, before its update" if own_weights else "not those of this step any more; see checkpoint",
-        "checkpoint": _last_checkpoint(trainer),
+        "weights": _source_of_weights(weights_step, record.step),
+        "weights_step": weights_step,
+        "checkpoint": last_checkpoint(trainer),
         "task": f"{type(task).__module__}.{type(task).__qualname__}",
         "in_eval_mode": [name for name, module in modules.items() if not module.training],
         "frozen": [name for name, parameter in task.named_parameters() if not parameter.requires_grad],
@@ -125,6 +126,14 @@ def about(trainer: RunView, record: StepRecord, why: str, own_weights: bool) -> 
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "config": trainer.options.config,
     }
+
+
+def _source_of_weights(weights_step: int | None, step: int) -> str:
+    if weights_step is None:
+        return "not those of this step any more; see checkpoint"
+    if weights_step == step:
+        return "of this step, before its update"
+    return f"of step {weights_step}, where training started: there was no checkpoint yet"
 
 
 def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any]]:
@@ -147,7 +156,7 @@ def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any
     return entries
 
 
-def _last_checkpoint(trainer: RunView) -> str | None:
+def last_checkpoint(trainer: RunView) -> str | None:
     """Return the newest checkpoint that such a run can resume from, as far as this rank knows."""
     paths = [policy.last_model_path for policy in checkpoint_policies(trainer.callbacks) if policy.last_model_path]
     return paths[-1] if paths else trainer.checkpoints.resumed_from

@@ -64,6 +64,8 @@ def _rate(run: Run) -> Iterator[str]:
             f"trainer.lr_scaling is linear and multiplies the rate of LARS by {factor:g}; its rates are for one batch size. "
             "Use trainer.lr_scaling=none, or set trainer.lr_reference_batch_size to the batch it was tuned for."
         )
+    if too_long := contract.warmup_left(run.total_steps, run.rates.user_lrs):
+        yield f"Warm-up: {too_long}"
     if factor > 4 and not contract.warmup_steps:
         yield (
             f"The learning rate is multiplied by {factor:g} without warm-up: large rates diverge in the first steps (Goyal et "

@@ -40,7 +40,7 @@ class Sizes:
 
 def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
-    rows = list(run.batch_plan.describe(run.rates.user_lrs))
+    rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps))
     feed, limits = run.train_feed, run.options.limits
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)

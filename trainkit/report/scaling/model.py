@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from trainkit.console import plural
 from trainkit.report.grid import Grid, ms
 from trainkit.report.timeline.overlap import Link, Profile, Ring, Summing, exposed_s, fit_link, ring_of
-from trainkit.report.timeline.recorded_facts import OWN_WORK
+from trainkit.report.timeline.recorded_facts import OWN_WORK, of_steps
 from trainkit.report.timeline.steps import Analysis
 
 PREDICTED = (8, 16, 32, 64, 128, 256, 512)
@@ -40,14 +41,13 @@ class Measured:
 
     @property
     def step_s(self) -> float:
-        """The median seconds of a step, over all ranks."""
-        return statistics.median(step.total_s for step in self.analysis.steps)
+        """The median seconds of a step."""
+        return self.analysis.step_s
 
     @property
     def samples_per_s(self) -> float:
         """Samples per second of all ranks."""
-        samples = statistics.median(step.samples for step in self.analysis.steps)
-        return samples / self.step_s
+        return self.analysis.samples_per_s
 
     def efficiency(self, base: Measured) -> float:
         """Return the speed as a fraction of that of `base`, a rank for a rank."""
@@ -82,7 +82,7 @@ class Model:
         if ranks == 1:
             return 0.0
         link, slower = (ring or self.ring).link(ranks), self.work_s(ranks) / self.work_s(self.of_ranks)
-        return statistics.fmean(exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles)
+        return statistics.median(exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles)
 
     def waiting_s(self, ranks: int) -> float:
         """Return a rank's mean waiting time for the slowest rank."""
@@ -123,6 +123,7 @@ def _fit(base: Sequence[Measured], all_measured: Sequence[Measured]) -> Model | 
     work = {n: statistics.median(p.backward_s + p.other_s for p in own) for n, own in profiles.items() if own}
     if source.ranks not in work:
         return None
+    work = {n: max(s for m, s in work.items() if m <= n) for n in work}  # less work at more ranks is chance: see excess_words
     spread = _spread_s(source)
     return Model(
         work, all_measured[-1].ranks, profiles[source.ranks], source.ranks, summing, spread, ring_of(link, ranks), ring_from
@@ -149,7 +150,7 @@ def _spread_s(source: Measured) -> float:
 
 
 def _without_waiting(profile: Profile, source: Measured) -> Profile:
-    waited = source.analysis.mean("waiting")
+    waited = source.analysis.median("waiting")
     return Profile(profile.ready, profile.backward_s, max(0.0, profile.other_s - waited))
 
 
@@ -157,11 +158,41 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
     """Return the table of measurements."""
     rows = []
     for m in measured:
-        means = [f"{100 * m.analysis.mean(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
+        shares = [f"{100 * m.analysis.median(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
         speed, efficiency = f"{m.samples_per_s:,.1f}", f"{100 * m.efficiency(measured[0]):.1f} %"
-        rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *means))
+        rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *shares))
     columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
-    return Grid("Measured", columns, rows)
+    return Grid("Measured, medians over the steps", columns, rows)
+
+
+def excess_words(measured: Sequence[Measured]) -> list[str]:
+    """Explain each efficiency above 100 %: ranks do not make each other faster."""
+    said, base = [], measured[0]
+    for m in measured[1:]:
+        over = m.efficiency(base) - 1
+        if over < 0.0005:  # shown as 100.0 %
+            continue
+        chance = math.hypot(_uncertainty(base), _uncertainty(m))
+        text = f"{100 * (1 + over):.1f} % at {m.ranks} ranks: ranks do not make each other faster, so the step of "
+        text += f"{plural(base.ranks, 'rank')} ({ms(base.step_s)}) was measured too slow, by {100 * over:.1f} %. "
+        if over <= 2 * chance:
+            text += f"That is chance: these medians are known to {200 * chance:.1f} %. More steps (steps=100) narrow it."
+        else:
+            text += (
+                f"That is more than chance ({200 * chance:.1f} %): something else held it up, as another job on the host, or "
+                "data that were read for the first time. Run it again."
+            )
+        said.append(text)
+    return said
+
+
+def _uncertainty(measured: Measured) -> float:
+    """Return the standard error of the median step, relative to it, by the spread between quartiles (robust to outliers)."""
+    totals = list(of_steps(measured.analysis.steps, lambda step: step.total_s).values())
+    if len(totals) < 2:
+        return math.inf
+    low, _, high = statistics.quantiles(totals, n=4)
+    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(totals)) / measured.step_s  # of normal values
 
 
 def check_words(model: Model, left_out: Measured) -> str:
@@ -174,7 +205,8 @@ def check_words(model: Model, left_out: Measured) -> str:
     )
     if abs(off) <= TRUSTED:
         return text
-    return f"{text} Something outside of the model slows these ranks down: do not trust its predictions for more ranks."
+    why = "Something outside of the model slows these ranks down" if off < 0 else "These ranks are faster than the model"
+    return f"{text} {why}: do not trust its predictions for more ranks."
 
 
 def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:

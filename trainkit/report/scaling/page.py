@@ -10,7 +10,16 @@ import plotly.graph_objects as go
 from trainkit.console import plural
 from trainkit.report.grid import ms
 from trainkit.report.page import Part, figure, write_page
-from trainkit.report.scaling.model import PREDICTED, Measured, Model, check_words, measured_grid, network, predictions_grid
+from trainkit.report.scaling.model import (
+    PREDICTED,
+    Measured,
+    Model,
+    check_words,
+    excess_words,
+    measured_grid,
+    network,
+    predictions_grid,
+)
 from trainkit.report.timeline.page import COLORS
 from trainkit.report.timeline.recorded_facts import LABELS
 
@@ -32,7 +41,7 @@ def write_scaling_page(
         ("efficiency there", f"{100 * best.efficiency(measured[0]):.1f} %"),
         ("a step there", ms(best.step_s)),
     ]
-    parts = [Part("Measured", tuple(notes), _parts(measured), measured_grid(measured), id="measured")]
+    parts = [Part("Measured", (*notes, *excess_words(measured)), _parts(measured), measured_grid(measured), id="measured")]
     if models is not None:
         check, model = models
         off = 100 * (check.step_s(best.ranks) / best.step_s - 1)
@@ -53,11 +62,11 @@ def _source(model: Model) -> str:
 
 
 def _parts(measured: Sequence[Measured]) -> go.Figure:
-    chart = figure("ms, mean of a step", "", height=140 + 40 * len(measured))
+    chart = figure("ms, median of a step", "", height=140 + 40 * len(measured))
     names = [plural(m.ranks, "rank") for m in measured]
     for part, label in LABELS.items():
-        means = [1000 * m.analysis.mean(part) for m in measured]
-        chart.add_bar(x=means, y=names, orientation="h", name=label, marker_color=COLORS[part])
+        usual = [1000 * m.analysis.median(part) for m in measured]
+        chart.add_bar(x=usual, y=names, orientation="h", name=label, marker_color=COLORS[part])
     chart.update_layout(barmode="stack")
     chart.update_yaxes(autorange="reversed")
     return chart

@@ -38,7 +38,11 @@ def _gain(step_s: float, saved_s: float) -> float:
 
 
 def _data(analysis: Analysis) -> Iterator[Advice]:
-    step, wait = analysis.step_s, analysis.mean("data")
+    step, wait = analysis.step_s, analysis.median("data")
+    stalls = [outlier.total_s - step for outlier in analysis.outliers if outlier.part == "data"]
+    if len(stalls) > 1:  # a loader that falls behind stalls single steps, and the median of its waits may be zero
+        lost = sum(stalls) / len(analysis.numbers)
+        step, wait = step + lost, wait + lost
     if wait < _LEAST_GAIN * step:
         return
     workers = max(about.workers for about in analysis.abouts)
@@ -55,7 +59,7 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
 def _waiting(analysis: Analysis) -> Iterator[Advice]:
     step, slow = analysis.step_s, analysis.slow
     if slow is not None:
-        waited = statistics.fmean(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
+        waited = statistics.median(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
         why = f"it ends its backward {ms(slow.behind_s)} after the others"
         yield Advice(f"make rank {slow.rank} on {slow.host} as fast as the others", why, _gain(step, waited), True)
 
@@ -65,31 +69,31 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
     link, now, profiles = analysis.link, analysis.summing, analysis.profiles
     if link is None or not profiles:
         return
-    measured = analysis.mean("communication")
-    base = _mean_exposed(profiles, link, now)
+    measured = analysis.median("communication")
+    base = _exposed(profiles, link, now)
     if now.cycle_s:
         cycles = {cycle_ms: replace(now, cycle_s=cycle_ms / 1000) for cycle_ms in _CYCLES_MS}
         fusions = {mb: replace(now, fusion_bytes=mb * 2**20) for mb in _FUSIONS_MB}
         for name, tries in (("cycle_time_ms", cycles), ("fusion_threshold_mb", fusions)):
-            saved_by = {value: base - _mean_exposed(profiles, link, other) for value, other in tries.items()}
+            saved_by = {value: base - _exposed(profiles, link, other) for value, other in tries.items()}
             best, saved = max(saved_by.items(), key=itemgetter(1))
             why = f"{ms(measured)} of reductions are not hidden; the model predicts {ms(base)} now, {ms(base - saved)} then"
             yield Advice(f"engine.{name}={best:g}", why, _gain(analysis.step_s, min(saved, measured)))
     if analysis.abouts[0].wire == "none":
         half = [profile.compressed(0.5) for profile in profiles]
-        saved = base - _mean_exposed(half, link, now)
+        saved = base - _exposed(half, link, now)
         total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
         why = f"half of {human(total)} a step; the model leaves out the cost of packing, and float16 rounds"
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
 
 
-def _mean_exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
-    return statistics.fmean(exposed_s(profile, link, summing) for profile in profiles)
+def _exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
+    return statistics.median(exposed_s(profile, link, summing) for profile in profiles)
 
 
 def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
     """Return advice that spreads the cost per step over more samples."""
-    step, exposed, optimizer = analysis.step_s, analysis.mean("communication"), analysis.mean("optimizer")
+    step, exposed, optimizer = analysis.step_s, analysis.median("communication"), analysis.median("optimizer")
     accumulate = analysis.abouts[0].accumulate
     rest: Callable[[int], float] = lambda k: (step - exposed - optimizer) + (exposed + optimizer) / k  # noqa: E731
     if exposed >= _LEAST_GAIN * step:
@@ -101,7 +105,7 @@ def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _rest(analysis: Analysis) -> Iterator[Advice]:
-    step, hooks, optimizer = analysis.step_s, analysis.mean("hooks"), analysis.mean("optimizer")
+    step, hooks, optimizer = analysis.step_s, analysis.median("hooks"), analysis.median("optimizer")
     if hooks >= 0.02 * step:
         why = f"{ms(hooks)} go into callbacks and logging between steps ({share(hooks, step)})"
         yield Advice(

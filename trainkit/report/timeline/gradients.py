@@ -49,8 +49,8 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
                 break
     found = []
     for name, seen in parts_of.items():
-        *means, size = (statistics.fmean(column) for column in zip(*seen, strict=True))
-        found.append(Gradient(name, round(size), *means))
+        *usual, size = (statistics.median(column) for column in zip(*seen, strict=True))
+        found.append(Gradient(name, round(size), *usual))
     return sorted(found, key=lambda gradient: -gradient.total_s)
 
 

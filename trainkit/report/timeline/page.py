@@ -36,14 +36,15 @@ def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysi
     cards = [
         ("a step", ms(step)),
         ("samples a second", f"{analysis.samples_per_s:,.0f}"),
-        ("exposed communication", share(analysis.mean("communication"), step)),
-        ("data wait", share(analysis.mean("data"), step)),
+        ("exposed communication", share(analysis.median("communication"), step)),
+        ("data wait", share(analysis.median("data"), step)),
+        *(("longest step", ms(outlier.total_s)) for outlier in analysis.outliers[:1]),
         ("slowest rank", "none" if analysis.slow is None else f"rank {analysis.slow.rank}"),
     ]
     parts = [
         Part("In words", tuple(in_words(analysis)), id="words"),
         Part("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
-        Part("Parts of a step", chart=_mean_parts(analysis), grid=parts_grid(analysis), note=_PARTS, id="parts"),
+        Part("Parts of a step", chart=_usual_parts(analysis), grid=parts_grid(analysis), note=_PARTS, id="parts"),
         Part("Step by step", chart=_each_step(analysis), id="steps"),
         Part("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
     ]
@@ -62,13 +63,13 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     return ranks if analysis.slow is None or analysis.slow.rank in ranks else [*ranks[:-1], analysis.slow.rank]
 
 
-def _mean_parts(analysis: Analysis) -> go.Figure:
+def _usual_parts(analysis: Analysis) -> go.Figure:
     ranks = _shown_ranks(analysis)
-    chart = figure("ms, mean of a step", "", height=130 + 34 * len(ranks))
+    chart = figure("ms, median of a step", "", height=130 + 34 * len(ranks))
     for part, label in LABELS.items():
-        means = [1000 * analysis.mean(part, rank) for rank in ranks]
+        usual = [1000 * analysis.median(part, rank) for rank in ranks]
         names = [f"rank {rank}" for rank in ranks]
-        chart.add_bar(x=means, y=names, orientation="h", name=label, marker_color=COLORS[part], hovertemplate="%{x:.2f} ms")
+        chart.add_bar(x=usual, y=names, orientation="h", name=label, marker_color=COLORS[part], hovertemplate="%{x:.2f} ms")
     chart.update_layout(barmode="stack")
     chart.update_yaxes(autorange="reversed")
     return chart
@@ -172,7 +173,7 @@ def _lateness(analysis: Analysis) -> go.Figure:
 
 def _ways(analysis: Analysis) -> go.Figure:
     shown = analysis.gradients[:_GRADIENTS]
-    chart = figure("ms, mean of a step", "", height=120 + 20 * len(shown))
+    chart = figure("ms, median of a step", "", height=120 + 20 * len(shown))
     for way, color in _WAYS.items():
         values = [1000 * getattr(gradient, f"{way}_s") for gradient in shown]
         chart.add_bar(x=values, y=[g.name for g in shown], orientation="h", name=way, marker_color=color)
@@ -195,7 +196,8 @@ def _costs(first: RankTrace, analysis: Analysis) -> go.Figure:
 
 _PARTS = (
     "Waiting is the time from the end of a rank's own backward to the end of the slowest rank's; exposed communication is the "
-    "rest of the reductions. On a GPU the parts are by the device's clock."
+    "rest of the reductions. On a GPU the parts are by the device's clock. Each figure is a median over the steps, so "
+    "the parts need not sum to the step."
 )
 _ONE = "Drag to zoom in, double click to zoom out. Open the recording's trace.json.gz in ui.perfetto.dev for all steps."
 _LATE = "When each rank ended its backward, after the rank that ended first: the others wait for the highest."

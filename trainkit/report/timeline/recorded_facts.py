@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 LABELS = {
@@ -16,6 +17,8 @@ LABELS = {
     "hooks": "hooks, between steps",
 }
 OWN_WORK = ("data", "forward", "backward", "optimizer", "hooks")
+CAUSES = (*OWN_WORK, "communication")  # of a long step; waiting is an effect of another rank's
+OUTLIER = 3.0  # times the median: a step that took longer is named apart
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,25 @@ def by_step(steps: Iterable[StepOfRank]) -> dict[int, list[StepOfRank]]:
     return found
 
 
+def of_steps(steps: Iterable[StepOfRank], value: Callable[[StepOfRank], float]) -> dict[int, float]:
+    """Return the mean of a value over the ranks of each step, by its number."""
+    return {number: statistics.fmean(map(value, ranks)) for number, ranks in by_step(steps).items()}
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A step that took several times the median."""
+
+    step: int
+    total_s: float  # the mean over ranks
+    rank: int  # whose part exceeds its median most
+    part: str  # of CAUSES
+    part_s: float  # seconds of that part on that rank
+
+
 @dataclass(frozen=True)
 class Gradient:
-    """The path of a gradient (or of a bucket of them) through its reduction: means over steps, in seconds."""
+    """The path of a gradient (or of a bucket of them) through its reduction: medians over steps, in seconds."""
 
     name: str  # of the parameter
     num_bytes: int  # bytes that a rank contributes

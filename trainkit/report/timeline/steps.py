@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from trainkit.report.timeline import gradients as of_gradients
 from trainkit.report.timeline.overlap import Link, Profile, Summing
-from trainkit.report.timeline.recorded_facts import LABELS, OWN_WORK, Gradient, SlowRank, StepOfRank, by_step
+from trainkit.report.timeline.recorded_facts import (
+    CAUSES,
+    LABELS,
+    OUTLIER,
+    OWN_WORK,
+    Gradient,
+    Outlier,
+    SlowRank,
+    StepOfRank,
+    by_step,
+    of_steps,
+)
 from trainkit.tracing.merge import RankTrace, TraceError
 from trainkit.tracing.pieces import About, Event
 
@@ -43,20 +54,33 @@ class Analysis:
         """The numbers of the recorded steps."""
         return sorted({step.step for step in self.steps})
 
+    # All figures are medians over the steps: a step that was held up once moves none of them; `outliers` names it.
     @property
     def step_s(self) -> float:
-        """The mean seconds per step, over steps and ranks."""
-        return sum(self.mean(part) for part in LABELS)
+        """The seconds of a step."""
+        return statistics.median(of_steps(self.steps, lambda step: step.total_s).values())
 
-    def mean(self, part: str, rank: int | None = None) -> float:
-        """Return the mean seconds of a part, over steps, and over ranks unless one is given."""
-        return statistics.fmean(step.seconds[part] for step in self.steps if rank in (None, step.rank))
+    def median(self, part: str, rank: int | None = None) -> float:
+        """Return the seconds of a part of a step: the mean over ranks unless one is given, the median over steps."""
+        chosen = [step for step in self.steps if rank in (None, step.rank)]
+        return statistics.median(of_steps(chosen, lambda step: step.seconds[part]).values())
 
     @property
     def samples_per_s(self) -> float:
         """Samples per second of all ranks."""
-        taken = sum(step.samples for step in self.steps if step.rank == self.abouts[0].rank)
-        return taken / max(1e-9, sum(s.total_s for s in self.steps if s.rank == self.abouts[0].rank))
+        return statistics.median(step.samples for step in self.steps) / max(1e-9, self.step_s)
+
+    @property
+    def outliers(self) -> list[Outlier]:
+        """Steps that took several times the median, longest first; each with the rank and the part that held it up."""
+        usual = {part: self.median(part) for part in LABELS}
+        found, ranks = [], by_step(self.steps)
+        for number, total_s in of_steps(self.steps, lambda step: step.total_s).items():
+            if total_s > OUTLIER * self.step_s:
+                causes = [(step.seconds[part] - usual[part], step.rank, part) for step in ranks[number] for part in CAUSES]
+                more_s, rank, part = max(causes)
+                found.append(Outlier(number, total_s, rank, part, usual[part] + more_s))
+        return sorted(found, key=lambda outlier: -outlier.total_s)
 
 
 def analyse(ranks: Sequence[RankTrace]) -> Analysis:
@@ -126,7 +150,7 @@ def find_slow_rank(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> S
     of_step = by_step(steps)
     numbers = sorted(of_step)
     unsure = 2e-6 * max(rank.clock.error_us for rank in ranks)
-    least = max(_LEAST_S, _LEAST_SHARE * statistics.fmean(step.total_s for step in steps), unsure)
+    least = max(_LEAST_S, _LEAST_SHARE * statistics.median(step.total_s for step in steps), unsure)
     late = {rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers] for rank in ranks}
     for i in range(len(numbers) - _LEAST_STEPS + 1):
         for rank, own in late.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainkit.console import plural
 from trainkit.report.grid import Grid, human, ms, share
 from trainkit.report.timeline.advice import Advice
-from trainkit.report.timeline.recorded_facts import LABELS
+from trainkit.report.timeline.recorded_facts import LABELS, OUTLIER, Outlier, of_steps
 from trainkit.report.timeline.steps import Analysis
 
 _SHOWN = 12  # gradients in the terminal
@@ -17,6 +17,7 @@ _WORK = {
     "backward": "computes backward",
     "optimizer": "updates its weights",
     "hooks": "is in callbacks between steps",
+    "communication": "is in reductions",
 }
 
 
@@ -27,13 +28,15 @@ def in_words(analysis: Analysis) -> list[str]:
     which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
     said = [
         f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "
-        f"{analysis.samples_per_s:,.0f} samples/s."
+        f"{analysis.samples_per_s:,.0f} samples/s; all figures are medians over the steps."
     ]
+    if outliers := analysis.outliers:
+        said.append(_outlier_words(analysis, outliers))
     if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
         said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not finish them.")
-    largest = max(LABELS, key=analysis.mean)
-    parts = ", ".join(f"{LABELS[part]} {share(analysis.mean(part), step)}" for part in ("data", "communication", "waiting"))
-    said.append(f"Most of it is {LABELS[largest]} ({share(analysis.mean(largest), step)}); {parts}.")
+    largest = max(LABELS, key=analysis.median)
+    parts = ", ".join(f"{LABELS[part]} {share(analysis.median(part), step)}" for part in ("data", "communication", "waiting"))
+    said.append(f"Most of it is {LABELS[largest]} ({share(analysis.median(largest), step)}); {parts}.")
     said.append(_slow_words(analysis))
     if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
         return said
@@ -55,6 +58,20 @@ def in_words(analysis: Analysis) -> list[str]:
     if world > 1 and not analysis.gradients:
         said.append(f"There are no facts about single gradients: {_no_gradients(analysis)}.")
     return said
+
+
+def _outlier_words(analysis: Analysis, outliers: Sequence[Outlier]) -> str:
+    longest, count = outliers[0], len(outliers)
+    text = f"{longest.total_s / analysis.step_s:.0f} times the median: rank {longest.rank} {_WORK[longest.part]} for "
+    text += f"{ms(longest.part_s)}."
+    if count == 1:
+        return f"Step {longest.step} took {ms(longest.total_s)}, {text}"
+    total = sum(of_steps(analysis.steps, lambda step: step.total_s).values())
+    lost = share(sum(outlier.total_s for outlier in outliers), total)
+    return (
+        f"{count} of {len(analysis.numbers)} steps took more than {OUTLIER:g} times the median, and {lost} of the time; the "
+        f"longest, step {longest.step}, {ms(longest.total_s)}, {text}"
+    )
 
 
 def _no_gradients(analysis: Analysis) -> str:
@@ -93,12 +110,12 @@ def parts_grid(analysis: Analysis) -> Grid:
         shown = [*shown, analysis.slow.rank]
     rows = []
     for part, label in LABELS.items():
-        mean = analysis.mean(part)
-        own = [analysis.mean(part, rank) for rank in shown] if len(ranks) > 1 else []
-        rows.append((label, ms(mean), share(mean, analysis.step_s), *(ms(value) for value in own)))
+        usual = analysis.median(part)
+        own = [analysis.median(part, rank) for rank in shown] if len(ranks) > 1 else []
+        rows.append((label, ms(usual), share(usual, analysis.step_s), *(ms(value) for value in own)))
     rows.append(("a step", ms(analysis.step_s), "100 %", *("" for _ in shown if len(ranks) > 1)))
     each = [f"rank {rank}" for rank in shown] if len(ranks) > 1 else []
-    return Grid("Parts of a step", ("part", "mean", "share", *each), rows)
+    return Grid("Parts of a step", ("part", "median", "share", *each), rows)
 
 
 def gradients_grid(analysis: Analysis, shown: int) -> Grid:

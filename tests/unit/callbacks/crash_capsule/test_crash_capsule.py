@@ -120,11 +120,12 @@ class Spoils(Callback):
 
 
 def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
-    """The step's own loss was finite; the next loss exposes its update. Its weights are gone by then."""
+    """The step's own loss was finite; the next loss exposes its update. Its weights are gone: those of the start are stored."""
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils()]).fit(Line(), loader(24))
     assert capsules(tmp_path) == ["step=1-rank=0"]
     capsule = read(tmp_path / "capsules" / "step=1-rank=0")
-    assert capsule.weights is None
+    assert capsule.weights is not None and capsule.weights_age == 1
+    assert torch.equal(read_safetensors(capsule.weights)["model.weight"], Line().model.weight)
     assert capsule.about["why"] == "its update made weights non-finite: the loss after it is inf"
 
 

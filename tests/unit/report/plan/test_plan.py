@@ -153,6 +153,13 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
     "few steps": (Line, lambda: loader(70), {}, {}, "An epoch has 3 steps of 32 samples"),
     "adaptive": (Adam, slow, {}, {}, "trainer.lr_scaling is linear and multiplies the rate of AdamW by 8"),
     "no warm-up": (Line, slow, {}, {}, "multiplied by 8 without warm-up"),
+    "long warm-up": (
+        Line,
+        slow,
+        {"lr_warmup_steps": 64},
+        {},
+        "Warm-up: 64 steps are longer than the run of 32 steps",
+    ),
     "no workers": (Line, slow, {}, {}, r"loaded by the training process itself (num_workers=0)"),
     "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each need 24"),
     "log each step": (Line, slow, {"log_every_n_steps": 1}, {}, "trainer.log_every_n_steps is 1"),

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.recordings import ABOUT, PARTS, record
-from trainkit.report.scaling.model import Measured, Model, check_words, measured_grid, network, predictions_grid
+from trainkit.report.scaling.model import (
+    PREDICTED,
+    Measured,
+    Model,
+    check_words,
+    excess_words,
+    measured_grid,
+    network,
+    predictions_grid,
+)
 from trainkit.report.scaling.model import fit as fit_both
 from trainkit.report.timeline.overlap import Link, ring_of
 from trainkit.report.timeline.steps import analyse
@@ -110,3 +119,34 @@ def test_efficiency_is_of_the_smallest_size(tmp_path: Path) -> None:
     one, two = measured(tmp_path, 1, communication=0.0), measured(tmp_path, 2, communication=9.0)
     rows = measured_grid([one, two]).rows
     assert rows[0][3] == "100.0 %" and rows[1][3] == f"{100 * (32 / 0.045) / (2 * 32 / 0.036):.1f} %"
+
+
+def test_one_long_step_is_in_no_column(tmp_path: Path) -> None:
+    """Step, speed, efficiency and shares are all medians: with one step of 800 ms the table is the same."""
+    draw = PARTS | {"communication": 0.0}
+    about = replace(ABOUT, cycle_ms=0.0, engine="single")
+
+    def of(name: str, longest: float) -> Measured:
+        def parts_of(rank: int, step: int) -> Mapping[str, float]:
+            return draw | {"data": longest if step == 5 else 1.0}
+
+        folder = record(tmp_path / name, steps=20, parts_of=parts_of, about=about)
+        return Measured(1, analyse(read_recording(folder)), [])
+
+    assert measured_grid([of("a", 800.0)]).rows == measured_grid([of("b", 1.0)]).rows
+
+
+@pytest.mark.parametrize(("noise_ms", "words"), [(0.0, "more than chance"), (9.0, "That is chance")])
+def test_more_than_all_of_the_speed_is_explained(noise_ms: float, words: str, tmp_path: Path) -> None:
+    """An efficiency above 100 % is said to come from the smallest run, by chance or not; none is predicted."""
+    one = measured(tmp_path, 1, noise_ms, communication=0.0, forward=10.5)
+    two = measured(tmp_path, 2, communication=0.1)
+    steps = [replace(step, samples=64) for step in two.analysis.steps]
+    two = replace(two, analysis=replace(two.analysis, steps=steps))
+    (said,) = excess_words([one, two])
+    assert re.match(r"1\d\d\.\d % at 2 ranks: ranks do not make each other faster, so the step of 1 rank \(\d\d", said)
+    assert words in said
+    both = fit_both([one, two])
+    assert both is not None
+    assert all(both[1].efficiency(ranks) <= 1 for ranks in PREDICTED)
+    assert excess_words([one, one]) == excess_words([two]) == []

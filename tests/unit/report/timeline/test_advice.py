@@ -135,4 +135,4 @@ def test_of_many_ranks_four_and_the_slowest_are_in_the_table(tmp_path: Path) -> 
     """It stays readable."""
     slow = PARTS | {"data": 30.0}
     analysis = seen(tmp_path, ranks=12, steps=6, parts_of=lambda rank, step: slow if rank == 9 else PARTS)
-    assert parts_grid(analysis).columns == ("part", "mean", "share", "rank 0", "rank 1", "rank 2", "rank 3", "rank 9")
+    assert parts_grid(analysis).columns == ("part", "median", "share", "rank 0", "rank 1", "rank 2", "rank 3", "rank 9")

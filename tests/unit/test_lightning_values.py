@@ -1,0 +1,209 @@
+"""Values and names that users of Lightning write: taken where they mean something, else answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.toy import Line, loader, quiet, weights
+from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
+from trainkit.callbacks import EarlyStopping
+from trainkit.config.schema import check
+from trainkit.errors import ConfigError
+from trainkit.loggers import CSVLogger, TensorBoardLogger
+from trainkit.trainer import Trainer
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("bf16", "bf16-mixed"), (16, "16-mixed"), ("16", "16-mixed"), (32, "32-true"), ("64", "64-true"), (None, "32-true")],
+)
+def test_short_precisions_are_taken(written: Any, meant: str, tmp_path: Path) -> None:
+    """Lightning's short names of precisions mean what they mean there; configs take them too."""
+    assert quiet(tmp_path, precision=written).options.numerics.precision == meant
+    check(_config(precision=written), "fit", [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_epochs", -1), ("gradient_clip_val", 0), ("num_sanity_val_steps", -1), ("deterministic", "warn")],
+)
+def test_configs_take_them_too(setting: str, value: Any) -> None:
+    """The check of a config accepts what the Trainer accepts."""
+    check(_config(**{setting: value}), "fit", [])
+
+
+def _config(**trainer: Any) -> dict[str, Any]:
+    task = {"_target_": "tests.helpers.toy.Line"}
+    return {"task": task, "trainer": {"max_epochs": 1} | trainer, "run_dir": ".", "trust": ["tests.helpers.toy"]}
+
+
+def test_no_limit_of_epochs_trains_until_a_stop(tmp_path: Path) -> None:
+    """With max_epochs=-1 nothing but a request ends the run; max_steps still limits it."""
+
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
+            if trainer.current_epoch == 4:
+                trainer.should_stop = True
+
+    trainer = quiet(tmp_path / "a", max_epochs=-1, callbacks=Stop())
+    trainer.fit(Line(), loader(8))
+    assert (trainer.current_epoch, trainer.max_epochs, trainer.state.stop_reason) == (5, None, "trainer.should_stop was set")
+    limited = quiet(tmp_path / "b", max_epochs=-1, max_steps=7)
+    limited.fit(Line(), loader(8))
+    assert limited.global_step == 7
+    with pytest.raises(ConfigError, match=r"or trainer\.max_epochs=-1 to train until a stop is requested"):
+        quiet(tmp_path / "c", max_epochs=None, max_steps=-1).fit(Line(), loader(8))
+
+
+def test_a_clip_of_zero_is_off(tmp_path: Path) -> None:
+    """gradient_clip_val=0 trains like no clipping."""
+    off, none = Line(), Line()
+    quiet(tmp_path / "off", gradient_clip_val=0).fit(off, loader(8))
+    quiet(tmp_path / "none").fit(none, loader(8))
+    assert torch.equal(weights(off), weights(none))
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(-1, 6), (None, 2), (1, 1)])
+def test_the_sanity_check_takes_all_batches(steps: int | None, batches: int, tmp_path: Path) -> None:
+    """num_sanity_val_steps=-1 tries all validation batches, null the default of 2."""
+    seen: list[bool] = []
+
+    class Look(Callback):
+        def on_validation_batch_end(self, trainer: Any, task: Any, *_: Any) -> None:
+            seen.append(trainer.sanity_checking)
+
+    quiet(tmp_path, num_sanity_val_steps=steps, callbacks=Look()).fit(Line(), loader(8), loader(23))
+    assert sum(seen) == batches
+
+
+def test_warnings_in_place_of_errors_for_determinism(tmp_path: Path) -> None:
+    """deterministic="warn" sets torch's warn_only during the fit, and restores it."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, task: Any) -> None:
+            seen.append((torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()))
+
+    quiet(tmp_path, deterministic="warn", callbacks=Look()).fit(Line(), loader(8))
+    assert seen == [(True, True)]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_logger_none_is_the_default_one(tmp_path: Path) -> None:
+    """logger=None gives the default loggers, as in Lightning; false gives none; both can be asked for before a run."""
+    trainer = quiet(tmp_path, logger=None)
+    assert [type(logger) for logger in trainer.loggers] == [CSVLogger, TensorBoardLogger]
+    assert trainer.logger is trainer.loggers[0]
+    assert (quiet(tmp_path, logger=False).logger, quiet(tmp_path, logger=False).loggers) == (None, [])
+
+
+def test_the_parts_of_a_run_have_lightnings_names(tmp_path: Path) -> None:
+    """trainer.model, .optimizers, .datamodule and .logger, task.logger and task.loggers are those of the run."""
+    found: list[Any] = []
+
+    class Own(Line):
+        def on_train_start(self) -> None:
+            found.extend([self.logger, self.loggers, self.trainer.model, self.trainer.optimizers[0]])
+
+    task, csv = Own(), CSVLogger()
+    trainer = quiet(tmp_path, logger=csv)
+    trainer.fit(model=task, train_dataloaders=loader(8))
+    assert (trainer.model, trainer.logger, trainer.datamodule) == (task, csv, None)
+    assert isinstance(trainer.optimizers[0], torch.optim.SGD)
+    assert found == [csv, [csv], task, trainer.optimizers[0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: t.fit(), r"^Trainer\.fit: missing a required argument: 'task'\. Its arguments: task, train_dataloaders"),
+        (lambda t: t.fit(Line(), train_dataloader=1), r"^Trainer\.fit: train_dataloader is not a .*mean 'train_dataloaders'\?"),
+        (lambda t: t.fit(Line(), model=Line()), r"^Trainer\.fit: (multiple values for argument 'task'|model is not a setting)"),
+        (lambda t: t.fit(Line(), None, None, None, None, None, True, 8), r"^Trainer\.fit: too many positional arguments"),
+        (lambda t: t.validate(Line(), verbose=False), r"^Trainer\.validate: verbose: leave it out"),
+        (lambda t: t.test(modell=Line()), r"^Trainer\.test: modell is not a setting\."),
+        (lambda t: t.predict(Line(), weights_only=True), r"^Trainer\.predict: weights_only: leave it out"),
+        (lambda t: t.fit(Line(), datamodule=loader(8)), r"^datamodule is a DataLoader; it must be a trainkit\.DataModule"),
+        (lambda t: Trainer(3), r"^trainer: too many positional arguments\. Its arguments: engine, max_epochs"),
+        (lambda t: EarlyStopping(), r"^EarlyStopping: missing a required argument: 'monitor'"),
+    ],
+)
+def test_wrong_arguments_of_a_call_raise_a_config_error(call: Any, words: str, tmp_path: Path) -> None:
+    """A public call with unknown, missing or too many arguments is answered with the names that there are."""
+    with pytest.raises(ConfigError, match=words):
+        call(quiet(tmp_path))
+
+
+@pytest.mark.parametrize("entry", ["validate", "test", "predict"])
+def test_each_entry_point_takes_model(entry: str, tmp_path: Path) -> None:
+    """Lightning's `model=` is the task."""
+    assert getattr(quiet(tmp_path), entry)(model=Line(), dataloaders=[torch.ones(2, 3)] if entry == "predict" else loader(8))
+
+
+class Worse(Line):
+    """A Line whose validation gets worse each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validations = 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log a rising number."""
+        self.validations += 1
+        self.log("val/loss", float(self.validations))
+
+
+@pytest.mark.parametrize(
+    ("least", "epochs", "steps"), [({}, 2, 4), ({"min_epochs": 4}, 4, 8), ({"min_steps": 5}, 3, 5), ({"min_epochs": 1}, 2, 4)]
+)
+def test_early_stopping_waits_for_the_minimum(least: dict[str, int], epochs: int, steps: int, tmp_path: Path) -> None:
+    """A requested stop ends training at min_epochs and min_steps at the earliest; max_epochs still limits it."""
+    stop = EarlyStopping("val/loss", patience=1)
+    settings: dict[str, Any] = {"num_sanity_val_steps": 0, "callbacks": stop, **least}
+    trainer = quiet(tmp_path / "a", max_epochs=9, **settings)
+    trainer.fit(Worse(), loader(8), loader(4))
+    assert trainer.global_step == steps
+    assert trainer.state.current_epoch == (epochs if steps % 2 == 0 else epochs - 1)
+
+
+def test_a_limit_of_time_does_not_wait_for_the_minimum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """min_epochs delays requests, and says so once; max_time ends the run."""
+
+    class Stop(Callback):
+        def on_train_step_end(self, trainer: Any, task: Any) -> None:
+            trainer.request_stop("enough", at_once=trainer.global_step == 3)
+
+    trainer = quiet(tmp_path, max_epochs=9, min_epochs=5, callbacks=Stop())
+    trainer.fit(Line(), loader(8))
+    assert trainer.global_step == 3
+    said = "A stop is requested (enough); training continues until trainer.min_epochs=5."
+    assert capsys.readouterr().out.count(said) == 1
+
+
+class Data(DataModule):
+    """A DataModule as templates write it."""
+
+    def __init__(self, batch_size: int = 4, root: str = "x") -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=False)
+
+    def train_dataloader(self) -> Any:
+        """Return 8 rows; look at the trainer."""
+        assert self.trainer.world_size == 1
+        return loader(8, batch_size=self.hparams.batch_size)
+
+
+def test_a_datamodule_saves_its_arguments_and_sees_the_trainer(tmp_path: Path) -> None:
+    """save_hyperparameters, hparams and trainer are those of a Task."""
+    data, trainer = Data(batch_size=2), quiet(tmp_path)
+    trainer.fit(Line(), datamodule=data)
+    assert dict(data.hparams) == {"batch_size": 2, "root": "x"}
+    assert trainer.global_step == 4
+    assert trainer.datamodule is data
+    assert data.trainer.model is trainer.model

@@ -1,0 +1,42 @@
+"""Checks the calls of the Trainer's entry points: arguments that a method does not take raise a ConfigError."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from trainkit.arguments import check_call
+
+_Class = TypeVar("_Class", bound=type)
+_OTHER_NAMES = {"model": "task"}  # Lightning's, with ours
+_EXPLAINED = {
+    "weights_only": "leave it out: a checkpoint is always read without running code from it.",
+    "verbose": "leave it out: the values are returned.",
+}
+
+
+def checked_calls(*methods: str) -> Callable[[_Class], _Class]:
+    """Return a class decorator that checks the calls of these methods, which take Lightning's names of arguments too."""
+
+    def decorate(cls: _Class) -> _Class:
+        for name in methods:
+            setattr(cls, name, _checked(f"{cls.__name__}.{name}", vars(cls)[name]))
+        return cls
+
+    return decorate
+
+
+def _checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def checked_call(self: object, *args: object, **kwargs: object) -> Any:
+        for other, own in _OTHER_NAMES.items():
+            if other in kwargs and own not in kwargs:
+                kwargs[own] = kwargs.pop(other)
+        check_call(signature, args, kwargs, f"{name}: ", _EXPLAINED)
+        return method(self, *args, **kwargs)
+
+    return checked_call

@@ -1,0 +1,111 @@
+"""What a Task and a DataModule share: their saved arguments, and the run that they belong to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from trainkit.api.view import RunView
+from trainkit.errors import TaskError, did_you_mean
+
+
+class HyperParameters(dict[str, Any]):
+    """The arguments saved by `save_hyperparameters`; its entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class Configured:
+    """Base of Task and DataModule; needs no `__init__`."""
+
+    _trainer: RunView | None = None
+    _not_logged: frozenset[str] = frozenset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the run, for copies and loader workers: neither belongs to it."""
+        return {name: value for name, value in self.__dict__.items() if name != "_trainer"}
+
+    @functools.cached_property
+    def hparams(self) -> HyperParameters:
+        """What `save_hyperparameters` saved."""
+        return HyperParameters()
+
+    @property
+    def logged_hparams(self) -> dict[str, Any]:
+        """The part of `hparams` that loggers receive."""
+        return {name: value for name, value in self.hparams.items() if name not in self._not_logged and not callable(value)}
+
+    def save_hyperparameters(self, *names: Any, ignore: str | Sequence[str] = (), logger: bool = True) -> None:
+        """Save the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
+
+        Those of a subclass whose `__init__` calls this one are saved too. Of two with the same name, the subclass's counts.
+
+        Args:
+            names: the arguments to save, or one mapping or namespace to save instead. Default: all.
+            ignore: arguments to leave out.
+            logger: false: loggers do not receive them.
+
+        Raises:
+            TaskError: called outside of `__init__`, or there is no such argument.
+        """
+        own, left_out = type(self).__name__, {ignore} if isinstance(ignore, str) else set(ignore)
+        if len(names) == 1 and not isinstance(names[0], str):
+            found, names = dict(names[0] if isinstance(names[0], Mapping) else vars(names[0])), ()
+        else:
+            found = _arguments_of(self, inspect.currentframe())
+        if strange := [name for name in (*names, *left_out) if name not in found]:
+            raise TaskError(
+                f"{own}.save_hyperparameters: '{strange[0]}' is no argument of its __init__.{did_you_mean(strange[0], found)} "
+                f"It has {', '.join(found) or 'none'}."
+            )
+        chosen = {name: found[name] for name in names or found if name not in left_out}
+        self.hparams.update(chosen)
+        if not logger:
+            self._not_logged = self._not_logged | chosen.keys()
+
+    @property
+    def trainer(self) -> RunView:
+        """The run in progress; hooks receive it as `trainer`.
+
+        Raises:
+            TaskError: no Trainer runs it yet.
+        """
+        if self._trainer is None:
+            kind = "DataModule" if hasattr(self, "train_dataloader") and not hasattr(self, "training_step") else "Task"
+            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this {kind} yet.")
+        return self._trainer
+
+
+def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
+    """Return the arguments of the calls of `owner.__init__` that are in progress; the outermost, a subclass's, comes last.
+
+    Raises:
+        TaskError: there is none.
+    """
+    found: dict[str, Any] = {}
+    calls = 0
+    while frame is not None:
+        code, values = frame.f_code, frame.f_locals
+        first = code.co_varnames[0] if code.co_argcount else None  # usually, not always, "self"
+        if code.co_name == "__init__" and first is not None and values.get(first) is owner:
+            num_named = code.co_argcount + code.co_kwonlyargcount
+            found |= {name: values[name] for name in code.co_varnames[1:num_named] if name in values}
+            if code.co_flags & inspect.CO_VARKEYWORDS:
+                place = num_named + bool(code.co_flags & inspect.CO_VARARGS)
+                found |= values.get(code.co_varnames[place], {})
+            calls += 1
+        frame = frame.f_back
+    if not calls:
+        own = type(owner).__name__
+        raise TaskError(f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is saved.")
+    return found
