@@ -67,7 +67,6 @@ PositiveFloat = float
 NonNegativeFloat = float
 Fraction = float
 IntOrFraction = int | float
-PositiveIntOrFraction = int | float
 ExistingFolder = str
 ShortPrecision = Literal["32", "16", "bf16", "64", 32, 16, 64]  # as in Lightning; api/options.py replaces them
 
@@ -99,10 +98,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "IntOrFraction": (
         lambda v: (_is_int(v) and v >= 0) or (isinstance(v, float) and 0 <= v <= 1),
         "a whole number (a count), or a fraction from 0.0 to 1.0",
-    ),
-    "PositiveIntOrFraction": (
-        lambda v: (_is_int(v) and v >= 1) or (isinstance(v, float) and 0 < v <= 1),
-        "a whole number, 1 or more, or a share above 0.0 and up to 1.0",
     ),
     "ShortPrecision": (lambda v: not isinstance(v, bool) and str(v) in ("32", "16", "bf16", "64"), "32, 16, 'bf16' or 64"),
     "Duration": (is_duration, LEGAL),

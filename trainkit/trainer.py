@@ -21,16 +21,7 @@ from trainkit.api.options import canonical, read_options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
-from trainkit.arguments import (
-    Duration,
-    IntOrFraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    PositiveIntOrFraction,
-    ShortPrecision,
-    checked,
-)
+from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveInt, ShortPrecision, checked
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger, loggers_of
@@ -130,7 +121,7 @@ class Trainer:
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
         limit_predict_batches: IntOrFraction | None = None,
-        val_check_interval: PositiveIntOrFraction | None = None,
+        val_check_interval: IntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,
         log_every_n_steps: PositiveInt = 50,

@@ -197,5 +197,7 @@ def test_a_share_of_a_stream_is_no_interval(tmp_path: Path) -> None:
         ConfigError, match=r"val_check_interval is 0\.5, a share of an epoch, but the training data is a stream"
     ):
         quiet(tmp_path, val_check_interval=0.5).fit(Line(), (batch for batch in loader(8)), loader(4))
-    with pytest.raises(ConfigError, match="a whole number, 1 or more, or a share"):
+    with pytest.raises(
+        ConfigError, match=r"val_check_interval is 0; it must be a whole number of steps, 1 or more, or a share"
+    ):
         quiet(tmp_path, val_check_interval=0)

@@ -80,6 +80,13 @@ class EvaluationOptions:
     limit_test_batches: Limit
     limit_predict_batches: Limit
 
+    def __post_init__(self) -> None:
+        if self.val_check_interval == 0:
+            raise ConfigError(
+                "trainer.val_check_interval is 0; it must be a whole number of steps, 1 or more, or a share of an epoch above "
+                "0.0 and up to 1.0. To leave validation out: trainer.limit_val_batches=0."
+            )
+
 
 @dataclass(frozen=True)
 class NumericOptions:

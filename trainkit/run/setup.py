@@ -158,7 +158,7 @@ class Stage:
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self._attach()
-        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(self._of_all_ranks, self._take_logged, self._show))
+        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(engine.comm.all_gather_object, self._take_logged, self._show))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self._stack.enter_context(compiled(self.task, numerics.compile))
@@ -193,9 +193,6 @@ class Stage:
         if self.data.datamodule is not None and not self.has_data:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
-
-    def _of_all_ranks(self, value: Any) -> list[Any]:
-        return [value] if self.engine.ranks.world_size == 1 else self.engine.comm.all_gather_object(value)
 
     def _take_logged(self, values: Mapping[str, float]) -> None:
         """Take values that hooks logged, unless they are of a few batches only."""
