@@ -12,6 +12,7 @@ _COMMANDS = {
     "validate": ("run", "evaluate a checkpoint on the validation data"),
     "test": ("run", "evaluate a checkpoint on the test data"),
     "predict": ("run", "write a checkpoint's predictions"),
+    "data": ("data", "read every sample once and list those that cannot be loaded (data check conf=NAME)"),
     "plan": ("plan", "describe what fit would do, at any number of ranks (ranks=64), without training"),
     "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),

@@ -64,6 +64,9 @@ class Trainer:
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
+        on_bad_sample: a sample whose loading raises ends the run ("raise"), or is left out of its batch and reported ("skip");
+            see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
+        on_bad_sample_limit: different samples that may be skipped. Default: 100.
         val_check_interval: steps between two validations inside an epoch. Default: validate at its end.
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training.
@@ -114,6 +117,8 @@ class Trainer:
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
         limit_predict_batches: IntOrFraction | None = None,
+        on_bad_sample: Literal["raise", "skip"] = "raise",
+        on_bad_sample_limit: PositiveInt | None = None,
         val_check_interval: PositiveInt | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt = 2,

@@ -14,12 +14,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
-from trainkit.config.instantiate import instantiate
+from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import short
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
@@ -128,9 +127,7 @@ def _example(task: Task, config: dict[str, Any]) -> Any:
     """Return None if the Task has its own example, or the inputs of its data's first samples."""
     if getattr(task, "example_input_array", None) is not None:
         return None
-    data = instantiate(config["data"], "data", config["trust"]) if config.get("data") else None
-    if data is not None and not isinstance(data, DataModule):
-        raise ConfigError(f"data has a {type(data).__name__}; it must be a trainkit.api.datamodule.DataModule.")
+    data = data_of(config)
     source = data or task
     source.prepare_data()
     if data is not None:

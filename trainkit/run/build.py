@@ -242,6 +242,8 @@ def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
     for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
         for epoch in (0, *(first for first, _ in plan.later)):
             _check_even(feeds, epoch, ranks, now)
+    if stage.bad_samples is not None:
+        stage.bad_samples.needs_every_microbatch = True
     engine.convert_sync_batchnorm(stage.task)
     stage.on_exit(release, stage.task)
 
