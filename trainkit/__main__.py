@@ -16,6 +16,7 @@ _COMMANDS = {
     "plan": ("plan", "describe what fit would do, at any number of ranks (ranks=64), without training"),
     "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
+    "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),

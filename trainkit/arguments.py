@@ -68,6 +68,7 @@ NonNegativeFloat = float
 Fraction = float
 IntOrFraction = int | float
 ExistingFolder = str
+ExistingFile = str
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -99,6 +100,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a whole number (a count), or a fraction from 0.0 to 1.0",
     ),
     "Duration": (is_duration, LEGAL),
+    "ExistingFile": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isfile(v), "an existing file"),
     "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),
 }
 

@@ -45,6 +45,9 @@ class Task(TaskHooks, DataHooks, nn.Module):
     model, scale the learning rate, or reduce over ranks here: the Trainer does.
     """
 
+    # The mean number of tokens of a sample, of a Task on text: progress then shows tokens/s. May be a property.
+    tokens_per_sample: float | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self._trainer: RunView | None = None

@@ -139,7 +139,8 @@ class BadSamples:
             if loses and self.needs_every_microbatch:
                 raise DataError(
                     f"{name}: all samples of a rank's microbatch are bad, and trainer.sync_batchnorm needs each rank in each "
-                    f"microbatch. The last: {found[-1].describe().rstrip('.')}. Remove the bad samples, or leave sync_batchnorm out."
+                    f"microbatch. The last: {found[-1].describe().rstrip('.')}. Remove the bad samples, or leave "
+                    "sync_batchnorm out."
                 )
             for bad in found:
                 key = (name, bad.index, bad.file or bad.error)
@@ -152,8 +153,8 @@ class BadSamples:
     def _too_many(self, name: str, count: int, last: BadSample) -> DataError:
         return DataError(
             f"on_bad_sample_limit is {self.limit}, and {plural(count, 'sample')} could not be loaded; the last, of {name}: "
-            f"{last.describe().rstrip('.')}. `python -m trainkit data check conf=NAME` lists them all. Replace or remove them, or raise "
-            "data.on_bad_sample_limit."
+            f"{last.describe().rstrip('.')}. `python -m trainkit data check conf=NAME` lists them all. Replace or remove "
+            "them, or raise data.on_bad_sample_limit."
         )
 
 
