@@ -34,6 +34,8 @@ def fit(run: Run) -> None:
     run.hooks("on_train_start")
     while run.state.owes_validation or not _finished(run):
         train_epoch(run)
+    if run.state.epoch_values:  # of an epoch that a limit has cut
+        _record(run)
     run.hooks("on_train_end")
 
 
@@ -57,6 +59,7 @@ def train_epoch(run: Run) -> None:
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
         run.rates.after_epoch(state.current_epoch + 1, state.num_updates, state.epoch_values, complete)
+        _record(run)
         run.hooks("on_train_epoch_end")
         state.next_epoch()
 
@@ -184,6 +187,11 @@ def _report_epoch(run: Run) -> None:
     if values:
         _keep(run, values)
         run.log_metrics(values)
+
+
+def _record(run: Run) -> None:
+    state = run.state
+    run.callback_metrics.record(state.current_epoch, state.global_step, {**state.epoch_values, "lr": run.rates.last()[0]})
 
 
 def _keep(run: Run, values: Mapping[str, float]) -> None:

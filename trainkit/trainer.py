@@ -156,8 +156,8 @@ class Trainer:
         ckpt_path: str | None = None,
         init_weights: str | None = None,
         strict: bool = True,
-    ) -> None:
-        """Train.
+    ) -> list[dict[str, float]]:
+        """Train; return the history, on all ranks: for each epoch "epoch", "step", "lr" and the logged epoch values.
 
         Args:
             task: the Task to train.
@@ -188,6 +188,7 @@ class Trainer:
             ElasticRun().go(partial(self._fit_once, task, data, start))
         else:
             self._fit_once(task, data, start)
+        return [] if self._run is None else list(self._run.callback_metrics.history)
 
     def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
         with self._open("fit", task, data, attempts) as stage:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
+from trainkit.api.from_checkpoint import build_from
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.api.view import RunView
@@ -17,6 +19,8 @@ from trainkit.arguments import unknown
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
 from trainkit.metrics.objects import is_metric
+
+_Task = TypeVar("_Task", bound="Task")
 
 
 class LogTarget(NamedTuple):
@@ -176,6 +180,20 @@ class Task(TaskHooks, DataHooks, nn.Module):
         for name in names or known:
             if name in caller.f_locals and name not in ignore:
                 self.hparams[name] = caller.f_locals[name]
+
+    @classmethod
+    def load_from_checkpoint(cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any) -> _Task:
+        """Return a Task with a checkpoint's weights, on the CPU.
+
+        Args:
+            checkpoint_path: a checkpoint's folder (as runs/mine/checkpoints/best) or URL, or a file of weights.
+            strict: whether all weights must match.
+            arguments: of `__init__`, in place of those that `save_hyperparameters` saved; needed for what is no plain value.
+
+        Raises:
+            CheckpointError: it cannot be read or does not fit, or arguments are missing.
+        """
+        return build_from(cls, str(checkpoint_path), strict, arguments)
 
     @property
     def trainer(self) -> RunView:

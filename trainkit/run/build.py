@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.api.from_checkpoint import plain
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.contents import Contents
@@ -173,6 +174,8 @@ def _contents(run: Run) -> Contents:
     def about() -> dict[str, Any]:
         found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
+        if hparams := plain(run.task.hparams):
+            found["hparams"] = hparams
         return found | {"versions": versions(), "config": run.options.config}
 
     return Contents(
