@@ -29,6 +29,7 @@ from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import default_callbacks
 from trainkit.run.elastic import ElasticRun
+from trainkit.run.prediction_table import TableFormat
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -241,6 +242,7 @@ class Trainer:
         return_predictions: bool = True,
         ckpt_path: str | None = None,
         write_to: str | Path | bool = False,
+        table: TableFormat = "csv",
     ) -> list[Any] | None:
         """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
 
@@ -251,7 +253,8 @@ class Trainer:
             return_predictions: false returns None and holds nothing in memory.
             ckpt_path: the weights to load.
             write_to: a folder for the batches, each written once it is computed; true: `predictions` in the run's folder.
-                `trainkit.read_predictions` reads them.
+                `trainkit.read_predictions` reads them. A table of all samples is beside them.
+            table: its format; "parquet" needs pyarrow.
         """
         check_overrides(task, ())
         with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
@@ -259,7 +262,7 @@ class Trainer:
                 return None
             folder = stage.run.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
             evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
-            return evaluator.predict(feeds, folder, return_predictions)
+            return evaluator.predict(feeds, folder, return_predictions, table)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`.

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
-_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "trust")
+_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust")
 _NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
 

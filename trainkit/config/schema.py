@@ -24,6 +24,7 @@ PLAIN_KEYS = {
     "resume": "Literal['auto'] | None",
     "init_weights": "str | None",
     "strict": "bool",
+    "table": "Literal['csv', 'parquet'] | None",
     "trust": "list[str]",
     "vars": "dict | None",
 }
@@ -158,6 +159,8 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
     for key in ("resume", "init_weights"):
         if config.get(key) is not None and command in ("validate", "test", "predict"):
             raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
+    if config.get("table") is not None and command != "predict":
+        raise ConfigError(f"table is '{config['table']}', the format of the table that predict writes; {command} writes none.")
     if config.get("resume") is not None and ckpt_path is not None:
         raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out (null).")
     if ckpt_path is not None and weights is not None:

@@ -10,15 +10,15 @@ they do for a stream, so that the weights of a step that lost samples are exact.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from trainkit.console import plural
 from trainkit.data.order import SeededDataset
+from trainkit.data.sample_names import file_of
 from trainkit.errors import DataError
 
 DEFAULT_LIMIT = 100
@@ -156,26 +156,6 @@ class BadSamples:
             f"{last.describe().rstrip('.')}. `python -m trainkit data check conf=NAME` lists them all. Replace or remove "
             "them, or raise data.on_bad_sample_limit."
         )
-
-
-def file_of(dataset: Any, index: int) -> str:
-    """Return the file of a sample, or "": of torchvision's folders, of data sets with `files` or `paths`, and parts of them.
-
-    A data set may say so itself, by a method `file_of(index)`.
-    """
-    if type(dataset) is Subset:
-        return file_of(dataset.dataset, dataset.indices[index])
-    if type(dataset) is ConcatDataset:
-        part = bisect.bisect_right(dataset.cumulative_sizes, index)
-        return file_of(dataset.datasets[part], index - (dataset.cumulative_sizes[part - 1] if part else 0))
-    if callable(own := getattr(dataset, "file_of", None)):
-        return str(own(index))
-    for name in ("samples", "imgs", "files", "paths"):
-        held = getattr(dataset, name, None)
-        if isinstance(held, (list, tuple)) and index < len(held):
-            item = held[index][0] if isinstance(held[index], (list, tuple)) and held[index] else held[index]
-            return str(item) if isinstance(item, str) or hasattr(item, "__fspath__") else ""
-    return ""
 
 
 def in_a_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, S
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, rows, weights
-from trainkit.data.bad_samples import file_of
+from trainkit.data.sample_names import class_names_of, file_of
 from trainkit.errors import ConfigError, DataError
 
 
@@ -148,3 +148,4 @@ def test_a_file_is_found_through_parts_of_data_sets() -> None:
     whole = ConcatDataset([Broken(3), Subset(Broken(5), [4, 2])])
     assert [file_of(whole, index) for index in (2, 3, 4)] == ["part/2.jpg", "part/4.jpg", "part/2.jpg"]
     assert file_of(rows(2), 0) == ""
+    assert class_names_of(whole) is None
