@@ -17,6 +17,7 @@ _COMMANDS = {
     "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
     "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
+    "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),
