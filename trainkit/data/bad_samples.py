@@ -102,6 +102,9 @@ class BadSamples:
         sum_over_ranks: sums a host number (a collective).
         gather: returns the objects of all ranks (a collective).
         say: prints on rank 0.
+
+    Attributes:
+        last: the last one reported; the same on all ranks.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class BadSamples:
     ) -> None:
         self.limit, self.sum_over_ranks, self._gather, self._say = limit, sum_over_ranks, gather, say
         self.needs_every_microbatch = False  # trainer.sync_batchnorm: a rank without a sample would be waited for
+        self.last: BadSample | None = None
         self._seen: set[tuple[str, int | None, str]] = set()
 
     def check(self, name: str, own: Sequence[BadSample]) -> None:
@@ -146,6 +150,7 @@ class BadSamples:
                 key = (name, bad.index, bad.file or bad.error)
                 if key not in self._seen:
                     self._seen.add(key)
+                    self.last = bad
                     if len(self._seen) > self.limit:
                         raise self._too_many(name, len(self._seen), bad)
                     self._say(f"Skipped bad sample {len(self._seen)} of at most {self.limit} ({name}): {bad.describe()}")

@@ -17,6 +17,7 @@ from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Stream
 from trainkit.device.transfer import count_samples
+from trainkit.errors import DataError
 
 Move = Callable[[Any], Any]
 AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by epoch
@@ -66,6 +67,7 @@ class Skips:
     def __init__(self, bad: BadSamples, name: str, each_step: bool) -> None:
         self._bad, self._name, self._each_step = bad, name, each_step
         self._own: list[BadSample] = []
+        self._has_good = False
 
     def step(self, pulled: Sequence[tuple[Any, range | None]], move: Move, planned: int | None = None) -> Step:
         """Return the step of this rank's guarded batches and their places; its number of samples is that of all ranks.
@@ -87,6 +89,7 @@ class Skips:
         total = sum(microbatch.num_samples for microbatch in found)
         if self._each_step:
             total = self._bad.sum_over_ranks(total)
+            self._has_good = self._has_good or total > 0
             if total < planned if planned is not None else self._bad.sum_over_ranks(len(self._own)):
                 self._bad.share(self._name, self._own, lost)
                 self._own.clear()
@@ -95,10 +98,19 @@ class Skips:
         return Step(total, (microbatch._replace(batch=move(microbatch.batch)) for microbatch in found))
 
     def end(self) -> None:
-        """End a pass, on all ranks."""
+        """End a pass, on all ranks.
+
+        Raises:
+            DataError: training has not seen one good sample: the data or its transforms are at fault.
+        """
         if not self._each_step:
             self._bad.share(self._name, self._own)
             self._own.clear()
+        elif self._bad.last is not None and not self._has_good:
+            raise DataError(
+                f"{self._name}: none of its samples could be loaded; the last: {self._bad.last.describe().rstrip('.')}. Check "
+                "the data set and its transforms: python -m trainkit data check conf=NAME."
+            )
 
 
 class Feed(ABC):

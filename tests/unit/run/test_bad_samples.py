@@ -143,6 +143,13 @@ def test_a_step_without_a_good_sample_changes_nothing_but_the_count(tmp_path: Pa
     torch.testing.assert_close(found[0], known[0])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_without_a_good_sample_is_an_error(ranks: int, tmp_path: Path) -> None:
+    """A fault of the data set's own is not trained on in silence, if it has fewer samples than the limit."""
+    with pytest.raises(DataError, match="none of its samples could be loaded; the last: index 7, part/7.jpg: OSError"):
+        fit(tmp_path, loader(Broken(8, *range(8))), ranks, on_bad_sample="skip")
+
+
 def test_a_file_is_found_through_parts_of_data_sets() -> None:
     """Subset and ConcatDataset lead to the file of the data set below them."""
     whole = ConcatDataset([Broken(3), Subset(Broken(5), [4, 2])])
