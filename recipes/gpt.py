@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
-from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt
+from trainkit.arguments import ExistingFile, ExistingFolder, Fraction, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim import decay_groups
 
@@ -102,6 +103,11 @@ class LanguageModel(trainkit.Task):
         self.model, self.optimizer, self.lr = model, optimizer, lr
 
     @property
+    def tokens_per_sample(self) -> float | None:
+        """Return the bytes that a window predicts, for the rate in the progress bar."""
+        return getattr(self.model, "context", None)
+
+    @property
     def example_input_array(self) -> Tensor:
         """Return bytes [2, T] for export: a batch of the data is one byte longer, and holds the targets too."""
         return torch.arange(2 * self.model.context).view(2, -1) % _BYTES
@@ -130,6 +136,34 @@ class LanguageModel(trainkit.Task):
         """Return the likeliest next byte after each window, [B]."""
         return self(batch[:, -self.model.context :])[:, -1].argmax(-1)
 
+    @torch.no_grad()
+    def generate(
+        self, prompt: str, max_new_tokens: int = 256, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+    ) -> Iterator[str]:
+        """Yield the text that continues a prompt, as it is sampled; `python -m trainkit generate` prints it.
+
+        Args:
+            prompt: bytes before its last `model.context` have no effect.
+            max_new_tokens: bytes to sample.
+            temperature: divides the logits; 0 takes the likeliest byte each time.
+            top_k: sample among this many likeliest bytes (Fan et al. 2018, section 5.4); None for all.
+            seed: of the draws.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a letter may be several bytes
+        bytes_T = torch.tensor(list(prompt.encode() or b"\n"), device=self.device)
+        for _ in range(max_new_tokens):
+            bytes_T = bytes_T[-self.model.context :]
+            logits_V = self(bytes_T[None])[0, -1]
+            if temperature == 0:
+                chosen = logits_V.argmax()[None]
+            else:
+                best_K, places_K = logits_V.topk(min(top_k or _BYTES, _BYTES))
+                chosen = places_K[torch.multinomial((best_K / temperature).softmax(-1), 1, generator=generator)]
+            bytes_T = torch.cat([bytes_T, chosen])
+            yield decoder.decode(bytes([int(chosen)]))
+        yield decoder.decode(b"", final=True)
+
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(decay_groups(self.model))
         if self.lr is None:
@@ -154,34 +188,45 @@ class Windows(Dataset):
 
 
 class TextBytes(trainkit.DataModule):
-    """The bytes of all files of a folder, the last tenth of them for validation.
+    """The bytes of a file, or of all text files of a folder; the last tenth of them for validation.
 
     Args:
-        root: a folder; null reads trainkit's own sources, so nothing is downloaded.
-        pattern: of the files below it.
+        root: a folder; without it and a file, trainkit's own sources are read, so nothing is downloaded.
+        pattern: of the files below root. Default: **/*.txt, and **/*.py of trainkit's own sources.
         batch_size: the microbatch of one rank, in windows.
         context: bytes that the model sees of a window.
         num_workers: loader processes; the text is in memory, so none is fastest.
+        file: a text file, in place of a folder.
     """
 
     def __init__(
         self,
-        root: str | None = None,
-        pattern: str = "**/*.py",
+        root: ExistingFolder | None = None,
+        pattern: str | None = None,
         batch_size: PositiveInt = 16,
         context: PositiveInt = 128,
         num_workers: NonNegativeInt = 0,
+        file: ExistingFile | None = None,
     ) -> None:
+        if file is not None and (root, pattern) != (None, None):
+            raise ConfigError(f"data.file is '{file}', and data.root or data.pattern is set too. Give a file, or a folder.")
+        self.file = None if file is None else Path(file)
         self.root = Path(trainkit.__file__).parent if root is None else Path(root)
-        self.pattern, self.batch_size, self.context, self.num_workers = pattern, batch_size, context, num_workers
+        self.pattern = pattern or ("**/*.py" if root is None else "**/*.txt")
+        self.batch_size, self.context, self.num_workers = batch_size, context, num_workers
 
     def setup(self, stage: str) -> None:
-        files = sorted(path for path in self.root.glob(self.pattern) if path.is_file())
+        files = [self.file] if self.file else sorted(path for path in self.root.glob(self.pattern) if path.is_file())
         text = bytearray(b"\n".join(path.read_bytes() for path in files))
         if len(text) < 20 * (self.context + 1):
+            where, hint = f"data.file is {self.file}: it has", "Give a longer text"
+            if self.file is None:
+                where = f"data.root is {self.root}: the {len(files)} files that match data.pattern={self.pattern} have"
+                hint = "Give a folder with more text, or another pattern"
+            least = 20 * (self.context + 1)
             raise DataError(
-                f"data.root is {self.root}: the {len(files)} files that match data.pattern={self.pattern} have {len(text)} "
-                f"bytes, too few for windows of {self.context}. Give a folder with more text, or another pattern."
+                f"{where} {len(text)} bytes, too few for windows of {self.context} ({least}). {hint}, or a smaller "
+                "data.context."
             )
         whole = torch.frombuffer(text, dtype=torch.uint8)
         split = len(whole) * 9 // 10

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import trainkit
 from trainkit.optim import decay_groups
+from trainkit.report.classification.results import ClassificationResults
 
 
 class ImageClassifier(trainkit.Task):
@@ -54,6 +55,14 @@ class ImageClassifier(trainkit.Task):
         logits = self(images)
         self.log("test/loss", functional.cross_entropy(logits, labels))
         self.log("test/acc", (logits.argmax(1) == labels).float().mean())
+        self.results.add(images, logits, labels, self.trainer.evaluator.sample_indices())
+
+    def on_test_start(self) -> None:
+        self.results = ClassificationResults()
+
+    def on_test_end(self) -> None:
+        """Leave a page: confusion, scores by class, calibration, the worst samples."""
+        self.results.leave_page(self.trainer)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(decay_groups(self.model))

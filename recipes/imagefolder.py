@@ -38,7 +38,8 @@ def load_image(path: str) -> Tensor:
         with Image.open(io.BytesIO(data)) as image:
             return v2.functional.pil_to_tensor(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path} cannot be decoded as an image ({error}). Replace or remove the file.") from error
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{path} cannot be decoded as an image ({reason}). Replace or remove the file.") from error
 
 
 class ImageFolder(trainkit.DataModule):

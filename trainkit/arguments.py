@@ -68,6 +68,7 @@ NonNegativeFloat = float
 Fraction = float
 IntOrFraction = int | float
 ExistingFolder = str
+ExistingFile = str
 ShortPrecision = Literal["32", "16", "bf16", "64", 32, 16, 64]  # as in Lightning; api/options.py replaces them
 
 _Class = TypeVar("_Class", bound=type)
@@ -101,6 +102,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "ShortPrecision": (lambda v: not isinstance(v, bool) and str(v) in ("32", "16", "bf16", "64"), "32, 16, 'bf16' or 64"),
     "Duration": (is_duration, LEGAL),
+    "ExistingFile": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isfile(v), "an existing file"),
     "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),
 }
 

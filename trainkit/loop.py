@@ -34,6 +34,8 @@ def fit(run: Run) -> None:
     run.hooks("on_train_start")
     while run.state.owes_validation or not _finished(run):
         train_epoch(run)
+    if run.state.epoch_values:  # of an epoch that a limit has cut
+        _record(run)
     run.hooks("on_train_end")
 
 
@@ -61,6 +63,7 @@ def train_epoch(run: Run) -> None:
         run.rates.after_epoch(state.current_epoch + 1, state.num_updates, state.epoch_values, complete)
         run.step.metrics.bring_back()
         run.hooks.log.objects = run.step.metrics  # finished by the hook
+        _record(run)
         run.hooks("on_train_epoch_end")
         state.next_epoch()
 
@@ -217,3 +220,8 @@ def _log_of_hooks(run: Run) -> None:
     if run.global_step % run.options.limits.log_every_n_steps == 0 and run.is_global_zero:
         run.log_metrics(run.hooks.log.take_step())
     run.hooks.log.values.clear()
+
+
+def _record(run: Run) -> None:
+    state = run.state
+    run.callback_metrics.record(state.current_epoch, state.global_step, {**state.epoch_values, "lr": run.rates.last()[0]})

@@ -30,6 +30,7 @@ from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import default_callbacks
 from trainkit.run.elastic import ElasticRun
+from trainkit.run.prediction_table import TableFormat
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -68,6 +69,9 @@ class Trainer:
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
+        on_bad_sample: a sample whose loading raises ends the run ("raise"), or is left out of its batch and reported ("skip");
+            see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
+        on_bad_sample_limit: different samples that may be skipped. Default: 100.
         val_check_interval: steps between two validations inside an epoch, or a share of the epoch (0.25). Default: validate
             at its end.
         check_val_every_n_epoch: epochs between two validations.
@@ -121,6 +125,8 @@ class Trainer:
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
         limit_predict_batches: IntOrFraction | None = None,
+        on_bad_sample: Literal["raise", "skip"] = "raise",
+        on_bad_sample_limit: PositiveInt | None = None,
         val_check_interval: IntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,
@@ -158,8 +164,8 @@ class Trainer:
         ckpt_path: str | None = None,
         init_weights: str | None = None,
         strict: bool = True,
-    ) -> None:
-        """Train.
+    ) -> list[dict[str, float]]:
+        """Train; return the history, on all ranks: for each epoch "epoch", "step", "lr" and the logged epoch values.
 
         Args:
             task: the Task to train.
@@ -189,6 +195,7 @@ class Trainer:
             ElasticRun().go(partial(self._fit_once, task, data, start))
         else:
             self._fit_once(task, data, start)
+        return [] if self._run is None else list(self._run.callback_metrics.history)
 
     def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
         with self._open("fit", task, data, attempts) as stage:
@@ -241,6 +248,7 @@ class Trainer:
         return_predictions: bool = True,
         ckpt_path: str | None = None,
         write_to: str | Path | bool = False,
+        table: TableFormat = "csv",
     ) -> list[Any] | None:
         """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
 
@@ -251,7 +259,8 @@ class Trainer:
             return_predictions: false returns None and holds nothing in memory.
             ckpt_path: the weights to load.
             write_to: a folder for the batches, each written once it is computed; true: `predictions` in the run's folder.
-                `trainkit.read_predictions` reads them.
+                `trainkit.read_predictions` reads them. A table of all samples is beside them.
+            table: its format; "parquet" needs pyarrow.
         """
         check_overrides(task, ())
         with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
@@ -259,7 +268,7 @@ class Trainer:
                 return None
             folder = stage.run.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
             evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
-            return evaluator.predict(feeds, folder, return_predictions)
+            return evaluator.predict(feeds, folder, return_predictions, table)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`.

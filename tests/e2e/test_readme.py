@@ -38,11 +38,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
     (folder / "hosts.sh").chmod(0o755)
     write_images(folder)
+    (folder / "my.txt").write_text("to be or not to be " * 400)
     recorded = " callbacks=timeline callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
     poisoned = " 'callbacks=[capsule,faults,checkpoint]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
     poisoned += " callbacks.checkpoint.every_n_train_steps=10"
     small = f"conf=resnet50{QUICK}"
-    for run in (f"{small} run_dir=runs/mine", f"{small} run_dir=runs/seen{recorded}", f"conf=mlp run_dir=runs/nan{poisoned}"):
+    text = f"conf=gpt data.file=my.txt run_dir=runs/text{QUICK}"
+    for run in (
+        text,
+        f"{small} run_dir=runs/mine",
+        f"{small} run_dir=runs/seen{recorded}",
+        f"conf=mlp run_dir=runs/nan{poisoned}",
+    ):
         done = run_command(f"python -m trainkit fit {run}", folder)
         assert done.code == 0, done.text
     return folder

@@ -336,3 +336,20 @@ def test_determinism_is_asked_of_torch_and_given_back(tmp_path: Path) -> None:
         assert seen == [True, True]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_fit_returns_the_history(tmp_path: Path) -> None:
+    """A row for each epoch: its number, its last step, the rate, and the logged epoch values, as in callback_metrics."""
+    trainer = quiet(tmp_path, max_epochs=2)
+    history = trainer.fit(Line(lr=0.1), loader(8), loader(5))
+    assert [(row["epoch"], row["step"], row["lr"]) for row in history] == [(0, 2, 0.1), (1, 4, 0.1)]
+    assert history[1]["val/loss"] == trainer.callback_metrics["val/loss"] != history[0]["val/loss"]
+
+
+def test_the_history_resumes(tmp_path: Path) -> None:
+    """A resumed run returns the epochs before it too, each once; an epoch that a limit cut has a row."""
+    quiet(tmp_path, max_steps=3, enable_checkpointing=True).fit(Line(), loader(8), loader(5))
+    resumed = quiet(tmp_path, max_epochs=3, enable_checkpointing=True).fit(Line(), loader(8), loader(5), ckpt_path="last")
+    whole = quiet(tmp_path / "whole", max_epochs=3).fit(Line(), loader(8), loader(5))
+    assert resumed == whole
+    assert len(quiet(tmp_path / "cut", max_steps=3).fit(Line(), loader(8), loader(5))) == 2

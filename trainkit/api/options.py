@@ -1,4 +1,4 @@
-"""The Trainer's arguments in four groups, each frozen; the names are those of the constructor, which documents them."""
+"""The Trainer's arguments in groups, each frozen; the names are those of the constructor, which documents them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from trainkit.data.bad_samples import DEFAULT_LIMIT
 from trainkit.device.precision import PrecisionName
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -118,6 +119,26 @@ class NumericOptions:
 
 
 @dataclass(frozen=True)
+class SampleOptions:
+    """What happens to a sample whose loading raises."""
+
+    on_bad_sample: Literal["raise", "skip"]
+    on_bad_sample_limit: int | None
+
+    def __post_init__(self) -> None:
+        if self.on_bad_sample == "raise" and self.on_bad_sample_limit is not None:
+            raise ConfigError(
+                f"on_bad_sample_limit is {self.on_bad_sample_limit}, but on_bad_sample is 'raise': the first bad sample ends "
+                "the run. Set on_bad_sample=skip, or leave the limit out."
+            )
+
+    @property
+    def limit(self) -> int | None:
+        """Different samples that may be skipped; None if none may."""
+        return None if self.on_bad_sample == "raise" else self.on_bad_sample_limit or DEFAULT_LIMIT
+
+
+@dataclass(frozen=True)
 class Options:
     """All arguments of a Trainer except its callbacks.
 
@@ -130,6 +151,7 @@ class Options:
     limits: LimitOptions
     evaluation: EvaluationOptions
     numerics: NumericOptions
+    samples: SampleOptions
     run_dir: str | None
     seed: int
     fast_dev_run: int
@@ -185,6 +207,7 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
         group(LimitOptions),
         group(EvaluationOptions),
         group(NumericOptions),
+        group(SampleOptions),
         given["run_dir"],
         given["seed"],
         quick,

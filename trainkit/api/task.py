@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
+from trainkit.api.from_checkpoint import build_from
 from trainkit.api.hyperparameters import Configured
 from trainkit.api.lightning_names import LOG_ARGUMENTS
 from trainkit.api.manual import ManualOptimization
@@ -25,6 +27,8 @@ _NO_STEPS = (
     "..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. Leave both out to log the mean of "
     "all samples."
 )
+
+_Task = TypeVar("_Task", bound="Task")
 
 
 class LogTarget(NamedTuple):
@@ -42,6 +46,9 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
     model, scale the learning rate, or reduce over ranks here: the Trainer does.
     """
+
+    # The mean number of tokens of a sample, of a Task on text: progress then shows tokens/s. May be a property.
+    tokens_per_sample: float | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,6 +178,20 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
         """Print on rank 0 only."""
         if self.trainer.is_global_zero:
             print(*values, **options)
+
+    @classmethod
+    def load_from_checkpoint(cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any) -> _Task:
+        """Return a Task with a checkpoint's weights, on the CPU.
+
+        Args:
+            checkpoint_path: a checkpoint's folder (as runs/mine/checkpoints/best) or URL, or a file of weights.
+            strict: whether all weights must match.
+            arguments: of `__init__`, in place of those that `save_hyperparameters` saved; needed for what is no plain value.
+
+        Raises:
+            CheckpointError: it cannot be read or does not fit, or arguments are missing.
+        """
+        return build_from(cls, str(checkpoint_path), strict, arguments)
 
     @property
     def device(self) -> torch.device:

@@ -65,7 +65,7 @@ class BasePredictionWriter(Callback):
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Write the batch, or keep it for the end."""
-        indices = trainer.evaluator.batch_indices
+        indices = trainer.evaluator.sample_indices()
         if self.interval != "epoch":
             self.write_on_batch_end(trainer, task, outputs, indices, batch, batch_idx, dataloader_idx)
         if self.interval != "batch":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -44,11 +45,14 @@ def execute(job: Job) -> None:
         if trainer.is_global_zero:
             _show_files(trainer.run_dir)
     elif job.command == "predict":
-        trainer.predict(task, datamodule=built.datamodule, return_predictions=False, ckpt_path=ckpt_path, write_to=True)
+        given: dict[str, Any] = {"ckpt_path": ckpt_path, "table": job.config.get("table") or "csv"}
+        trainer.predict(task, datamodule=built.datamodule, return_predictions=False, write_to=True, **given)
         if trainer.is_global_zero:
             folder = trainer.run_dir / "predictions"
-            text = f"{len(list(folder.iterdir()))} batches of predictions are in {short(folder)}"
+            text = f"{len(list(folder.glob('*.pt')))} batches of predictions are in {short(folder)}"
             console_of().print(f"{text}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True)
+            for table in folder.glob("predictions.*"):
+                console_of().print(f"table  {short(table)}", soft_wrap=True)
     else:
         run = trainer.validate if job.command == "validate" else trainer.test
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)

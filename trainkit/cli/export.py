@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainkit.cli import run
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.cli.options import module_names, read_keys
+from trainkit.errors import ConfigError
 from trainkit.export.request import FORMATS, check_format, check_output
 
 _KEYS = {
@@ -35,21 +36,12 @@ def _work(arguments: Sequence[str]) -> None:
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of `export_run`, checked as far as possible without torch."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key not in _KEYS:
-            raise ConfigError(f"'{key}' is no setting of export.{did_you_mean(key, _KEYS)} Use {', '.join(_KEYS)}.")
-        if not equals or not value:
-            raise ConfigError(f"{key} has no value; write {key}=VALUE: {_KEYS[key]}.")
-        if key in given:
-            raise ConfigError(f"{key} is given twice, as {given[key]} and {value}. Leave one out.")
-        given[key] = value
+    given = read_keys(arguments, _KEYS, "export")
     if "ckpt_path" not in given:
         raise ConfigError(f"ckpt_path is missing; it must be {_KEYS['ckpt_path']}.")
     name = given.get("format", "safetensors")
     check_format(name)
     if "output" in given:
         check_output(given["output"], name)
-    trust = [module.strip(" '\"") for module in given.get("trust", "").strip("[]").split(",") if module.strip()]
+    trust = module_names(given.get("trust", ""))
     return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {"format": name, "trust": trust}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 
 
 def split_own(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
@@ -23,6 +23,30 @@ def count(key: str, text: str, least: int = 1) -> int:
     if not text.isdecimal() or int(text) < least:
         raise ConfigError(f"{key} is '{text}'; it must be a whole number, {least} or more.")
     return int(text)
+
+
+def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -> dict[str, str]:
+    """Return the key=value arguments of a command without a config; `keys` are the legal ones, each with its explanation.
+
+    Raises:
+        ConfigError: a key is unknown, has no value, or is given twice.
+    """
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in keys:
+            raise ConfigError(f"'{key}' is no setting of {command}.{did_you_mean(key, keys)} Use {', '.join(keys)}.")
+        if not equals or not value:
+            raise ConfigError(f"{key} has no value; write {key}=VALUE: {keys[key]}.")
+        if key in given:
+            raise ConfigError(f"{key} is given twice, as {given[key]} and {value}. Leave one out.")
+        given[key] = value
+    return given
+
+
+def module_names(text: str) -> list[str]:
+    """Return the modules of trust=[a.b,c]."""
+    return [module.strip(" '\"") for module in text.strip("[]").split(",") if module.strip()]
 
 
 def engine_of(overrides: Sequence[str]) -> str:

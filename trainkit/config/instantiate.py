@@ -10,6 +10,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
+from trainkit.config.schema import SAMPLE_KEYS, samples_of
 from trainkit.data.order import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
@@ -51,7 +52,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
     _all_are(several["callbacks"], Callback, "callbacks")
     _all_are(several["logger"], Logger, "logger")
     trainer = Trainer(
-        **config["trainer"],
+        **(config["trainer"] | samples_of(config)),
         engine=engine,
         callbacks=[*callbacks, *several["callbacks"]],
         logger=several["logger"],
@@ -59,9 +60,22 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
         seed=config["seed"],
     )
     trainer.options = replace(trainer.options, config=config)
-    data = instantiate(config["data"], "data", trusted) if config.get("data") else None
-    _all_are([data] if data is not None else [], DataModule, "data")
+    data = data_of(config)
     return Built(trainer, instantiate(config["task"], "task", trusted), data)
+
+
+def data_of(config: dict[str, Any]) -> DataModule | None:
+    """Return the DataModule of a config, or None if it has no data.
+
+    Raises:
+        ConfigError: its constructor refuses its arguments, or it makes something else.
+    """
+    if not config.get("data"):
+        return None
+    node = {key: value for key, value in config["data"].items() if key not in SAMPLE_KEYS}
+    data = instantiate(node, "data", config.get("trust") or [])
+    _all_are([data], DataModule, "data")
+    return data  # type: ignore[no-any-return]
 
 
 def instantiate(value: Any, key: str, trusted: Sequence[str]) -> Any:

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
-_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "trust")
+_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust")
 _NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
 
@@ -60,7 +60,7 @@ def primary_of(
     run_dir = _run_of(given)
     if run_dir is None or (command not in EVALUATIONS and conf is not None):
         return None
-    saved = _read(run_dir / "config.yaml")
+    saved = read_config(run_dir / "config.yaml")
     name = str(saved.get("conf", "run"))
     overrides = [*overrides, *([] if "run_dir" in given else [f"run_dir={run_dir}"])]
     if command in EVALUATIONS and "ckpt_path" not in given and (best := _best(run_dir)):
@@ -69,7 +69,7 @@ def primary_of(
         known = [folder for folder in folders if (folder / f"{conf.removesuffix('.yaml')}.yaml").is_file()]
         return Primary(folders[0], conf.removesuffix(".yaml"), conf.removesuffix(".yaml"), overrides, saved) if known else None
     unresolved = run_dir / ".hydra" / "config.yaml"
-    text = _read(unresolved) if unresolved.is_file() else saved
+    text = read_config(unresolved) if unresolved.is_file() else saved
     replaced = [key for key in given if any((folder / key).is_dir() for folder in folders)]
     kept = {key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced}
     kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
@@ -81,7 +81,7 @@ def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple
     """Return "key: value of the run -> value now" for each key that differs, or nothing without a run."""
     if saved is None:
         return ()
-    before, now = (_flat({k: v for k, v in values.items() if k not in _NOT_COMPARED}) for values in (saved, config))
+    before, now = (flat({k: v for k, v in values.items() if k not in _NOT_COMPARED}) for values in (saved, config))
     keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key, _NONE) != now.get(key, _NONE)]
     return tuple(f"{key}: {before.get(key, _NONE)} -> {now.get(key, _NONE)}" for key in keys)
 
@@ -89,9 +89,10 @@ def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple
 _NONE = "(not set)"
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return {"optimizer.lr": 0.1, ...}."""
     if isinstance(values, Mapping):
-        return {key: value for name, part in values.items() for key, value in _flat(part, f"{prefix}.{name}").items()}
+        return {key: value for name, part in values.items() for key, value in flat(part, f"{prefix}.{name}").items()}
     return {prefix.lstrip("."): values}
 
 
@@ -107,7 +108,12 @@ def _best(run_dir: Path) -> str | None:
     return next((name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return a config's file, not resolved.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except Exception as error:  # YAML's errors have no common type

@@ -24,6 +24,7 @@ PLAIN_KEYS = {
     "resume": "Literal['auto'] | None",
     "init_weights": "str | None",
     "strict": "bool",
+    "table": "Literal['csv', 'parquet'] | None",
     "trust": "list[str]",
     "vars": "dict | None",
 }
@@ -39,6 +40,8 @@ _ELSEWHERE = {
     "seed": "seed is a key at the top: seed=...",
 }
 _SPECIAL = ("_target_", "_partial_")
+# The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its own constructor's.
+SAMPLE_KEYS = ("on_bad_sample", "on_bad_sample_limit")
 
 
 def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
@@ -59,10 +62,14 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     trusted = config.get("trust") or []
     for key in ONE_OBJECT:
         if config.get(key) is not None:
-            _check_node(config[key], key, trusted)
+            own = config[key]
+            if key == "data" and isinstance(own, dict):
+                own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
+            _check_node(own, key, trusted)
     for key in SEVERAL_OBJECTS:
         for name, node in (config.get(key) or {}).items():
             _check_node(node, f"{key}.{name}", trusted)
+    samples_of(config)
     _check_trainer(config.get("trainer"), command)
     if not isinstance(config.get("task"), dict):
         raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
@@ -73,6 +80,24 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     _check_beginning(config, command)
     _check_engine(config.get("engine") or {})
     _check_run_dir(str(config["run_dir"]))
+
+
+def samples_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments that are given as `data.on_bad_sample` and `data.on_bad_sample_limit`.
+
+    Raises:
+        ConfigError: one is not legal, or the Trainer's own differs.
+    """
+    data = config.get("data")
+    given = {key: data[key] for key in SAMPLE_KEYS if isinstance(data, dict) and key in data}
+    parameters = read_signature("trainkit.trainer.Trainer", "trainer").parameters
+    for key, value in given.items():
+        if (legal := problem(parameters[key].annotation, value)) is not None:
+            raise ConfigError(illegal(f"data.{key}", value, legal))
+        own = (config.get("trainer") or {}).get(key, value)
+        if own != value:
+            raise ConfigError(f"data.{key} is {value}, and trainer.{key} is {own}: they are one setting. Leave one out.")
+    return given
 
 
 def _check_trainer(node: Any, command: str) -> None:
@@ -134,6 +159,8 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
     for key in ("resume", "init_weights"):
         if config.get(key) is not None and command in ("validate", "test", "predict"):
             raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
+    if config.get("table") is not None and command != "predict":
+        raise ConfigError(f"table is '{config['table']}', the format of the table that predict writes; {command} writes none.")
     if config.get("resume") is not None and ckpt_path is not None:
         raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out (null).")
     if ckpt_path is not None and weights is not None:

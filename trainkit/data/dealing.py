@@ -137,7 +137,7 @@ def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLo
     options = {name: getattr(loader, name) for name in (*names, "persistent_workers")}
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
-    return shield(DataLoader(dataset, **options, **changes))  # type: ignore[no-any-return]
+    return shield(DataLoader(dataset, **(options | changes)))  # type: ignore[no-any-return]
 
 
 def splits_itself(data: Any) -> bool:

@@ -6,15 +6,18 @@ StreamFeed    an iterable: each step the ranks agree, on the host, on the number
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from trainkit.data.bad_samples import BadSample, BadSamples, rest_of
 from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Stream
 from trainkit.device.transfer import count_samples
+from trainkit.errors import DataError
 
 Move = Callable[[Any], Any]
 AccumulateAt = Callable[[int], int]  # microbatches of one rank in a step, by epoch
@@ -29,6 +32,7 @@ class Microbatch(NamedTuple):
         is_last: whether it is this rank's last of the step.
         places: its samples' places in the epoch's order; None for streams.
         ends_batch: False for all pieces of a split batch but the last.
+        skipped: the data set's indices of bad samples at these places, which are not in the batch.
     """
 
     batch: Any
@@ -36,6 +40,7 @@ class Microbatch(NamedTuple):
     is_last: bool
     places: range | None = None
     ends_batch: bool = True
+    skipped: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
@@ -48,6 +53,64 @@ class Step(NamedTuple):
 
     num_samples: int
     microbatches: Iterator[Microbatch]
+
+
+class Skips:
+    """How a feed leaves out bad samples.
+
+    Args:
+        bad: of the stage.
+        name: of the data, as "train_dataloaders".
+        each_step: whether the ranks agree in each step, as training needs it; an evaluation's ranks do at its end.
+    """
+
+    def __init__(self, bad: BadSamples, name: str, each_step: bool) -> None:
+        self._bad, self._name, self._each_step = bad, name, each_step
+        self._own: list[BadSample] = []
+        self._has_good = False
+
+    def step(self, pulled: Sequence[tuple[Any, range | None]], move: Move, planned: int | None = None) -> Step:
+        """Return the step of this rank's guarded batches and their places; its number of samples is that of all ranks.
+
+        Args:
+            planned: samples of the step with the bad ones, if known: then one sum shows whether there are any.
+        """
+        found, lost = [], False
+        for batch, places in pulled:
+            rest = rest_of(batch)
+            self._own += rest.bad
+            if rest.batch is None:
+                lost = True
+                continue
+            size = count_samples(rest.batch) if places is None else len(places) - len(rest.bad)
+            skipped = tuple(bad.index for bad in rest.bad if bad.index is not None)
+            found.append(Microbatch(rest.batch, size, False, places, skipped=skipped))
+        found[-1:] = [microbatch._replace(is_last=True) for microbatch in found[-1:]]
+        total = sum(microbatch.num_samples for microbatch in found)
+        if self._each_step:
+            total = self._bad.sum_over_ranks(total)
+            self._has_good = self._has_good or total > 0
+            if total < planned if planned is not None else self._bad.sum_over_ranks(len(self._own)):
+                self._bad.share(self._name, self._own, lost)
+                self._own.clear()
+        else:
+            self._bad.check(self._name, self._own)
+        return Step(total, (microbatch._replace(batch=move(microbatch.batch)) for microbatch in found))
+
+    def end(self) -> None:
+        """End a pass, on all ranks.
+
+        Raises:
+            DataError: training has not seen one good sample: the data or its transforms are at fault.
+        """
+        if not self._each_step:
+            self._bad.share(self._name, self._own)
+            self._own.clear()
+        elif self._bad.last is not None and not self._has_good:
+            raise DataError(
+                f"{self._name}: none of its samples could be loaded; the last: {self._bad.last.describe().rstrip('.')}. Check "
+                "the data set and its transforms: python -m trainkit data check conf=NAME."
+            )
 
 
 class Feed(ABC):
@@ -78,9 +141,22 @@ class Feed(ABC):
 class MapFeed(Feed):
     """Steps of a data set of known length."""
 
-    def __init__(self, loader: ShardedLoader, rank: int, move: Move, accumulate_at: AccumulateAt | None = None) -> None:
-        """`move` moves a batch to the device; `accumulate_at` is needed if the accumulation changes between epochs."""
-        self._loader, self._rank, self._move, self._accumulate_at = loader, rank, move, accumulate_at
+    def __init__(
+        self,
+        loader: ShardedLoader,
+        rank: int,
+        move: Move,
+        accumulate_at: AccumulateAt | None = None,
+        skips: Skips | None = None,
+    ) -> None:
+        """Build the feed.
+
+        Args:
+            move: moves a batch to the device.
+            accumulate_at: is needed if the accumulation changes between epochs.
+            skips: how bad samples are skipped; None if they raise.
+        """
+        self._loader, self._rank, self._move, self._accumulate_at, self._skips = loader, rank, move, accumulate_at, skips
 
     @property
     def source(self) -> Source:
@@ -96,13 +172,23 @@ class MapFeed(Feed):
         return self.plan_of(epoch).num_steps
 
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
-        return None if microbatch.places is None else self._loader.indices(epoch, microbatch.places)
+        if microbatch.places is None:
+            return None
+        found = self._loader.indices(epoch, microbatch.places)
+        return [index for index in found if index not in microbatch.skipped] if microbatch.skipped else found
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         plan = self.plan_of(epoch)
         batches = self._loader.iterate(plan, epoch, start)
         for step in range(start, plan.num_steps):
-            yield Step(plan.samples_in(step), self._microbatches(plan.microbatches(step, self._rank), batches))
+            shares = plan.microbatches(step, self._rank)
+            if self._skips is None:
+                yield Step(plan.samples_in(step), self._microbatches(shares, batches))
+            else:
+                pulled = list(zip(itertools.islice(batches, len(shares)), shares, strict=True))
+                yield self._skips.step(pulled, self._move, plan.samples_in(step))
+        if self._skips is not None:
+            self._skips.end()
 
     def close(self) -> None:
         self._loader.close()
@@ -115,7 +201,14 @@ class MapFeed(Feed):
 class StreamFeed(Feed):
     """Steps of a stream."""
 
-    def __init__(self, stream: Stream, accumulate_at: AccumulateAt, sum_over_ranks: Callable[[int], int], move: Move) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        accumulate_at: AccumulateAt,
+        sum_over_ranks: Callable[[int], int],
+        move: Move,
+        skips: Skips | None = None,
+    ) -> None:
         """Build the feed.
 
         Args:
@@ -123,8 +216,9 @@ class StreamFeed(Feed):
             accumulate_at: microbatches of one declared rank in a step, by epoch.
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
+            skips: how bad samples are skipped; None if they raise.
         """
-        self.stream, self._accumulate_at = stream, accumulate_at
+        self.stream, self._accumulate_at, self._skips = stream, accumulate_at, skips
         self._sum_over_ranks, self._move = sum_over_ranks, move
 
     def num_steps_in(self, epoch: int) -> int | None:
@@ -137,6 +231,13 @@ class StreamFeed(Feed):
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """All ranks continue until the last of them has no data left."""
         for pulled in self.stream.steps(epoch, start, self._accumulate_at(epoch)):
+            if self._skips is not None:
+                step = self._skips.step([(batch, None) for batch in pulled], self._move)
+                if self._sum_over_ranks(len(pulled)) == 0:
+                    self._skips.end()
+                    return
+                yield step
+                continue
             sizes = [count_samples(batch) for batch in pulled]
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:

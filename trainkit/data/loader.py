@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Sharded
@@ -195,12 +196,21 @@ def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
 class ShardedLoader:
     """A source sharded over ranks: iterates the microbatches of one rank for some steps of an epoch."""
 
-    def __init__(self, source: Source, plan: StepPlan, rank: int, seed: int, agree: Callable[[list[int]], list[int]]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        plan: StepPlan,
+        rank: int,
+        seed: int,
+        agree: Callable[[list[int]], list[int]],
+        guarded: bool = False,
+    ) -> None:
         """Build the loader.
 
         Args:
             plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
             agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
+            guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py).
         """
         self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
         self._drawn: list[int] | None = None
@@ -211,7 +221,11 @@ class ShardedLoader:
             # A DataLoader seeds its workers from here. By default it would draw from the global random numbers, and the
             # model's dropout would depend on how often data was loaded.
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
-        self._loader: DataLoader[Any] = DataLoader(SeededDataset(source.dataset, seed), batch_sampler=self._sampler, **options)
+        seeded = SeededDataset(source.dataset, seed)
+        dataset: Dataset[Any] = seeded
+        if guarded:
+            dataset, options["collate_fn"] = GuardedDataset(seeded), GuardedCollate(options.get("collate_fn"))
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
         """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split by `plan`."""

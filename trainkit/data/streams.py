@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.dealing import DealtDataset, Share, loader_like
 from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
 from trainkit.data.workers import shield
@@ -128,7 +129,15 @@ class DealtStream(Stream):
     """A stream that all ranks read, each taking its share of the batches of each step."""
 
     def __init__(
-        self, data: Any, length: int | None, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, agree: Any
+        self,
+        data: Any,
+        length: int | None,
+        limit: int | None,
+        seed: int,
+        ranks: tuple[int, int],
+        declared: int,
+        agree: Any,
+        guarded: bool = False,
     ) -> None:
         """Build the stream.
 
@@ -140,9 +149,11 @@ class DealtStream(Stream):
             ranks: (this rank, the number of ranks).
             declared: the number of ranks that accumulation and limit are meant for.
             agree: returns rank 0's list on all ranks; used for the batches that a user's own batch sampler draws.
+            guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py); of map-style data only.
         """
         super().__init__(mix(seed, ranks[0]))
         self._data, self._run_seed, self._ranks, self._declared, self._agree = data, seed, ranks, declared, agree
+        self._guarded = guarded
         self._end = None if limit is None else limit * declared
         self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]
         self._draws_batches = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
@@ -181,11 +192,15 @@ class DealtStream(Stream):
             drawn = self._agree([b if isinstance(b, int) else [int(i) for i in b] for b in batching])
         own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
         seeded = SeededDataset(self._data.dataset, self._run_seed)
+        dataset: Dataset[Any] = seeded
+        more: dict[str, Any] = {}
+        if self._guarded:
+            dataset, more = GuardedDataset(seeded), {"collate_fn": GuardedCollate(self._data.collate_fn)}
         if self._data.batch_sampler is None:  # the data set makes the batches
-            self._loader = loader_like(self._data, seeded, batch_size=None, sampler=[(epoch, batch) for batch in own])
+            self._loader = loader_like(self._data, dataset, batch_size=None, sampler=[(epoch, b) for b in own], **more)
         else:
             batches = [[(epoch, index) for index in batch] for batch in own]
-            self._loader = loader_like(self._data, seeded, batch_sampler=batches)
+            self._loader = loader_like(self._data, dataset, batch_sampler=batches, **more)
         return self._loader
 
     def _numbers(self, epoch: int) -> RandomNumbers:

@@ -14,12 +14,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
-from trainkit.config.instantiate import instantiate
+from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import short
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
@@ -62,9 +61,30 @@ def export_run(
     with _folder(path.parent):
         rebuilt = _build(config) if format == "safetensors" else None
         exported = export(task, path, format, example, rebuilt=rebuilt)
-    print(f"checkpoint  {short(folder.absolute())} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})")
+    print(_named(folder, manifest))
     print(f"wrote       {short(path.absolute())}, {exported.num_bytes:,} bytes")
     print(f"checked     {_checked(task, exported, format)}", flush=True)
+
+
+def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tuple[Task, str]:
+    """Return the Task of a run with a checkpoint's weights, in eval mode, and a line that names the checkpoint.
+
+    Args:
+        ckpt_path, run_dir, trust: as of `export_run`. The run's data is not needed, and need not be there.
+
+    Raises:
+        ConfigError: the run does not exist, or its config is not legal.
+        CheckpointError: the checkpoint does not exist, is damaged, or has no config.
+    """
+    folder = _find(ckpt_path, run_dir)
+    manifest = verify(folder)
+    task = _build(_config_of(manifest, folder, trust, with_data=False))
+    load_into(task, read_weights(str(folder)), str(folder))
+    return task.eval(), _named(folder, manifest)
+
+
+def _named(folder: Path, manifest: dict[str, Any]) -> str:
+    return f"checkpoint  {short(folder.absolute())} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})"
 
 
 def _checked(task: Task, exported: Exported, kind: str) -> str:
@@ -101,16 +121,18 @@ def _newest_run() -> Path:
     return run
 
 
-def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str]) -> dict[str, Any]:
+def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str], with_data: bool = True) -> dict[str, Any]:
     """Return the checked config of a manifest, reduced to the Task and its data."""
     config = manifest.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{folder} is from a run in Python code: it has no config to build the Task from. Export it in Python: "
-            "trainkit.export(task, 'model.onnx', format='onnx', example_input=x)."
+            f"{folder} is from a run in Python code: it has no config to build the Task from. In Python: "
+            "task = MyTask.load_from_checkpoint(path), and trainkit.export(task, 'model.onnx', format='onnx', example_input=x)."
         )
     config = {**config, "trainer": {}, "engine": None, "callbacks": {}, "logger": {}, "run_dir": ".", "trust": [*trust]}
     config.setdefault("seed", 0)
+    if not with_data:
+        config["data"] = None
     schema.check(config, "export", [])
     return config
 
@@ -128,9 +150,7 @@ def _example(task: Task, config: dict[str, Any]) -> Any:
     """Return None if the Task has its own example, or the inputs of its data's first samples."""
     if getattr(task, "example_input_array", None) is not None:
         return None
-    data = instantiate(config["data"], "data", config["trust"]) if config.get("data") else None
-    if data is not None and not isinstance(data, DataModule):
-        raise ConfigError(f"data has a {type(data).__name__}; it must be a trainkit.api.datamodule.DataModule.")
+    data = data_of(config)
     source = data or task
     source.prepare_data()
     if data is not None:

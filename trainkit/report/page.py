@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,22 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture (PNG; empty: only the words) with a caption and a line below it."""
+
+    png: bytes
+    caption: str
+    under: str = ""
+
+    @property
+    def source(self) -> str:
+        """The picture as a URL that holds it."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}" if self.png else ""
+
+
+@dataclass(frozen=True)
 class Part:
-    """A part of a page, from top to bottom: title, sentences, chart, table, note."""
+    """A part of a page, from top to bottom: title, sentences, chart, table, pictures, note."""
 
     title: str
     sentences: tuple[str, ...] = ()  # paragraphs
@@ -28,6 +43,7 @@ class Part:
     grid: Grid | None = None
     note: str = ""  # explanation, or source
     id: str = ""  # its id, for links
+    pictures: Sequence[Picture] = ()
 
 
 def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.api.from_checkpoint import plain
 from trainkit.api.manual import connect
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.task import Task
@@ -185,6 +186,8 @@ def _contents(run: Run) -> Contents:
     def about() -> dict[str, Any]:
         found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
+        if hparams := plain(run.task.hparams):
+            found["hparams"] = hparams
         return found | {"versions": versions(), "config": run.options.config}
 
     return Contents(
@@ -254,6 +257,8 @@ def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
     for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
         for epoch in (0, *(first for first, _ in plan.later)):
             _check_even(feeds, epoch, ranks, now)
+    if stage.bad_samples is not None:
+        stage.bad_samples.needs_every_microbatch = True
     engine.convert_sync_batchnorm(stage.task)
     stage.on_exit(release, stage.task)
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.api.datamodule import DataModule
 from trainkit.api.options import Limit
 from trainkit.api.task import Task
+from trainkit.data.bad_samples import BadSamples
 from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
-from trainkit.data.feed import Feed, MapFeed, StreamFeed
+from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
@@ -106,12 +107,14 @@ def train_feed(
     move: Callable[[Any], Any],
     pad: bool = False,
     declared_ranks: int | None = None,
+    bad: BadSamples | None = None,
 ) -> Feed:
     """Return the feed of training data.
 
     Args:
         changes: microbatches of a rank in a step, by epoch.
         declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the current number.
+        bad: the samples that are skipped; None if a bad sample raises.
 
     Raises:
         ConfigError: a limit leaves nothing, or `pad` is set and the last step is dropped or unknown.
@@ -124,9 +127,10 @@ def train_feed(
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     accumulate_at = functools.partial(accumulation_at, changes)
     declared = declared_ranks or engine.ranks.world_size
+    skips = None if bad is None else Skips(bad, "train_dataloaders", each_step=True)
     if source is None:
-        stream = _stream(data, "train_dataloaders", limit, seed, engine, declared)
-        return StreamFeed(stream, accumulate_at, engine.comm.sum_number, move)
+        stream = _stream(data, "train_dataloaders", limit, seed, engine, declared, bad is not None)
+        return StreamFeed(stream, accumulate_at, engine.comm.sum_number, move, skips)
     if source.num_samples < declared:
         raise DataError(
             f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
@@ -140,7 +144,7 @@ def train_feed(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
             f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
         )
-    return MapFeed(_sharded(source, plan, seed, engine), engine.ranks.rank, move, accumulate_at)
+    return MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.rank, move, accumulate_at, skips)
 
 
 def eval_feeds(
@@ -151,6 +155,7 @@ def eval_feeds(
     engine: Engine,
     move: Callable[[Any], Any],
     declared_ranks: int | None = None,
+    bad: BadSamples | None = None,
 ) -> list[Feed]:
     """Return a feed for each loader of evaluation data: a single one, or a list, tuple or dict of loaders. See `train_feed`."""
     named = isinstance(data, Mapping)
@@ -159,29 +164,39 @@ def eval_feeds(
     feeds: list[Feed] = []
     for item in items if several else [data]:
         source = read_source(item, name, training=False)
+        skips = None if bad is None else Skips(bad, name, each_step=False)
         if source is None:
-            stream = _stream(item, name, limit, seed, engine, declared_ranks or engine.ranks.world_size)
-            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.comm.sum_number, move))
+            declared = declared_ranks or engine.ranks.world_size
+            stream = _stream(item, name, limit, seed, engine, declared, bad is not None)
+            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.comm.sum_number, move, skips))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
             samples = _limited(source, limit, declared_ranks or engine.ranks.world_size)
             plan = StepPlan(samples, source.batch_size, engine.ranks.world_size)
-            feeds.append(MapFeed(_sharded(source, plan, seed, engine), engine.ranks.rank, move))
+            feeds.append(MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.rank, move, skips=skips))
     for feed, loader_name in zip(feeds, data if named and several else (), strict=False):
         feed.name = str(loader_name)
     return feeds
 
 
-def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine) -> ShardedLoader:
-    return ShardedLoader(source, plan, engine.ranks.rank, seed, engine.comm.broadcast_object)
+def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine, guarded: bool) -> ShardedLoader:
+    return ShardedLoader(source, plan, engine.ranks.rank, seed, engine.comm.broadcast_object, guarded)
 
 
-def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int) -> Stream:
+def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int, guarded: bool) -> Stream:
     """Return a stream as this rank reads it.
 
     Raises:
-        ConfigError: the limit is a share, or the ranks read different streams that are not declared as sharded.
+        ConfigError: the limit is a share, or the ranks read different streams that are not declared as sharded; or bad
+            samples are skipped, and the stream cannot be read on after one.
     """
+    has_indices = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+    if guarded and not has_indices and not isinstance(data, (list, tuple)):
+        kind = type(getattr(data, "dataset", data)).__name__
+        raise ConfigError(
+            f"on_bad_sample is 'skip', but {name} is a stream ({kind}), which cannot be read on after an error. Catch the "
+            "error in its own iteration, and set on_bad_sample=raise."
+        )
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     rank, world_size = engine.ranks.rank, engine.ranks.world_size
@@ -198,7 +213,7 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
             "dealt to them. If each rank reads a part of its own, declare it: trainkit.sharded(...). If the stream shuffles, "
             "give it a fixed seed, so that all ranks read the same order."
         )
-    return DealtStream(data, length, limit, seed, (rank, world_size), declared, engine.comm.broadcast_object)
+    return DealtStream(data, length, limit, seed, (rank, world_size), declared, engine.comm.broadcast_object, guarded)
 
 
 def _length_of(stream: Any) -> int | None:

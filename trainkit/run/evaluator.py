@@ -23,11 +23,12 @@ import torch
 from trainkit.api.dispatch import Hooks
 from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
-from trainkit.data.feed import Feed
+from trainkit.data.feed import Feed, MapFeed, Microbatch
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
+from trainkit.run.prediction_table import PredictionTable, TableFormat, check_format, merge
 from trainkit.run.predictions import clear_predictions, write_prediction
 
 Kind = Literal["validation", "test"]
@@ -76,7 +77,6 @@ class Evaluator:
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
         num_batches: batches of this rank in the evaluation in progress, if known.
-        batch_indices: places in the data set of the batch that is predicted; None for a stream.
     """
 
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
@@ -88,7 +88,16 @@ class Evaluator:
         self.num_validations = 0
         self.names: set[str] = set()
         self.num_batches: int | None = None
-        self.batch_indices: range | None = None
+        self._current: tuple[Feed, Microbatch] | None = None
+
+    @property
+    def dataset(self) -> Any:
+        """The data set of the batch that is evaluated; None for a stream."""
+        return None if self._current is None else _dataset_of(self._current[0])
+
+    def sample_indices(self) -> list[int] | None:
+        """Return the data set's indices of the samples of the batch that is evaluated; None for a stream."""
+        return None if self._current is None else self._current[0].indices(0, self._current[1])
 
     def state_dict(self) -> int:
         """Return the number of validations."""
@@ -161,8 +170,9 @@ class Evaluator:
         self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
 
-    def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool) -> list[Any] | None:
+    def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool, table: TableFormat = "csv") -> list[Any] | None:
         """Predict on one feed, and write each batch; return all ranks' outputs in the data's order, or None unless `keep`."""
+        check_format(table)
         if len(feeds) > 1:
             raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
         self._count(feeds)
@@ -170,12 +180,20 @@ class Evaluator:
         if write_to is not None:
             engine.comm.run_on_main(lambda: clear_predictions(write_to))
         own: list[tuple[int, Any]] = []
-        for i, (places, outputs) in enumerate(self._predictions(feeds[0])):
-            place, on_cpu = i if places is None else places.start, to_device(outputs, torch.device("cpu"))
-            if write_to is not None:
-                write_prediction(write_to, place, engine.ranks.rank, on_cpu)
-            if keep:
-                own.append((place, on_cpu))
+        with contextlib.ExitStack() as stack:
+            rows = None if write_to is None else PredictionTable(write_to, engine.ranks.rank, _dataset_of(feeds[0]))
+            stack.callback(lambda: None if rows is None else rows.close())
+            for i, (microbatch, outputs) in enumerate(self._predictions(feeds[0])):
+                places, on_cpu = microbatch.places, to_device(outputs, torch.device("cpu"))
+                place = i if places is None else places.start
+                if write_to is not None and rows is not None:
+                    write_prediction(write_to, place, engine.ranks.rank, on_cpu)
+                    rows.add(place, feeds[0].indices(0, microbatch), microbatch.batch, on_cpu)
+                if keep:
+                    own.append((place, on_cpu))
+        if write_to is not None:
+            engine.comm.barrier()  # all ranks' rows are there
+            engine.comm.run_on_main(lambda: merge(write_to, table))
         if not keep:
             engine.comm.barrier()  # all files are there
             return None
@@ -203,8 +221,9 @@ class Evaluator:
                 log.new_step(is_read=False)  # an evaluation logs no steps
                 # no_grad, not inference_mode: a table that a model caches from here must be good for training too.
                 with torch.no_grad(), self._run.precision.autocast():
-                    for batch_idx, (batch, num_samples, _) in enumerate(_batches(feed, check)):
-                        self._task._log_to(LogTarget(log, num_samples, on_step=False, on_epoch=True))
+                    for batch_idx, microbatch in enumerate(_batches(feed, check)):
+                        batch, self._current = microbatch.batch, (feed, microbatch)
+                        self._task._log_to(LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True))
                         self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
                         outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
@@ -223,17 +242,17 @@ class Evaluator:
         self._hooks(name)
         self._of_hooks |= self._hooks.log.latest
 
-    def _predictions(self, feed: Feed) -> Iterator[tuple[range | None, Any]]:
-        """Yield (places in the data set, outputs of `predict_step`) for each batch of this rank."""
+    def _predictions(self, feed: Feed) -> Iterator[tuple[Microbatch, Any]]:
+        """Yield (microbatch, outputs of `predict_step`) for each batch of this rank."""
         self._hooks("on_predict_start")
         self._hooks("on_predict_epoch_start")
         with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
-            for batch_idx, (batch, _, places) in enumerate(_batches(feed, lambda: None)):
-                self.batch_indices = places
+            for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
+                batch, self._current = microbatch.batch, (feed, microbatch)
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
                 outputs = self._task.predict_step(batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
-                yield places, outputs
+                yield microbatch, outputs
         self._hooks("on_predict_epoch_end")
         self._hooks("on_predict_end")
 
@@ -250,8 +269,11 @@ def _eval_mode(task: Task) -> Iterator[None]:
             module.training = training
 
 
-def _batches(feed: Feed, check: Callable[[], None]) -> Iterator[tuple[Any, int, range | None]]:
+def _batches(feed: Feed, check: Callable[[], None]) -> Iterator[Microbatch]:
     for step in feed.steps(epoch=0):
-        for microbatch in step.microbatches:
-            yield microbatch.batch, microbatch.num_samples, microbatch.places
+        yield from step.microbatches
         check()
+
+
+def _dataset_of(feed: Feed) -> Any:
+    return feed.source.dataset if isinstance(feed, MapFeed) else None

@@ -47,7 +47,7 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
     if options.overfit_batches is not None and source is not None:
         source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
     limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
-    feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared)
+    feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared, stage.bad_samples)
     if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.world_size:
         stage.run.say(
             "Each rank reads a part of the training data of its own: for the "

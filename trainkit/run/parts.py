@@ -135,13 +135,14 @@ class ValuesPart:
     metrics: LatestMetrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return values and their steps."""
-        return {"metrics": dict(self.metrics), "at": dict(self.metrics.logged_at)}
+        """Return values, their steps, and the history."""
+        return {"metrics": dict(self.metrics), "at": dict(self.metrics.logged_at), "history": list(self.metrics.history)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.metrics.update(state["metrics"])
         self.metrics.logged_at.update(state["at"])
+        self.metrics.history = list(state.get("history", ()))  # none in a checkpoint of an older trainkit
 
 
 @dataclass

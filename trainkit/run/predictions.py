@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trainkit.errors import DataError
+from trainkit.run.prediction_table import clear_table
 
 _SUFFIX = ".pt"
 
@@ -23,6 +24,7 @@ def clear_predictions(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in _files(folder):
         path.unlink()
+    clear_table(folder)
 
 
 def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:

@@ -22,6 +22,7 @@ from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.store import Store, make_store
 from trainkit.checkpoint.writer import Writer
+from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
 from trainkit.device.sync_guard import allowed_read
@@ -59,6 +60,7 @@ class Stage:
         elastic: state that outlives this attempt of an elastic run.
         signals: that this process received.
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
+        bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Stage:
         self.run.datamodule = data.datamodule
         self.elastic: ElasticState | None = None
         self.declared_ranks: int | None = None
+        self.bad_samples: BadSamples | None = None
         self.is_set_up = False
         self._continues = False  # whether a later attempt of this process continues with the Task and its data
         self._has_warned = False  # that no logger stores media
@@ -154,6 +157,8 @@ class Stage:
         self._stack.enter_context(flags)
         if engine.device.type == "cpu":
             self._stack.enter_context(keep_freed_memory())
+        if (limit := self.options.samples.limit) is not None:
+            self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
@@ -237,7 +242,8 @@ class Stage:
         """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
         if data is None or limit == 0:
             return []
-        return eval_feeds(data, name, limit, self.options.seed, self.engine, self.mover(), self.declared_ranks)
+        seed, mover = self.options.seed, self.mover()
+        return eval_feeds(data, name, limit, seed, self.engine, mover, self.declared_ranks, self.bad_samples)
 
     # -- exit -------------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from tests.helpers.toy import Line, loader, quiet
+from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, TaskError
 
 
 class Configured(Line):
@@ -204,3 +205,42 @@ def test_a_hook_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"Wrong\.on_epoch_ended\(\) is no hook of a Callback"):
         quiet(tmp_path, callbacks=Wrong()).fit(Line(), loader(8))
+
+
+class Wide(Task):
+    """Saves its arguments; one of them is no plain value."""
+
+    def __init__(self, width: int, rate: float = 0.1, act: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = nn.Linear(3, width)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), self.hparams.rate)
+
+
+def test_a_task_is_built_from_its_checkpoint(tmp_path: Path) -> None:
+    """Its class gets the saved arguments, and those given in their place; its weights are the checkpoint's."""
+    task, trainer = Wide(5, rate=0.2, act=nn.ReLU()), quiet(tmp_path, enable_checkpointing=True)
+    trainer.fit(task, loader(8))
+    found = Wide.load_from_checkpoint(tmp_path / "checkpoints" / "last")
+    assert (found.hparams.width, found.hparams.rate, found.hparams.act) == (5, 0.2, None)
+    assert torch.equal(weights(found), weights(task))
+    assert Wide.load_from_checkpoint(str(tmp_path / "checkpoints" / "last"), rate=0.3).hparams.rate == 0.3
+
+
+def test_arguments_that_are_not_saved_are_named(tmp_path: Path) -> None:
+    """The error says how to save them, and how to give them."""
+
+    class Unsaved(Wide):
+        def save_hyperparameters(self, *names: str, **options: Any) -> None:
+            self.hparams["rate"] = 0.1
+
+    quiet(tmp_path, enable_checkpointing=True).fit(Unsaved(5), loader(8))
+    with pytest.raises(CheckpointError, match=r"the arguments width of Unsaved.*load_from_checkpoint\(path, width=\.\.\.\)"):
+        Unsaved.load_from_checkpoint(tmp_path / "checkpoints" / "last")
+    with pytest.raises(CheckpointError, match="is not there"):
+        Wide.load_from_checkpoint(tmp_path / "nowhere", width=5)

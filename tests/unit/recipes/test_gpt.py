@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 def test_too_little_text_is_refused(files: int, tmp_path: Path) -> None:
     """The error for a folder without enough text names the number of files and bytes found."""
     for i in range(files):
-        (tmp_path / f"{i}.py").write_text("x" * 100)
+        (tmp_path / f"{i}.txt").write_text("x" * 100)
     data = TextBytes(str(tmp_path), context=16)
     with pytest.raises(
         DataError, match=rf"data\.root is {tmp_path}: the {files} files that .* have {100 * files} bytes, too few"
@@ -98,3 +99,43 @@ def test_predictions_follow_each_window(tmp_path: Path) -> None:
     predicted = torch.cat(quiet(tmp_path).predict(task, datamodule=data) or [])
     expected = [task.model(window[None, -4:])[0, -1].argmax().item() for window in data.val]
     assert predicted.tolist() == expected
+
+
+def test_a_file_is_read_alone(tmp_path: Path) -> None:
+    """`data.file` names one text; with a folder too it would be unclear which is meant."""
+    (tmp_path / "a.txt").write_bytes(bytes(range(200)))
+    (tmp_path / "b.txt").write_text("other")
+    data = TextBytes(file=str(tmp_path / "a.txt"), context=4)
+    data.setup("fit")
+    assert (data.train.text.tolist(), len(data.val.text)) == ([*range(180)], 20)
+    with pytest.raises(ConfigError, match=r"data\.file is 'a\.txt', and data\.root or data\.pattern is set too"):
+        TextBytes(str(tmp_path), file="a.txt")
+    with pytest.raises(DataError, match=r"data\.file is .*b\.txt: it has 5 bytes, too few for windows of 4"):
+        TextBytes(file=str(tmp_path / "b.txt"), context=4).setup("fit")
+
+
+def test_a_folder_is_read_for_its_texts(tmp_path: Path) -> None:
+    """Without a pattern a folder's text files are read, and not its programs."""
+    (tmp_path / "a.txt").write_text("text " * 30)
+    (tmp_path / "b.py").write_text("code " * 30)
+    data = TextBytes(str(tmp_path), context=4)
+    data.setup("fit")
+    assert len(data.train.text) + len(data.val.text) == 150
+
+
+def test_text_is_generated_from_a_seed() -> None:
+    """The same seed draws the same text; temperature 0 takes the likeliest byte; bytes of a letter come together."""
+    task = LanguageModel(small(8), partial(torch.optim.AdamW, lr=1e-3)).eval()
+
+    def made(**options: Any) -> str:
+        return "".join(task.generate("A long prompt", max_new_tokens=20, **options))
+
+    assert made(seed=1) == made(seed=1) != made(seed=2)
+    assert made(temperature=0.0) == made(top_k=1, seed=5)
+    last = torch.tensor([list(b"g prompt")])
+    task.model.head = torch.nn.Linear(32, 256)
+    with torch.no_grad():
+        task.model.head.weight.zero_()
+        task.model.head.bias.zero_()[0xC3] = 9.0  # the first byte of a letter of two
+    assert task(last).shape == (1, 8, 256)
+    assert "".join(task.generate("x", max_new_tokens=3, temperature=0.0)).endswith("\N{REPLACEMENT CHARACTER}")

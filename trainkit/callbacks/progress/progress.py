@@ -18,7 +18,8 @@ from trainkit.console import console_of
 class ProgressBar(Callback):
     """Shows progress: live bars on a terminal and in a notebook (with ipywidgets), lines elsewhere; both are in displays.py.
 
-    Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`.
+    Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`. The rate is in samples, or in
+    tokens if the Task has `tokens_per_sample`.
 
     Args:
         metrics: names of the values shown beside the bar and for an epoch. Default: beside the bar those logged with
@@ -131,7 +132,9 @@ class ProgressBar(Callback):
 
     def _rate(self, trainer: RunView) -> str:
         seconds = self._last - self._began  # training only, without validation
-        return f"{(trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9):,.0f} samples/s"
+        rate = (trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9)
+        tokens = getattr(trainer.task, "tokens_per_sample", None)
+        return f"{rate:,.0f} samples/s" if tokens is None else f"{rate * tokens:,.0f} tokens/s"
 
     def _values(self) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())

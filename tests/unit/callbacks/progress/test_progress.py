@@ -215,3 +215,13 @@ def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr()
     assert "2/2" in told.out + told.err
     assert "3/2" not in told.out + told.err
+
+
+def test_a_task_on_text_shows_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate is in tokens if the Task knows how many a sample has."""
+
+    class Text(Line):
+        tokens_per_sample = 12.5
+
+    quiet(tmp_path, max_epochs=1, enable_progress_bar=True).fit(Text(), loader(23))
+    assert re.search(r"  [\d,]+ tokens/s  ", capsys.readouterr().out)

@@ -1,0 +1,72 @@
+"""A Task from a checkpoint: its class called with the arguments that `save_hyperparameters` left in the manifest.
+
+The manifest holds plain values only (numbers, texts, and lists and mappings of them); others, as a module, are given again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from trainkit.checkpoint.format import MANIFEST, read_manifest
+from trainkit.checkpoint.store import local_copy
+from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.errors import CheckpointError
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that JSON can hold; tuples become lists."""
+    return {str(key): value for key, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, Any]) -> _Module:
+    """Return `cls(**arguments)` with a checkpoint's weights.
+
+    Args:
+        cls: the Task's class.
+        path: a checkpoint's folder or URL, or a file of weights.
+        strict: whether all weights must match.
+        given: arguments; before those of the checkpoint.
+
+    Raises:
+        CheckpointError: it is no checkpoint, is damaged, does not fit, or lacks arguments; names them.
+    """
+    with local_copy(path) as local:
+        saved = _arguments_of(read_manifest(Path(local))) if (Path(local) / MANIFEST).is_file() else {}
+        weights = read_weights(local)
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = {name: value for name, value in saved.items() if takes_any or name in parameters} | dict(given)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    lacking = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty and p.name not in arguments]
+    if lacking:
+        shown = ", ".join(f"{name}=..." for name in lacking)
+        raise CheckpointError(
+            f"{path} does not hold the arguments {', '.join(lacking)} of {cls.__name__}: call save_hyperparameters() in its "
+            f"__init__ before training (it saves plain values), or give them: "
+            f"{cls.__name__}.load_from_checkpoint(path, {shown})."
+        )
+    task = cls(**arguments)
+    load_into(task, weights, path, strict)
+    return task
+
+
+def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved hyper-parameters, and the plain arguments of the Task's config, if it was built from one."""
+    node = (manifest.get("config") or {}).get("task") or {}
+    own = {key: value for key, value in node.items() if not key.startswith("_") and not isinstance(value, Mapping)}
+    return own | dict(manifest.get("hparams") or {})

@@ -1,0 +1,52 @@
+"""data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli import run
+from trainkit.cli.options import count, split_own
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+
+if TYPE_CHECKING:
+    from trainkit.config.compose import Job
+
+_USAGE = """usage: python -m trainkit data check conf=NAME [key=value ...] [stage=fit|test|predict] [workers=N]
+
+  Reads every sample of the training and validation data once (stage=test or predict: of that data), with the transforms of
+  the first epoch, and lists those that raise, with error and file. Exit code 1 if there are any.
+
+  workers   processes that read, where a loader has none of its own; default: one for each core
+"""
+_OWN = ("stage", "workers")
+_STAGES = ("fit", "test", "predict")
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run `data check`; return the exit code."""
+    launcher = read_launcher()
+    if not launcher.is_main:
+        return 0
+    if not arguments or any(argument in ("-h", "--help") for argument in arguments):
+        print(_USAGE)
+        return 0 if arguments else 2
+    own, rest = split_own(arguments[1:], _OWN)
+    try:
+        if arguments[0] != "check":
+            raise ConfigError(f"'{command} {arguments[0]}' is no command. Use: python -m trainkit data check conf=NAME")
+        stage = own.get("stage", "fit")
+        if stage not in _STAGES:
+            raise ConfigError(f"stage is '{stage}'; it must be one of {', '.join(_STAGES)}.")
+        workers = count("workers", own["workers"], least=0) if "workers" in own else None
+    except ConfigError as error:
+        return run.fail(error, launcher, str(error), error.exit_code)
+
+    def work(job: Job) -> None:
+        """Check the job's data. torch is imported here, after all checks."""
+        check: Any = importlib.import_module("trainkit.report.data_check")
+        check.check_data(job.config, stage, workers)
+
+    return run.main("fit", rest, work, launcher)

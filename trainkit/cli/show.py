@@ -1,0 +1,42 @@
+"""show: curves, rates, throughput and checkpoints of one run, or of several, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.cli import run
+from trainkit.cli.options import read_keys
+from trainkit.console import console_of, short
+from trainkit.errors import ConfigError
+from trainkit.report.show.files import read_runs
+from trainkit.report.show.page import runs_grid, settings_grid, write_show_page
+
+_KEYS = {"output": "the page; default: reports/show.html in the run's folder, or reports/runs.html in that of the first run"}
+_USAGE = f"""usage: python -m trainkit show RUN_DIR [RUN_DIR ...] [output=FILE]
+
+  Prints a table of runs and of the settings that differ, and writes a page: curves, rates, throughput, checkpoints.
+
+  output   {_KEYS["output"]}
+"""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    return run.main_alone(arguments or ["--help"], _USAGE, lambda: _work(arguments))
+
+
+def _work(arguments: Sequence[str]) -> None:
+    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
+    given = read_keys([argument for argument in arguments if Path(argument) not in folders], _KEYS, "show")
+    if not folders:
+        raise ConfigError("There is no run: give its folder, for example show runs/resnet50/<time>.")
+    runs = read_runs(folders)
+    console = console_of()
+    for grid in (runs_grid(runs), settings_grid(runs)):
+        if grid is not None:
+            console.print(grid.rich())
+    default = runs[0].folder / "reports" / ("show.html" if len(runs) == 1 else "runs.html")
+    page = Path(given.get("output", default))
+    write_show_page(page, runs)
+    console.print(f"page  {short(page)}", soft_wrap=True)

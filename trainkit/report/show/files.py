@@ -1,0 +1,167 @@
+"""Reads what a run left in its folder: metrics.csv (or .jsonl), config.yaml, manifests of checkpoints, goodput.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from trainkit.config.of_run import flat, read_config
+from trainkit.errors import ConfigError
+
+Series = tuple[list[int], list[float]]  # steps, values
+RATE = "throughput/samples_per_s"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint of a run, from its manifest; `marks` are "best" and "last"."""
+
+    name: str
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+    written: datetime | None
+    num_bytes: int
+    global_batch_size: int | None
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run left.
+
+    Attributes:
+        name: short, and unlike those of the other runs shown.
+        folder: of the run.
+        series: values by metric.
+        epochs: epochs with values.
+        checkpoints: by step.
+        settings: the config, flat; empty for a run from Python code.
+        goodput: seconds by purpose; empty without callbacks=goodput.
+    """
+
+    name: str
+    folder: Path
+    series: Mapping[str, Series]
+    epochs: int
+    checkpoints: Sequence[SavedCheckpoint] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    goodput: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """The last step with a value or a checkpoint."""
+        ends = [steps[-1] for steps, _ in self.series.values()] + [saved.step for saved in self.checkpoints]
+        return max(ends, default=0)
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a metric."""
+        return self.series[name][1][-1] if name in self.series else None
+
+    def rates(self) -> Series:
+        """Return samples per second: logged by callbacks=throughput, or else from the times of the checkpoints."""
+        if RATE in self.series:
+            return self.series[RATE]
+        timed = [saved for saved in self.checkpoints if saved.written is not None and saved.global_batch_size]
+        steps, values = [], []
+        for before, after in zip(timed, timed[1:], strict=False):
+            assert before.written is not None and after.written is not None and after.global_batch_size is not None
+            seconds = (after.written - before.written).total_seconds()
+            if seconds > 0 and after.step > before.step:
+                steps.append(after.step)
+                values.append((after.step - before.step) * after.global_batch_size / seconds)
+        return steps, values
+
+
+def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Read runs, each with a short name of its own.
+
+    Raises:
+        ConfigError: a folder is no run, or is named twice.
+    """
+    absolute = [folder.absolute() for folder in folders]
+    for folder in absolute:
+        if not folder.is_dir():
+            raise ConfigError(f"There is no folder {folder}. Give a run's folder, for example runs/resnet50/<time>.")
+    if len(set(absolute)) < len(absolute):
+        raise ConfigError("A run is named twice. Leave one out.")
+    depth = 1
+    while len({folder.parts[-depth:] for folder in absolute}) < len(absolute):
+        depth += 1
+    return [_read(folder, "/".join(folder.parts[-depth:])) for folder in absolute]
+
+
+def _read(folder: Path, name: str) -> FinishedRun:
+    rows = list(_rows(folder))
+    checkpoints = _checkpoints(folder / "checkpoints")
+    if not rows and not checkpoints:
+        raise ConfigError(
+            f"{folder} has neither metrics.csv, nor metrics.jsonl, nor checkpoints: it is no run's folder, or nothing was "
+            "logged yet. Train with logger=csv (the default)."
+        )
+    series: dict[str, Series] = {}
+    for _, step, values in rows:
+        for metric, value in values.items():
+            steps, held = series.setdefault(metric, ([], []))
+            steps.append(step)
+            held.append(value)
+    epochs = {epoch for epoch, _, _ in rows} | {saved.epoch for saved in checkpoints}
+    config, goodput = folder / "config.yaml", folder / "goodput.json"
+    settings = flat(read_config(config)) if config.is_file() else {}
+    seconds = json.loads(goodput.read_text())["seconds"] if goodput.is_file() else {}
+    return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, settings, seconds)
+
+
+def _rows(folder: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Yield (epoch, step, values) of each complete row."""
+    if (folder / "metrics.csv").is_file():
+        with (folder / "metrics.csv").open(newline="") as file:
+            for row in csv.DictReader(line for line in file if "\0" not in line):
+                if (row.get("step") or "").isdigit() and (row.get("epoch") or "").isdigit() and None not in row:
+                    values = {name: text for name, text in row.items() if name not in ("epoch", "step") and text}
+                    yield int(row["epoch"]), int(row["step"]), _finite(values)
+    elif (folder / "metrics.jsonl").is_file():
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            try:
+                held = json.loads(line)
+            except ValueError:
+                continue  # cut by a crash
+            yield held["epoch"], held["step"], _finite(held["values"])
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: float(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    marks: dict[Path, list[str]] = {}
+    for mark in ("best", "last"):
+        if (folder / mark).exists():
+            marks.setdefault((folder / mark).resolve(), []).append(mark)
+    found = []
+    for path in sorted(folder.glob("*/manifest.json")):
+        if path.parent.is_symlink():
+            continue
+        try:
+            manifest = json.loads(path.read_text())
+            found.append(_checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ()))))
+        except (ValueError, KeyError, TypeError):
+            continue  # damaged: `fit` names it when it is loaded
+    return sorted(found, key=lambda saved: saved.step)
+
+
+def _checkpoint(folder: Path, manifest: Mapping[str, Any], marks: tuple[str, ...]) -> SavedCheckpoint:
+    plan = manifest.get("contract") or {}
+    sizes = [plan.get(name) for name in ("batch_size", "world_size", "accumulate")]
+    written = datetime.fromisoformat(manifest["written"]) if manifest.get("written") else None
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    batch = None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+    metrics = {name: float(value) for name, value in (manifest.get("metrics") or {}).items()}
+    return SavedCheckpoint(folder.name, manifest["epoch"], manifest["global_step"], metrics, written, num_bytes, batch, marks)
