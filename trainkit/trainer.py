@@ -72,8 +72,7 @@ class Trainer:
         on_bad_sample: a sample whose loading raises ends the run ("raise"), or is left out of its batch and reported ("skip");
             see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
         on_bad_sample_limit: different samples that may be skipped. Default: 100.
-        val_check_interval: steps between two validations inside an epoch, or a share of the epoch (0.25). Default: validate
-            at its end.
+        val_check_interval: steps between two validations inside an epoch, or a share of it (0.25). Default: at its end.
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.

@@ -93,7 +93,7 @@ def test_no_function_is_too_long() -> None:
 def test_no_file_is_too_long() -> None:
     """A longer file holds a second idea."""
     lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
-    lengths["trainer"] -= 40  # each of the constructor's arguments has a line in the signature and one in the docstring
+    lengths["trainer"] -= 48  # each of the constructor's arguments has a line in the signature and one in the docstring
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
 
 

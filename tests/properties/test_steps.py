@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, quiet, rows, weights
+from trainkit.data.streams import sharded
 
 EPOCHS = 2
 Batches = list[list[int]]  # the indices of the samples of each batch
@@ -175,7 +176,7 @@ def loader_of(case: Case, rank: int) -> Any:
     """Return what rank `rank` hands to the Trainer."""
     data = data_of(case)
     if case.shards is not None:
-        return [data[torch.tensor(batch)] for batch in case.shards[rank]]
+        return sharded([data[torch.tensor(batch)] for batch in case.shards[rank]])
     return DataLoader(data, case.batch_size, shuffle=case.shuffle, drop_last=case.drop_last)
 
 

@@ -122,7 +122,7 @@ class OwnStream(Stream):
         return batches
 
     def _numbers(self, epoch: int) -> RandomNumbers:
-        return nullcontext if isinstance(self._data, (list, tuple)) else super()._numbers(epoch)
+        return nullcontext if type(self._data) in (list, tuple) else super()._numbers(epoch)
 
 
 class DealtStream(Stream):
@@ -171,7 +171,7 @@ class DealtStream(Stream):
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
         per_step = accumulate * self._declared
         share, data = Share(start * per_step, self._end, per_step, *self._ranks), self._data
-        if isinstance(data, (list, tuple)):
+        if type(data) in (list, tuple):
             return (data[place] for place in range(len(data))[share.start : share.end] if share.has(place))
         if self._draws_batches:
             return iter(self._loader_of(share, epoch))
@@ -204,7 +204,7 @@ class DealtStream(Stream):
         return self._loader
 
     def _numbers(self, epoch: int) -> RandomNumbers:
-        if isinstance(self._data, (list, tuple)):
+        if type(self._data) in (list, tuple):
             return nullcontext
         if self._loader is None and not self._draws_batches:
             return OwnRandomNumbers(mix(self._run_seed, epoch))  # the stream itself is pulled here

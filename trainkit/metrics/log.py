@@ -260,8 +260,7 @@ class MetricLog:
         Args:
             all_gather_object: returns the values of all ranks.
             keep: continue collecting; otherwise clear all values.
-            objects: the metric objects of the Task, which hold the samples of all ranks until they are finished. Default: only
-                those that are logged, and they are reset now.
+            objects: the Task's, which hold the samples of all ranks until finished. Default: those logged, reset now.
         """
         own = read_all(self._epoch)
         has_objects = bool(self.objects if objects is None else objects.touched(self.objects))

@@ -192,6 +192,10 @@ def _check(run: Run) -> None:
         ),
         "trainer.halve_batch_on_oom": (numerics.halve_batch_on_oom, "Leave it out"),
         "trainer.stop_on_nonfinite": (numerics.stop_on_nonfinite, "Leave it out, or check the loss in training_step"),
+        "trainer.on_bad_sample=skip": (
+            run.options.samples.on_bad_sample == "skip",
+            "Leave it out, or load the data without errors",
+        ),
         "callbacks=elastic": (run.engine.ranks.is_elastic, "Start the job without --min-np and --host-discovery-script"),
     }
     for name, (is_set, advice) in wrong.items():

@@ -8,7 +8,7 @@ exit    on_exception after an error; teardown; feeds closed; the engine released
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,6 @@ from trainkit.checkpoint.writer import Writer
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
-from trainkit.device.sync_guard import allowed_read
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
@@ -33,8 +32,6 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
-from trainkit.metrics.hook_log import HookLog
-from trainkit.metrics.media import Media
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
@@ -42,7 +39,8 @@ from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import job_started, make_run_dir
 from trainkit.run.lock import RunLock, one_at_a_time
-from trainkit.run.run import Run, keep_values
+from trainkit.run.logged import hook_log_of
+from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 
 _LOCK_TIMEOUT_S = 60.0  # a rank 0 that left an elastic job may still be writing its last checkpoint
@@ -83,7 +81,6 @@ class Stage:
         self.bad_samples: BadSamples | None = None
         self.is_set_up = False
         self._continues = False  # whether a later attempt of this process continues with the Task and its data
-        self._has_warned = False  # that no logger stores media
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         if attempts is not None:
@@ -163,7 +160,7 @@ class Stage:
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self._attach()
-        run.hooks = Hooks(run, self.task, run.callbacks, HookLog(engine.comm.all_gather_object, self._take_logged, self._show))
+        run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self._stack.enter_context(compiled(self.task, numerics.compile))
@@ -198,27 +195,6 @@ class Stage:
         if self.data.datamodule is not None and not self.has_data:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
-
-    def _take_logged(self, values: Mapping[str, float]) -> None:
-        """Take values that hooks logged, unless they are of a few batches only."""
-        if not self.run.sanity_checking:
-            keep_values(self.run, values)
-            self.run.log_metrics(dict(values))
-
-    def _show(self, make: Callable[[], Media]) -> None:
-        """Hand rank 0's picture, text, ... to the loggers; report once if none can store it."""
-        run = self.run
-        if not run.is_global_zero or run.sanity_checking:
-            return
-        with allowed_read():
-            media = make()
-        if self.kind == "fit" and not any(getattr(callback, "stores_media", False) for callback in run.callbacks):
-            if not self._has_warned:
-                run.say(
-                    f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow."
-                )
-            self._has_warned = True
-        run.hooks("on_media", media, run.global_step)
 
     def _count_progress(self) -> None:
         self.engine.heartbeat.progress += 1

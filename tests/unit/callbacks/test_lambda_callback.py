@@ -24,7 +24,7 @@ def test_functions_are_hooks(tmp_path: Path) -> None:
     assert seen == [0, 1, (0, "Line"), 0, 1, (1, "Line")]
     assert isinstance(callback, trainkit.LambdaCallback)
     assert trainer.hooks.owners("on_train_step_end") == []
-    assert trainer.hooks.owners("on_train_epoch_end") == ["LambdaCallback"]
+    assert trainer.hooks.owners("on_train_batch_start") == ["LambdaCallback"]
 
 
 def test_a_misspelt_hook_is_named() -> None:

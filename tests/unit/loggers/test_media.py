@@ -63,12 +63,14 @@ def test_tensorboard_has_all(tmp_path: Path) -> None:
     assert {"note/text_summary", "worst/text_summary"} <= set(tags["tensors"])
 
 
-def test_mlflow_and_wandb_store_them(tmp_path: Path) -> None:
+def test_mlflow_and_wandb_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow gets files, W&B its own objects."""
+    for name, value in {"MODE": "offline", "SILENT": "true", "DATA_DIR": "o", "CACHE_DIR": "o", "CONFIG_DIR": "o"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if value == "o" else value)
     fit(tmp_path / "m", MLFlowLogger())
     stored = {path.name for path in (tmp_path / "m" / "mlruns").rglob("*-step=2.*")}
     assert stored == {f"{name}-step=2.{end}" for name, end in MEDIA.items()}
-    fit(tmp_path / "w", WandbLogger(mode="offline"))
+    fit(tmp_path / "w", WandbLogger())
     names = {path.name.split("_")[0] for path in (tmp_path / "w").rglob("media/**/*") if path.is_file()}
     assert {"seen", "picture", "tone", "note", "worst"} & names
 

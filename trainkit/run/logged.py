@@ -1,0 +1,34 @@
+"""Where the values go that hooks log: known to callbacks and schedules, and written by the loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trainkit.device.sync_guard import allowed_read
+from trainkit.metrics.hook_log import HookLog
+from trainkit.metrics.media import Media
+from trainkit.run.run import Run, keep_values
+
+
+def hook_log_of(run: Run) -> HookLog:
+    """Return what takes the values of a run's hooks."""
+    reported: list[str] = []
+
+    def put(values: Mapping[str, float]) -> None:
+        if not run.sanity_checking:  # those are of a few batches only
+            keep_values(run, values)
+            run.log_metrics(dict(values))
+
+    def show(make: Callable[[], Media]) -> None:
+        """Hand rank 0's picture, text, ... to the loggers; report once if none can store it."""
+        if not run.is_global_zero or run.sanity_checking:
+            return
+        with allowed_read():
+            media = make()
+        fits = run.state.stage == "fit"
+        if fits and not reported and not any(getattr(callback, "stores_media", False) for callback in run.callbacks):
+            reported.append(media.name)
+            run.say(f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow.")
+        run.hooks("on_media", media, run.global_step)
+
+    return HookLog(run.engine.comm.all_gather_object, put, show)
