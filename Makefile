@@ -40,7 +40,7 @@ fix: $(READY)
 	$(BIN)/ruff check --fix .
 
 unit: $(READY)
-	$(BIN)/pytest -q -n 2 tests/unit tests/properties tests/architecture
+	$(BIN)/pytest -q -n 2 tests/unit tests/properties tests/architecture tests/ports
 
 golden: $(READY)
 	$(BIN)/pytest -q tests/golden

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from trainkit.errors import did_you_mean
+from trainkit.version import __version__
 
 _COMMANDS = {
     "fit": ("run", "train"),
@@ -45,6 +46,9 @@ def main() -> int:
         print(usage)
         return 0 if arguments else 2
     command = arguments[0]
+    if command in ("-V", "--version"):
+        print(f"trainkit {__version__}")
+        return 0
     if command not in _COMMANDS:
         print(f"'{command}' is no command.{did_you_mean(command, _COMMANDS)}\n\n{usage}", file=sys.stderr)
         return 2

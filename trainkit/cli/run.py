@@ -10,12 +10,14 @@ import gc
 import importlib
 import os
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
@@ -123,4 +125,9 @@ def _print_help(command: str) -> None:
     for group in sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()}):
         names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})
         print(f"  {group:<10}{', '.join(names)}")
+    print("\nSettings of the Trainer:\n")
+    for argument in documentation.arguments_of("trainkit.trainer.Trainer"):
+        if argument.name not in ("callbacks", "engine", "logger", "run_dir", "seed"):  # groups, and keys at the top
+            print(f"  trainer.{argument.name}={argument.default}   {argument.kind}")
+            print(textwrap.indent(textwrap.fill(argument.text, 100), " " * 6))
     print(f"\nPrint all settings of a config: python -m trainkit {command} conf=NAME --cfg job")

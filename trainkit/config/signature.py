@@ -65,6 +65,13 @@ def read_signature(target: str, key: str) -> Signature:
     return _signature_of(home, node, 0)
 
 
+def source_of(target: str) -> ast.AST | None:
+    """Return the definition of a dotted path, or None if its source cannot be found."""
+    module, names = _find_module(target, target)
+    found = _find(module, names[0], 0) if module is not None and names else None
+    return None if found is None else found[1]
+
+
 def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
     """Return the file of the longest prefix that is a module, and the names after it."""
     first, *rest = target.split(".")

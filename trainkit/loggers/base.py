@@ -18,6 +18,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
+from trainkit.errors import ConfigError
 from trainkit.loggers.background import Background
 from trainkit.metrics.media import Media
 
@@ -133,6 +134,27 @@ class Logger(Callback):
         if stage == "fit":
             self._finish("preempted")
 
+    @property
+    def experiment(self) -> Any:
+        """The library's own object (SummaryWriter, W&B's run, MlflowClient), open. On other ranks it ignores all calls.
+
+        Prefer `log_image` and its kin, which every logger takes.
+
+        Raises:
+            ConfigError: this logger writes plain files, and has none.
+        """
+        if self._background is None:
+            return _Ignored()
+        self.settle()
+        return self.native()
+
+    def native(self) -> Any:
+        """Return the library's object, for `experiment`."""
+        raise ConfigError(
+            f"{type(self).__name__}.experiment: this logger writes plain files. Use self.log_image, self.log_text and "
+            "their kin, or add logger=tensorboard, wandb or mlflow."
+        )
+
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
         """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up."""
         return self._background is not None and self._background.put(what, work)
@@ -190,6 +212,21 @@ class Logger(Callback):
     @abstractmethod
     def finalize(self, status: str) -> None:
         """Close; `status` is "success", "failed" or "preempted"."""
+
+
+class _Ignored:
+    """Accepts any call, and does nothing."""
+
+    def _same(self, *_: Any, **__: Any) -> _Ignored:
+        return self
+
+    __getattr__ = __getitem__ = __call__ = __enter__ = _same
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:

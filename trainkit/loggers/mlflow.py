@@ -128,6 +128,9 @@ class MLFlowLogger(CheckpointLogger):
         if len(self._waiting) >= _BATCH:
             self.flush()
 
+    def native(self) -> Any:
+        return self._client
+
     def log_media(self, media: Media, step: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self._client.log_artifact(self.run_id, str(write_media(Path(folder), media, step)), "media")

@@ -110,6 +110,9 @@ class TensorBoardLogger(Logger):
             _, begun, self._ended = self._hparam_summaries(words, {})
             self._writer.file_writer.add_summary(begun)
 
+    def native(self) -> Any:
+        return self._writer
+
     def log_media(self, media: Media, step: int) -> None:
         if media.kind == "image":
             self._writer.add_image(media.name, media.value, step, dataformats="HWC")

@@ -100,6 +100,9 @@ class WandbLogger(CheckpointLogger):
         """Pass the values to W&B's own process."""
         self._run.log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step)
 
+    def native(self) -> Any:
+        return self._run
+
     def log_media(self, media: Media, step: int) -> None:
         made: Any
         if media.kind == "image":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
+from trainkit.api.view import checkpoint_policies
 from trainkit.engine.base import Engine
 from trainkit.loggers.base import Logger, loggers_of
 
@@ -37,6 +40,21 @@ class LightningNames:
     def logger(self) -> Logger | None:
         """The first of them."""
         return next(iter(self.loggers), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Any]:
+        """The callbacks that write checkpoints."""
+        return list(checkpoint_policies(self.callbacks))
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first of them, or None."""
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first EarlyStopping, or None."""
+        return next((callback for callback in self.callbacks if hasattr(callback, "stopping_threshold")), None)
 
     @property
     def sanity_checking(self) -> bool:
