@@ -162,7 +162,8 @@ def fingerprint(data: Any, seed: int) -> str | None:
         count = 1
     with OwnRandomNumbers(mix(seed, 0))(), _as_worker(None):
         stream = iter(data)
-        return None if stream is data else _digest(list(itertools.islice(stream, count)))
+        is_read_once = stream is data or iter(data) is stream
+        return None if is_read_once else _digest(list(itertools.islice(stream, count)))
 
 
 def _digest(samples: Sequence[Any]) -> str:

@@ -162,6 +162,17 @@ def test_fingerprints_notice_another_order() -> None:
     same = [fingerprint(DataLoader(Shuffled(), 4), 3) for _ in range(2)]
     assert same[0] == same[1] != fingerprint(DataLoader(Shuffled(), 4), 4)
     assert fingerprint(iter([1]), 3) is None
+
+    class Once(IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.rows = iter(range(3))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.rows
+
+    once = Once()
+    assert fingerprint(once, 3) is None
+    assert list(once) == [0, 1, 2]
     assert fingerprint([{"a": torch.ones(2)}], 3) != fingerprint([{"a": torch.zeros(2)}], 3)
 
 
