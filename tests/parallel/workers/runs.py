@@ -21,6 +21,7 @@ from torch.utils.data import WeightedRandomSampler
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.checkpoint import store
+from trainkit.data.streams import sharded
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError
 
@@ -141,7 +142,7 @@ def sized_streams() -> dict[str, Any]:
     """Lists of batches of different lengths on each rank, under a schedule over the whole run."""
     x_NI, y_NO = rows(20).tensors
     batches = [[x_NI[i : i + 2], y_NO[i : i + 2]] for i in range(0, 20, 2)]
-    own = batches if RANKS == 1 else batches[:7] if RANK == 0 else batches[7:]
+    own = sharded(batches if RANKS == 1 else batches[:7] if RANK == 0 else batches[7:])
 
     class Cosine(Line):
         def configure_optimizers(self) -> Any:
@@ -152,7 +153,7 @@ def sized_streams() -> dict[str, Any]:
 
     task = Cosine()
     run = trainer("sized streams", max_epochs=2)
-    run.fit(task, own, [[x_NI[:3], y_NO[:3]]] if RANK == 0 else [])
+    run.fit(task, own, sharded([[x_NI[:3], y_NO[:3]]] if RANK == 0 else []))
     return {"weights": weights(task), "planned": task.planned, "steps": run.global_step, "metrics": run.callback_metrics}
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainkit
+from trainkit.data.streams import sharded
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 
@@ -279,7 +280,7 @@ def streams() -> dict[str, Any]:
     """Ranks with unequal streams end together, and no sample is lost."""
     task = Regression(sgd)
     run = trainer(max_steps=20, max_epochs=2)
-    run.fit(task, DataLoader(Stream(), BATCH))
+    run.fit(task, sharded(DataLoader(Stream(), BATCH)))
     return {"weights": weights(task), "seen": task.seen, "samples": run.state.samples_seen}
 
 
