@@ -69,7 +69,7 @@ class Trainer:
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
-        on_bad_sample: a sample whose loading raises ends the run ("raise"), or is left out of its batch and reported ("skip");
+        on_bad_sample: a sample that cannot be loaded ends the run ("raise"), or is left out of its batch and reported ("skip");
             see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
         on_bad_sample_limit: different samples that may be skipped. Default: 100.
         val_check_interval: steps between two validations inside an epoch, or a share of it (0.25). Default: at its end.

@@ -147,7 +147,7 @@ def test_each_entry_point_takes_model(entry: str, tmp_path: Path) -> None:
 
 
 class Worse(Line):
-    """A Line whose validation gets worse each time."""
+    """A Line with a validation that gets worse each time."""
 
     def __init__(self) -> None:
         super().__init__()

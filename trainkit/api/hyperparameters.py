@@ -48,7 +48,7 @@ class Configured:
     def save_hyperparameters(self, *names: Any, ignore: str | Sequence[str] = (), logger: bool = True) -> None:
         """Save the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
 
-        Those of a subclass whose `__init__` calls this one are saved too. Of two with the same name, the subclass's counts.
+        Those of a subclass are saved too, if its `__init__` calls this one. Of two with the same name, the subclass's counts.
 
         Args:
             names: the arguments to save, or one mapping or namespace to save instead. Default: all.

@@ -120,7 +120,7 @@ class NumericOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What happens to a sample whose loading raises."""
+    """What happens to a sample that cannot be loaded."""
 
     on_bad_sample: Literal["raise", "skip"]
     on_bad_sample_limit: int | None

@@ -1,4 +1,4 @@
-"""Bad samples: those whose loading raises, as a truncated image. `on_bad_sample=skip` leaves them out of their batch.
+"""Bad samples: those that cannot be loaded, as a truncated image. `on_bad_sample=skip` leaves them out of their batch.
 
     GuardedDataset    in the loader's process: a BadSample stands for a sample that raises
     GuardedCollate    the others as the user's own batch; a Rest if samples are missing

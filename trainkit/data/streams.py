@@ -51,7 +51,7 @@ class Stream(ABC):
     def __init__(self, seed: int) -> None:
         """`seed` is that of the random draws of this rank's pulls."""
         self._seed = seed
-        self._loader: DataLoader[Any] | None = None  # whose workers end with each epoch
+        self._loader: DataLoader[Any] | None = None  # its workers end with each epoch
 
     def steps(self, epoch: int, start: int, accumulate: int) -> Iterator[list[Any]]:
         """Yield this rank's batches of each step from step `start` on, without end: an empty list if none are left.

@@ -37,7 +37,7 @@ class Feeds:
 
 
 def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
-    """Return the feeds of a fit, whose settings are meant for `declared` ranks; the stage closes them.
+    """Return the feeds of a fit with settings meant for `declared` ranks; the stage closes them.
 
     Raises:
         ConfigError: no validation would ever run.

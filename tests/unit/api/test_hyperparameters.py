@@ -20,7 +20,7 @@ from trainkit.loggers.base import Logger
 
 
 class This(Line):
-    """A Line whose `self` has another name."""
+    """A Line with another name for `self`."""
 
     def __init__(this, width: int, *rest: int, depth: int = 2, **more: Any) -> None:  # noqa: N805
         super().__init__()

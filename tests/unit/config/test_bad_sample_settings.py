@@ -10,7 +10,7 @@ from trainkit.config.instantiate import build
 
 
 def test_any_data_takes_the_settings(tmp_path: Path) -> None:
-    """They are not passed to the DataModule, whose constructor need not know them."""
+    """They are not passed to the DataModule: its constructor has no such arguments."""
     jobs: list[Any] = []
     typed = ["conf=mlp", f"run_dir={tmp_path}", "data.on_bad_sample=skip", "data.on_bad_sample_limit=7"]
     run("fit", typed, True, jobs.append)

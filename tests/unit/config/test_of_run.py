@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
-    """Return the keys at the top whose values differ."""
+    """Return the keys at the top that have different values."""
     return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
 
 

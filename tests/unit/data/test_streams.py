@@ -61,7 +61,7 @@ class Pairs(torch.utils.data.Dataset[Any]):
 
 
 class Buckets:
-    """A batch sampler with batches of different sizes, drawn anew each epoch."""
+    """A batch sampler with batches of different sizes, drawn again for each epoch."""
 
     def __len__(self) -> int:
         return 8

@@ -167,7 +167,7 @@ def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_step_of_the_first_epoch_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before the first checkpoint a capsule has the weights that training started from; the command and replay say so."""
 
-    class Bursts(Drops):  # a finite loss, whose update makes the weights infinite
+    class Bursts(Drops):  # a finite loss; its update makes the weights infinite
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             if self.global_step == 4:
                 for parameter in self.parameters():

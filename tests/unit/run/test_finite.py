@@ -93,7 +93,7 @@ def test_by_default_a_loss_that_is_not_finite_is_reported_once(tmp_path: Path, c
 
 
 def test_a_short_run_reports_at_the_epochs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run without a logged step reports too; one whose losses are finite says nothing."""
+    """A run without a logged step reports too; one with finite losses prints nothing."""
     quiet(tmp_path).fit(Line(), loader(poisoned(float("inf"), 19)))
     assert "WARNING: the loss is" in capsys.readouterr().out
     quiet(tmp_path).fit(Line(), loader())

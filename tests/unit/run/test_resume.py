@@ -201,7 +201,7 @@ def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path,
 
 
 class Decaying(Line):
-    """A Line whose rate halves with each epoch."""
+    """A Line with a rate that halves each epoch."""
 
     def configure_optimizers(self) -> Any:
         """Return SGD and the schedule."""

@@ -46,7 +46,7 @@ class Summed:
 
 @dataclass(eq=False)
 class Bucket:
-    """Parameters whose gradients are summed by one collective."""
+    """Parameters with gradients that one collective sums."""
 
     index: int  # its place in the order in which sums start
     entries: list[NamedParameter]  # name and parameter, in the order of summing

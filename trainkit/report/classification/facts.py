@@ -57,7 +57,7 @@ class Classified:
 
     @property
     def accuracy(self) -> float:
-        """Share of samples whose prediction is their label."""
+        """Share of samples with a prediction equal to their label."""
         return float(self.confusion.trace() / max(1.0, self.confusion.sum()))
 
     @property

@@ -58,7 +58,7 @@ class Outlier:
 
     step: int
     total_s: float  # the mean over ranks
-    rank: int  # whose part exceeds its median most
+    rank: int  # the one with the part that exceeds its median most
     part: str  # of CAUSES
     part_s: float  # seconds of that part on that rank
 

@@ -46,7 +46,7 @@ class Analysis:
     link: Link | None  # cost of a reduction here, or None if it cannot be determined
     summing: Summing  # how gradients were collected
     profiles: list[Profile]  # the steps as input of overlap.py; empty without reductions
-    unaligned: list[int]  # ranks whose clocks could not be compared
+    unaligned: list[int]  # ranks with clocks that could not be compared
     has_operations: bool = False  # whether there is a record of Horovod's operations
 
     @property

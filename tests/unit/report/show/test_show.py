@@ -43,7 +43,7 @@ def test_a_run_is_read_from_its_folder(jsonl: bool, tmp_path: Path) -> None:
 
 
 def test_runs_are_compared(tmp_path: Path) -> None:
-    """Folders of one name are told apart by their parents; a setting that the task refers to is shown once."""
+    """Folders of one name are distinguished by their parents; a setting that the task refers to is shown once."""
     runs = read_runs([train(tmp_path / "x/run", lr=0.1), train(tmp_path / "y/run", lr=0.05)])
     assert [run.name for run in runs] == ["x/run", "y/run"]
     differ = settings_grid(runs)
