@@ -40,4 +40,5 @@ class LogsMedia:
         self._log_media(lambda: media.histogram(name, values))
 
     def _log_media(self, make: Callable[[], Media]) -> None:
+        """Hand over what `make` returns. Abstract: Task and Callback each define it (nn.Module's metaclass is not ABCMeta)."""
         raise NotImplementedError
