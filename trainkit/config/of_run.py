@@ -58,6 +58,10 @@ def primary_of(
     """
     given = dict(override.partition("=")[::2] for override in overrides)
     run_dir = _run_of(given)
+    if run_dir is None and conf is None and command in EVALUATIONS and "run_dir" in given:
+        raise ConfigError(
+            f"run_dir is '{given['run_dir']}', which holds no config.yaml of a run. Give the folder of a run, or conf=NAME."
+        )
     if run_dir is None or (command not in EVALUATIONS and conf is not None):
         return None
     saved = read_config(run_dir / "config.yaml")

@@ -93,3 +93,9 @@ def test_a_broken_config_is_named(run_dir: Path, capsys: pytest.CaptureFixture[s
     (run_dir / "config.yaml").write_text("a: [1\n")
     assert main("validate", ["run_dir=r"]) == 2
     assert "r/config.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt run_dir is the mistake that is reported, and not a missing conf."""
+    assert main("validate", ["run_dir=rr"]) == 2
+    assert "run_dir is 'rr', which holds no config.yaml of a run" in capsys.readouterr().err
