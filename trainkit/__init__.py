@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainkit.api.callback import Callback as Callback
     from trainkit.api.datamodule import DataModule as DataModule
     from trainkit.api.task import Task as Task
+    from trainkit.by_hand.loop import Loop as Loop
     from trainkit.callbacks import EMA as EMA
     from trainkit.callbacks import AdvancedProfiler as AdvancedProfiler
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
@@ -62,6 +63,7 @@ _NAMES = {
     "trainkit.api.callback": "Callback",
     "trainkit.api.datamodule": "DataModule",
     "trainkit.api.task": "Task",
+    "trainkit.by_hand.loop": "Loop",
     "trainkit.callbacks": "AdvancedProfiler BackboneFinetuning BaseFinetuning BasePredictionWriter CrashCapsule "
     "DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
     "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "

@@ -29,6 +29,7 @@ FLOORS = [
     ["run"],
     ["loop"],
     ["trainer"],
+    ["by_hand"],
     ["config"],
     ["export", "replay", "report"],
     ["doctor"],
@@ -56,6 +57,7 @@ HOMES = {
     "wandb": ["loggers/wandb.py"],
     "mlflow": ["loggers/mlflow.py"],
     "prometheus_client": ["loggers/prometheus.py"],
+    "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
     "pynvml": ["device/stats.py"],
     "tensorboard": [],  # torch brings it

@@ -93,7 +93,7 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
 @pytest.mark.parametrize("launcher", ["python", "horovodrun -np 2 python"])
 def test_the_script_of_the_readme_runs(launcher: str, command: Command, tmp_path: Path) -> None:
     """The README's own task trains as a script, alone and under horovodrun."""
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     (tmp_path / "mine.py").write_text(code)
     done = command(f"{launcher} mine.py")
     assert done.code == 0, done.text
@@ -102,9 +102,22 @@ def test_the_script_of_the_readme_runs(launcher: str, command: Command, tmp_path
     assert "train/loss" in done.out
 
 
+@pytest.mark.parallel
+def test_the_loop_of_the_readme_runs_and_resumes(command: Command, tmp_path: Path) -> None:
+    """The README's loop by hand trains on 2 ranks, and finds its run again."""
+    _, code = blocks("python")
+    (tmp_path / "by_hand.py").write_text(code)
+    first = command("horovodrun -np 2 python by_hand.py")
+    assert first.code == 0, first.text
+    assert first.out.count("epoch 3/3") == 1
+    again = command("python by_hand.py")
+    assert again.code == 0, again.text
+    assert "resumed" in again.out
+
+
 def test_the_config_of_the_readme_runs(command: Command, tmp_path: Path) -> None:
     """The README's config finds the task and data in the current folder."""
-    (code,), (conf,) = blocks("python"), blocks("yaml")
+    (code, _), (conf,) = blocks("python"), blocks("yaml")
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text(conf)

@@ -1,0 +1,1 @@
+"""A training loop that the user writes."""
