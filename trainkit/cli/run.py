@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.cli.reported import is_first
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 
-# How long another rank waits before it prints an error. If rank 0 has the same error, it has printed it by then and the
+# How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
 # launcher ends all ranks; otherwise this rank's message is the one that the user needs.
 _RANK_0_FIRST_S = 2.0
 
@@ -100,7 +101,7 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
         return code
     if not launcher.is_main:
         time.sleep(_RANK_0_FIRST_S)
-    if not text:
+    if not text or not is_first(text):
         os._exit(code)
     host = os.environ.get("HOROVOD_HOSTNAME", "")
     where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
