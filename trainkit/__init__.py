@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timeline as Timeline
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
+    from trainkit.data.combined import CombinedLoader as CombinedLoader
     from trainkit.data.order import seed_everything as seed_everything
     from trainkit.data.streams import sharded as sharded
     from trainkit.errors import Preempted as Preempted
@@ -68,6 +69,7 @@ _NAMES = {
     "DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
     "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "
     "SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor Timeline Timer Watchdog",
+    "trainkit.data.combined": "CombinedLoader",
     "trainkit.data.order": "seed_everything",
     "trainkit.data.streams": "sharded",
     "trainkit.errors": "Preempted TrainkitError",

@@ -86,8 +86,9 @@ def _refuse_several(data: Any, name: str) -> None:
     items = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else []
     if items and all(isinstance(item, (DataLoader, Dataset)) for item in items):
         raise ConfigError(
-            f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Training takes one loader (join data sets with "
-            "torch.utils.data.ConcatDataset); evaluation takes one, or a list of DataLoaders."
+            f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Give DataLoaders: training then takes a batch "
+            "of each (see trainkit.CombinedLoader), evaluation one loader after the other. Or join data sets with "
+            "torch.utils.data.ConcatDataset."
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import BadSample, GuardedDataset, in_a_line
+from trainkit.data.combined import CombinedLoader
 from trainkit.data.dealing import loader_like
 from trainkit.data.order import SeededDataset
 from trainkit.data.workers import shield
@@ -54,13 +55,15 @@ def readings(loaders: Sequence[tuple[str, Any]], num_workers: int | None) -> lis
     """Return what to read of named loaders; each data set once.
 
     Args:
-        loaders: (name, a DataLoader, a Dataset, an iterable of batches, a list of DataLoaders, or None).
+        loaders: (name, a DataLoader, a Dataset, an iterable of batches, a list or dict of DataLoaders, or None).
         num_workers: processes for a loader that has none. Default: the cores of this process.
     """
     found, seen = [], set()
     for name, data in loaders:
-        several = isinstance(data, (list, tuple)) and data and all(isinstance(item, (DataLoader, Dataset)) for item in data)
-        for i, item in enumerate(data if several else [data]):
+        data = data.iterables if isinstance(data, CombinedLoader) else data
+        items = data if isinstance(data, Mapping) else dict(enumerate(data)) if isinstance(data, (list, tuple)) else {}
+        several = bool(items) and all(isinstance(item, (DataLoader, Dataset)) for item in items.values())
+        for i, item in items.items() if several else [(0, data)]:
             dataset = item.dataset if isinstance(item, DataLoader) else item
             if item is None or id(dataset) in seen:
                 continue

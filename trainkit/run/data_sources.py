@@ -14,6 +14,7 @@ from trainkit.api.datamodule import DataModule
 from trainkit.api.options import Limit
 from trainkit.api.task import Task
 from trainkit.data.bad_samples import BadSamples
+from trainkit.data.combined import CombinedLoader, joined
 from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
@@ -80,6 +81,7 @@ def read_training_data(data: DataSources, task: Task, engine: Engine) -> Trainin
         raise ConfigError(
             "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
         )
+    found = joined(found, "train_dataloaders")
     source = read_source(found, "train_dataloaders", training=True)
     return TrainingData(found, source, batch_size_of(found, source, engine))
 
@@ -158,6 +160,8 @@ def eval_feeds(
     bad: BadSamples | None = None,
 ) -> list[Feed]:
     """Return a feed for each loader of evaluation data: a single one, or a list, tuple or dict of loaders. See `train_feed`."""
+    if isinstance(data, CombinedLoader):
+        data = data.iterables if data.mode == "sequential" else data.joined(name)
     named = isinstance(data, Mapping)
     items = list(data.values()) if named else data if isinstance(data, (list, tuple)) else []
     several = bool(items) and all(isinstance(item, DataLoader) for item in items)
