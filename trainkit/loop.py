@@ -42,6 +42,8 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
+    if run.reload is not None:
+        run.reload(state.current_epoch)
     validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.evaluator.interval = steps_between(evaluation.val_check_interval, run.train_feed.num_steps_in(state.current_epoch))

@@ -72,6 +72,8 @@ class Trainer:
         on_bad_sample: a sample that cannot be loaded ends the run ("raise"), or is left out of its batch and reported ("skip");
             see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
         on_bad_sample_limit: different samples that may be skipped. Default: 100.
+        reload_dataloaders_every_n_epochs: call train_dataloader and val_dataloader again before each nth epoch; they may ask
+            `self.trainer.current_epoch`. 0: once, before training.
         val_check_interval: steps between two validations inside an epoch, or a share of it (0.25). Default: at its end.
         check_val_every_n_epoch: epochs between two validations.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
@@ -126,6 +128,7 @@ class Trainer:
         limit_predict_batches: IntOrFraction | None = None,
         on_bad_sample: Literal["raise", "skip"] = "raise",
         on_bad_sample_limit: PositiveInt | None = None,
+        reload_dataloaders_every_n_epochs: NonNegativeInt = 0,
         val_check_interval: IntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,

@@ -120,10 +120,11 @@ class NumericOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What happens to a sample that cannot be loaded."""
+    """How samples are read: what happens to one that cannot be loaded, and when loaders are made again."""
 
     on_bad_sample: Literal["raise", "skip"]
     on_bad_sample_limit: int | None
+    reload_dataloaders_every_n_epochs: int
 
     def __post_init__(self) -> None:
         if self.on_bad_sample == "raise" and self.on_bad_sample_limit is not None:

@@ -7,7 +7,6 @@ restored, or begun -> rank 0's state to all ranks
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,9 @@ from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.console import try_to_write
-from trainkit.data.feed import Feed, MapFeed
+from trainkit.data.feed import Feed
 from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
-from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
@@ -35,14 +33,16 @@ from trainkit.optim.fused import use_fused
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.data_sources import read_training_data
-from trainkit.run.evaluator import Evaluator, ValidationData
-from trainkit.run.feeds import Feeds, make_feeds
+from trainkit.run.evaluator import Evaluator
+from trainkit.run.feeds import Feeds, make_feeds, validation_data
 from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.folder import set_aside
 from trainkit.run.manual import ManualRun
+from trainkit.run.norms import synchronise_norms
 from trainkit.run.oom import Halving
 from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
 from trainkit.run.placement import check_parameters, place
+from trainkit.run.reload import Reload
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, restore
 from trainkit.run.run import Run, StepParts
@@ -69,7 +69,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     stage.declared_ranks = declared_ranks(stage, saved)
     feeds = make_feeds(stage, data, stage.declared_ranks)
     run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds)
-    _synchronise_norms(stage, feeds, run.batch_plan)
+    synchronise_norms(stage, feeds, run.batch_plan)
     engine.shard(task)
     optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
     use_fused(optimizers)
@@ -84,7 +84,9 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
         run.rates.moves_by_hand = True
         connect(task, manual)
     run.stopping = Stopping(run, stage.signals, run.coordinator, stage.elastic if stage.is_elastic else None)
-    run.evaluator = Evaluator(run, task, run.hooks, _validation_data(stage, feeds))
+    run.evaluator = Evaluator(run, task, run.hooks, validation_data(stage, feeds.val, feeds.val_data))
+    if options.samples.reload_dataloaders_every_n_epochs:
+        run.reload = Reload(stage, run, feeds)
     run.checkpoints.connect(_contents(run), Rescue(run))
     if stage.is_elastic and stage.elastic is not None:
         run.elastic = stage.elastic
@@ -160,17 +162,9 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         LossWatch(run.say, run.state),
         partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
-        finite=FiniteLosses(engine, run.train_feed, run.state) if numerics.stop_on_nonfinite else None,
+        finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
     )
-
-
-def _validation_data(stage: Stage, feeds: Feeds) -> ValidationData:
-    def sanity_feeds(limit: int | None) -> list[Feed]:
-        share = stage.options.evaluation.limit_val_batches if limit is None else limit
-        return stage.eval_feeds(feeds.val_data, "val_dataloaders", share)
-
-    return ValidationData(feeds.val, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)
 
 
 def _contents(run: Run) -> Contents:
@@ -236,38 +230,3 @@ def _load_weights(run: Run, weights: str, strict: bool) -> None:
 
     left = run.engine.comm.run_on_main(read)
     run.say(f"Weights from {weights}" + (", without those that do not match:\n  " + "\n  ".join(left) if left else "") + ".")
-
-
-def _synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
-    """Compute batch norm's statistics over all ranks (trainer.sync_batchnorm), if each has samples in every step."""
-    engine, numerics = stage.engine, stage.options.numerics
-    if not numerics.sync_batchnorm:
-        return
-    if numerics.halve_batch_on_oom and engine.ranks.world_size > 1:
-        raise ConfigError(
-            "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
-            "pieces than others would wait for them in batch norm. Leave one of the two out."
-        )
-    if engine.ranks.is_elastic and not engine.ranks.max_world_size:
-        raise ConfigError(
-            "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an epoch's "
-            "last step would end it. Limit the number of ranks: --max-np N."
-        )
-    now, most = engine.ranks.world_size, engine.ranks.max_world_size
-    for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
-        for epoch in (0, *(first for first, _ in plan.later)):
-            _check_even(feeds, epoch, ranks, now)
-    if stage.bad_samples is not None:
-        stage.bad_samples.needs_every_microbatch = True
-    engine.convert_sync_batchnorm(stage.task)
-    stage.on_exit(release, stage.task)
-
-
-def _check_even(feeds: Feeds, epoch: int, ranks: int, now: int) -> None:
-    try:
-        plan = feeds.train.plan_of(epoch) if isinstance(feeds.train, MapFeed) else None
-        check_even(None if plan is None else dataclasses.replace(plan, world_size=ranks))
-    except ConfigError as error:
-        if ranks <= now:
-            raise
-        raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None

@@ -74,6 +74,7 @@ class Evaluator:
     """See the module.
 
     Attributes:
+        data: of validation inside a fit.
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
         num_batches: batches of this rank in the evaluation in progress, if known.
@@ -81,7 +82,7 @@ class Evaluator:
 
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
         self._run, self._task, self._hooks = run, task, hooks
-        self._data = data or ValidationData([], lambda limit: [], set())
+        self.data = data or ValidationData([], lambda limit: [], set())
         self._own_names: set[str] = set()
         self._of_hooks: dict[str, float] = {}
         self.interval: int | None = None  # steps between two validations inside the present epoch
@@ -110,7 +111,7 @@ class Evaluator:
     @property
     def has_data(self) -> bool:
         """Whether a fit has validation data."""
-        return bool(self._data.feeds)
+        return bool(self.data.feeds)
 
     @property
     def is_awaited(self) -> bool:
@@ -120,7 +121,7 @@ class Evaluator:
     @property
     def prog_bar_names(self) -> set[str]:
         """Names of the values for the progress bar."""
-        return self._data.training_names | self._own_names | self._hooks.log.prog_bar
+        return self.data.training_names | self._own_names | self._hooks.log.prog_bar
 
     # -- inside a fit -----------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class Evaluator:
             return
         self._hooks("on_sanity_check_start")
         state.stage = "sanity_check"
-        feeds = self._data.sanity_feeds(limit)
+        feeds = self.data.sanity_feeds(limit)
         try:
             self._pass("validation", feeds, lambda: None)
             self._hooks("on_validation_end")
@@ -149,8 +150,8 @@ class Evaluator:
         run.engine.comm.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
         with run.checkpoints.holding_rank_parts():  # a signal during the validation saves the state as of here
             run.coordinator.expect_new_pace()
-            self._count(self._data.feeds)
-            metrics = self._pass("validation", self._data.feeds, self._data.check)
+            self._count(self.data.feeds)
+            metrics = self._pass("validation", self.data.feeds, self.data.check)
         run.coordinator.expect_new_pace()
         self.num_validations += 1
         self.names |= metrics.keys()

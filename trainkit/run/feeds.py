@@ -11,7 +11,7 @@ from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import Accumulation, derive_accumulation
 from trainkit.run.data_sources import TrainingData, train_feed
-from trainkit.run.evaluator import steps_between
+from trainkit.run.evaluator import ValidationData, steps_between
 from trainkit.run.setup import Stage
 
 
@@ -68,3 +68,13 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
                 "validation in it. Use a smaller one, or null for the epoch's end."
             )
     return Feeds(feed, val, val_data, training.batch_size, declared, changes)
+
+
+def validation_data(stage: Stage, feeds: list[Feed], data: Any) -> ValidationData:
+    """Return what the evaluator of a fit needs: the feeds, and the data that they were made of for the sanity check."""
+
+    def sanity_feeds(limit: int | None) -> list[Feed]:
+        share = stage.options.evaluation.limit_val_batches if limit is None else limit
+        return stage.eval_feeds(data, "val_dataloaders", share)
+
+    return ValidationData(feeds, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from trainkit.api.state import TrainState
-from trainkit.data.feed import Feed, Microbatch
+from trainkit.api.view import RunView
+from trainkit.data.feed import Microbatch
 from trainkit.device.sync_guard import allowed_read
-from trainkit.engine.base import Engine
 from trainkit.errors import DivergenceError
 
 _SHOWN = 64  # samples named at most
@@ -50,9 +50,8 @@ class LossWatch:
 class FiniteLosses:
     """Looks at each loss of a step, and decides before the update."""
 
-    def __init__(self, engine: Engine, feed: Feed, state: TrainState) -> None:
-        """`feed` names the samples of a microbatch; `state` has the counters."""
-        self._engine, self._feed, self._state = engine, feed, state
+    def __init__(self, run: RunView) -> None:
+        self._run = run
         self._seen: list[tuple[Tensor, Microbatch]] = []
 
     def look(self, loss: Tensor, microbatch: Microbatch) -> None:
@@ -72,21 +71,21 @@ class FiniteLosses:
         with allowed_read():
             losses = torch.stack([loss.double() for loss, _ in self._seen]).tolist() if self._seen else []
             bad = [
-                (loss, self._feed.indices(self._state.current_epoch, microbatch))
+                (loss, self._run.train_feed.indices(self._run.state.current_epoch, microbatch))
                 for loss, (_, microbatch) in zip(losses, self._seen, strict=True)
                 if not math.isfinite(loss)
             ]
             self._seen.clear()
-            total = self._engine.comm.sum_number(len(bad))
+            total = self._run.engine.comm.sum_number(len(bad))
         if total == 0:
             return
         found = [
             f"{loss} on rank {rank}{_samples(indices)}"
-            for rank, losses_of_rank in enumerate(self._engine.comm.all_gather_object(bad))
+            for rank, losses_of_rank in enumerate(self._run.engine.comm.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(
-            f"The loss is not finite at step {self._state.global_step} (epoch {self._state.current_epoch}): "
+            f"The loss is not finite at step {self._run.state.global_step} (epoch {self._run.state.current_epoch}): "
             f"{'; '.join(found[:8])}. The weights were not updated. Look at these samples; if they are sound, try a lower "
             "rate, warm-up or trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
         )

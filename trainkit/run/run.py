@@ -114,6 +114,7 @@ class Run(LightningNames):
         self.state = TrainState(stage=stage)
         self.callback_metrics = LatestMetrics()
         self.elastic: ElasticState | None = None
+        self.reload: Callable[[int], None] | None = None  # makes the data of an epoch, if they are not the same in all
         for name in Run.__annotations__:
             setattr(self, name, _NotThereYet(name))
 
@@ -212,6 +213,7 @@ class Run(LightningNames):
         """Free the parts of a fit: an elastic run builds them again."""
         for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
             setattr(self, name, _NotThereYet(name))
+        self.reload = None
 
 
 def keep_values(run: Run, values: Mapping[str, float]) -> None:

@@ -214,6 +214,12 @@ class Stage:
         """Close these feeds when the stage ends."""
         self._feeds += feeds
 
+    def drop(self, feeds: Iterable[Feed]) -> None:
+        """Close these feeds now."""
+        for feed in feeds:
+            self._feeds.remove(feed)
+            feed.close()
+
     def eval_feeds(self, data: Any, name: str, limit: Limit) -> list[Feed]:
         """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
         if data is None or limit == 0:

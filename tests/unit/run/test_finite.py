@@ -77,7 +77,7 @@ def test_a_finite_run_is_the_same_run(tmp_path: Path) -> None:
 def test_a_loss_that_is_written_over_is_looked_at_as_it_was() -> None:
     """A CUDA graph writes each loss to the same place."""
     none: Any = None
-    looked, loss = FiniteLosses(none, none, none), torch.tensor(1.0)
+    looked, loss = FiniteLosses(none), torch.tensor(1.0)
     looked.look(loss, none)
     loss.fill_(math.nan)
     assert float(looked._seen[0][0]) == 1.0
