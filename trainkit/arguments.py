@@ -224,16 +224,21 @@ def checked(cls: _Class) -> _Class:
     """Class decorator: check the arguments of `cls(...)` against their annotations.
 
     Unknown names and illegal values raise the ConfigError of the same mistake in a config. A class attribute
-    `explained_arguments` (name -> text) explains names that users know from other trainers.
+    `explained_arguments` (name -> text) explains names that users know from other trainers; `taken_arguments` (name -> function
+    of the value) returns the arguments that stand for such a name.
     """
     init: Callable[..., None] = vars(cls)["__init__"]
     signature = inspect.signature(init)
     parameters = {n: p for n, p in signature.parameters.items() if n != "self"}
-    room = getattr(cls, "config_key", cls.__name__)
 
     @functools.wraps(init)
     def checked_init(self: object, *args: object, **kwargs: object) -> None:
-        check_call(signature, args, kwargs, f"{room}.", getattr(cls, "explained_arguments", None))
+        own = type(self)
+        room = getattr(own, "config_key", own.__name__)
+        for name, take in getattr(own, "taken_arguments", {}).items():
+            if name in kwargs:
+                kwargs.update(take(kwargs.pop(name)))
+        check_call(signature, args, kwargs, f"{room}.", getattr(own, "explained_arguments", None))
         given = dict(zip(parameters, args, strict=False)) | kwargs
         for name, value in given.items():
             legal = problem(str(parameters[name].annotation), value)

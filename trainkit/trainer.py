@@ -16,6 +16,7 @@ from trainkit import loop
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule, StageName
 from trainkit.api.entry_points import checked_calls
+from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import canonical, read_options
 from trainkit.api.state import TrainState
@@ -28,7 +29,7 @@ from trainkit.loggers.base import Logger, loggers_of
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
-from trainkit.run.default_callbacks import default_callbacks
+from trainkit.run.default_callbacks import callbacks_with, default_callbacks
 from trainkit.run.elastic import ElasticRun
 from trainkit.run.prediction_table import TableFormat
 from trainkit.run.run import Run
@@ -97,6 +98,7 @@ class Trainer:
 
     config_key = "trainer"
     explained_arguments = TRAINER_ARGUMENTS
+    taken_arguments = TRAINER_TAKES
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class Trainer:
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
-        if asks_for_elastic(self.callbacks):
+        if asks_for_elastic(callbacks_with(self.callbacks, task.configure_callbacks())):
             ElasticRun().go(partial(self._fit_once, task, data, start))
         else:
             self._fit_once(task, data, start)
@@ -216,7 +218,7 @@ class Trainer:
         options, earlier = self.options, self._run
         if kind != "fit" and options.run_dir is None and earlier is not None and isinstance(earlier.run_dir, Path):
             options = replace(options, run_dir=str(earlier.run_dir))
-        stage = Stage(kind, task, data, self.callbacks, options, attempts)
+        stage = Stage(kind, task, data, callbacks_with(self.callbacks, task.configure_callbacks()), options, attempts)
         self._run = stage.run
         return stage
 

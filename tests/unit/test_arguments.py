@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from trainkit.arguments import PositiveInt, checked, illegal, problem, show
 from trainkit.errors import ConfigError
-from trainkit.trainer import Trainer
 
 LEGAL = [
     ("int", 3),
@@ -131,11 +131,15 @@ def test_an_argument_from_elsewhere_is_explained() -> None:
         Oven(watts=1)
 
 
-@pytest.mark.parametrize("name", ["devices", "strategy", "num_nodes", "accelerator"])
-def test_lightnings_devices_are_explained(name: str) -> None:
-    """Lightning's arguments for devices are answered with the launcher that decides them."""
-    with pytest.raises(ConfigError, match=rf"^trainer\.{name}: .*launcher decides.*horovodrun -np N.*torchrun"):
-        Trainer(max_epochs=1, **{name: 2})
+def test_a_taken_argument_stands_for_others() -> None:
+    """A name of other ovens that means something here sets what it means; a subclass may take more."""
+
+    class Taking(Oven):
+        taken_arguments: ClassVar = {"celsius": lambda value: {"degrees": value}, "brand": lambda value: {}}
+
+    assert Taking(celsius=3, brand="any").degrees == 3  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^Taking\.degrees is 'x'"):
+        Taking(celsius="x")  # type: ignore[call-arg]
 
 
 def test_a_checked_class_can_be_subclassed() -> None:

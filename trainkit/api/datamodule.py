@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from trainkit.api.hyperparameters import Configured
 
 StageName = Literal["fit", "validate", "test", "predict"]
@@ -37,6 +39,26 @@ class DataModule(DataHooks, Configured):
 
     A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
     """
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+    ) -> DataModule:
+        """Return a DataModule of data sets: training data is shuffled; `batch_size` is the microbatch of one rank."""
+        made = cls()
+        kinds = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        for kind, dataset in kinds.items():
+            if dataset is not None:
+                shuffle = kind == "train" and not isinstance(dataset, IterableDataset)
+                loader = DataLoader(dataset, batch_size, shuffle=shuffle, num_workers=num_workers)
+                setattr(made, f"{kind}_dataloader", lambda loader=loader: loader)
+        return made
 
     def setup(self, stage: StageName) -> None:
         """Make data sets; called on all ranks."""

@@ -8,6 +8,8 @@ groups.
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -52,9 +54,9 @@ class Hooks:
             overriding = [c for c in callbacks if getattr(type(c), name) is not getattr(Callback, name)]
             groups: list[list[Callable[..., Any]]] = [[], [], []]
             for callback in overriding:
-                groups[_place(callback)].append(functools.partial(getattr(callback, name), trainer, task))
+                groups[_place(callback)].append(functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task))
             if name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name):
-                groups[0].append(getattr(task, name))
+                groups[0].append(_fitting(getattr(task, name), name, 0))
             if name in _LOGGED:
                 groups[0].append(self.log.flush)
             if found := [*groups[0], *groups[1], *groups[2]]:
@@ -93,6 +95,26 @@ class Hooks:
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if isinstance(method, functools.partial):
                 implementation(*args)
+
+
+def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[..., Any]:
+    """Return the hook of an evaluation's batch as one that takes `dataloader_idx`, though the user's may leave it out.
+
+    Args:
+        before: arguments that come before the batch's.
+    """
+    if not name.endswith(("_batch_start", "_batch_end")) or name.startswith("on_train"):
+        return method
+    count = before + (2 if name.endswith("_start") else 3)
+    parameters = inspect.signature(method).parameters
+    if len(parameters) != count or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
+        return method
+
+    @functools.wraps(method)
+    def without_index(self: object, *args: Any) -> Any:
+        return method(*args[:count])
+
+    return types.MethodType(without_index, getattr(method, "__self__"))  # noqa: B009 - a bound method, to the type checker too
 
 
 def _check_task(task: Task, of_callbacks: Collection[str]) -> None:

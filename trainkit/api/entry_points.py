@@ -11,10 +11,8 @@ from trainkit.arguments import check_call
 
 _Class = TypeVar("_Class", bound=type)
 _OTHER_NAMES = {"model": "task"}  # Lightning's, with ours
-_EXPLAINED = {
-    "weights_only": "leave it out: a checkpoint is always read without running code from it.",
-    "verbose": "leave it out: the values are returned.",
-}
+# Lightning's without effect here: a checkpoint is always read without running code from it, and values are returned.
+_IGNORED = ("weights_only", "verbose")
 
 
 def checked_calls(*methods: str) -> Callable[[_Class], _Class]:
@@ -36,7 +34,9 @@ def _checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         for other, own in _OTHER_NAMES.items():
             if other in kwargs and own not in kwargs:
                 kwargs[own] = kwargs.pop(other)
-        check_call(signature, args, kwargs, f"{name}: ", _EXPLAINED)
+        for ignored in _IGNORED:
+            kwargs.pop(ignored, None)
+        check_call(signature, args, kwargs, f"{name}: ", None)
         return method(self, *args, **kwargs)
 
     return checked_call

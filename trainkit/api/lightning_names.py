@@ -22,6 +22,9 @@ TRAINER_ARGUMENTS: dict[str, str] = {
     "use_distributed_sampler": "data is always sharded over the ranks, each sample once; leave it out.",
 }
 
+# Without effect here: nothing logged keeps its graph, and a metric object is found without its attribute's name.
+LOG_IGNORES = ("enable_graph", "metric_attribute")
+
 LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
 }
@@ -48,5 +51,4 @@ TASK_METHODS: dict[str, str] = {
     "optimizer_zero_grad": "Gradients are set to None before each step; on_before_zero_grad comes before it.",
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
     "lr_scheduler_step": 'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from configure_optimizers.',
-    "configure_callbacks": "Give them to the trainer: Trainer(callbacks=[...]), or callbacks=... in a config.",
 }

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
 from trainkit.api.from_checkpoint import build_from
-from trainkit.api.hyperparameters import Configured
-from trainkit.api.lightning_names import LOG_ARGUMENTS
+from trainkit.api.in_run import InRun
+from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES
 from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task_hooks import TaskHooks
@@ -40,7 +39,7 @@ class LogTarget(NamedTuple):
     on_epoch: bool
 
 
-class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.Module):
+class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
@@ -116,6 +115,8 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
         batch_size: int | None = None,
         sync_dist: bool = False,
         rank_zero_only: bool = False,
+        logger: bool | None = True,
+        add_dataloader_idx: bool = True,
         **other: Any,
     ) -> None:
         """Log a value. In a step of a batch the epoch's value is exact over all samples, and nothing waits for the device.
@@ -135,21 +136,28 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
             sync_dist: in a hook: combine the ranks' values by `reduce_fx`. Otherwise rank 0's value holds on all ranks. In a
                 step an epoch's value is combined in any case.
             rank_zero_only: taken as Lightning writes it: a hook's value is rank 0's in any case.
+            logger: false keeps the value from the loggers; callbacks and the progress bar have it.
+            add_dataloader_idx: false logs the values of several validation loaders without their suffix.
             other: none; the error for another argument names the replacement.
 
         Raises:
             TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs this Task.
         """
+        for name_of_other in [key for key in other if key in LOG_IGNORES]:
+            del other[name_of_other]
         if other:
             first, known = next(iter(other)), [*inspect.signature(Task.log).parameters][1:-1]
             raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
         target = self._log_target
+        if logger is False:
+            self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
         if target is None:
             self.trainer.hooks.log.add(name, value, reduce_fx if sync_dist else None, prog_bar)
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                self.log(f"{name}/{key}", part, prog_bar, on_step, on_epoch, reduce_fx, batch_size)
+                full, options = f"{name}/{key}", {"logger": logger is not False, "add_dataloader_idx": add_dataloader_idx}
+                self.log(full, part, prog_bar, on_step, on_epoch, reduce_fx, batch_size, **options)
             return
         value = latest_of(value)
         if is_metric(value):  # an epoch's value by default
@@ -164,6 +172,7 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
             on_epoch=target.on_epoch if on_epoch is None else on_epoch,
             prog_bar=prog_bar,
             reduction=reduce_fx,
+            has_suffix=add_dataloader_idx,
         )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -174,10 +183,15 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
     def _log_media(self, make: Callable[[], Media]) -> None:
         self.trainer.hooks.log.show(make)
 
-    def print(self, *values: Any, **options: Any) -> None:
-        """Print on rank 0 only."""
-        if self.trainer.is_global_zero:
-            print(*values, **options)
+    def freeze(self) -> None:
+        """Stop training all weights, and switch to eval mode."""
+        self.requires_grad_(False)
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """Train all weights, and switch to train mode."""
+        self.requires_grad_(True)
+        self.train()
 
     @classmethod
     def load_from_checkpoint(cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any) -> _Task:
@@ -192,32 +206,6 @@ class Task(TaskHooks, DataHooks, Configured, LogsMedia, ManualOptimization, nn.M
             CheckpointError: it cannot be read or does not fit, or arguments are missing.
         """
         return build_from(cls, str(checkpoint_path), strict, arguments)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        first = next(self.parameters(), None)
-        return torch.device("cpu") if first is None else first.device
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.trainer.global_step
-
-    @property
-    def loggers(self) -> list[Any]:
-        """The run's loggers."""
-        return self.trainer.loggers
-
-    @property
-    def logger(self) -> Any:
-        """The first of them, or None."""
-        return next(iter(self.loggers), None)
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch in progress, from 0."""
-        return self.trainer.current_epoch
 
 
 def _missing(task: Task, method: str, what: str) -> str:

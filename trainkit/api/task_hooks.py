@@ -11,6 +11,10 @@ from torch import Tensor
 class TaskHooks:
     """Override the hooks that you need; the others cost nothing."""
 
+    def configure_callbacks(self) -> Any:
+        """Return callbacks of this Task's own: one, or a list. One takes the place of the Trainer's of the same class."""
+        return []
+
     def setup(self, stage: str) -> None:
         """Before anything of `stage` runs."""
 
@@ -65,6 +69,12 @@ class TaskHooks:
     def on_validation_end(self) -> None:
         """After a validation."""
 
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before `validation_step`."""
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After `validation_step`, with its result."""
+
     def on_test_start(self) -> None:
         """Before a test."""
 
@@ -76,6 +86,12 @@ class TaskHooks:
 
     def on_test_end(self) -> None:
         """After a test."""
+
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before `test_step`."""
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After `test_step`, with its result."""
 
     def on_predict_start(self) -> None:
         """Before a prediction."""
@@ -89,6 +105,12 @@ class TaskHooks:
     def on_predict_end(self) -> None:
         """After a prediction."""
 
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Before `predict_step`."""
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """After `predict_step`, with its result."""
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add plain values and tensors to a checkpoint."""
 
@@ -96,4 +118,4 @@ class TaskHooks:
         """Read them back."""
 
 
-TASK_HOOKS = frozenset(name for name in vars(TaskHooks) if not name.startswith("_"))
+TASK_HOOKS = frozenset(name for name in vars(TaskHooks) if not name.startswith(("_", "configure_")))

@@ -21,7 +21,7 @@ from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.metrics.hook_log import HookLog
-from trainkit.metrics.log import LatestMetrics
+from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Duration, PositiveInt, checked, not_logged, seconds_of
@@ -53,6 +55,7 @@ class ModelCheckpoint(Callback):
             alone, without the other ranks' random numbers and their share of the epoch's means.
         save_weights_only: leave out the state that a run needs to resume.
         filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in them becomes "_").
+        auto_insert_metric_name: {epoch} in `filename` stands for "epoch=3", as in Lightning, and not for "3".
         dirpath: a folder or fsspec URL (s3://bucket/run) in place of `<run_dir>/checkpoints`.
 
     Attributes:
@@ -61,6 +64,7 @@ class ModelCheckpoint(Callback):
         last_model_path: the path of the newest one; "" before the first.
     """
 
+    taken_arguments: ClassVar = dict.fromkeys(("verbose", "enable_version_counter", "save_on_train_epoch_end"), nothing)
     runs_last = True  # a checkpoint includes the effects of the other callbacks' and the Task's hooks
 
     def __init__(
@@ -76,6 +80,7 @@ class ModelCheckpoint(Callback):
         save_weights_only: bool = False,
         filename: str = "epoch={epoch}-step={step}",
         dirpath: str | None = None,
+        auto_insert_metric_name: bool = False,
     ) -> None:
         if save_top_k < -1 or (save_top_k == 0 and not save_last):
             raise ConfigError(
@@ -88,6 +93,8 @@ class ModelCheckpoint(Callback):
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
+        if auto_insert_metric_name:
+            filename = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename)
         self.save_weights_only, self.filename, self.dirpath = save_weights_only, _check_filename(filename), dirpath
         # Without a value to compare, the newest is the best.
         self._retention = Retention(Retained("max" if monitor is None else mode, save_top_k, save_last))

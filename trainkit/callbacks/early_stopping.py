@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, PositiveInt, checked, not_logged
@@ -32,10 +33,7 @@ class EarlyStopping(Callback):
     """
 
     monitors = True
-    explained_arguments = {  # noqa: RUF012 - read by `checked` alone
-        "verbose": "leave it out: the reason for a stop is always printed.",
-        "log_rank_zero_only": "leave it out: rank 0 prints, and the value is the same on all ranks.",
-    }
+    taken_arguments: ClassVar = dict.fromkeys(("verbose", "log_rank_zero_only"), nothing)
 
     def __init__(
         self,

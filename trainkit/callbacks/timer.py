@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trainkit.api.callback import Callback
+from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Duration, checked, seconds_of
@@ -28,6 +29,8 @@ class Timer(Callback):
     """
 
     config_key = "callbacks.timer"
+
+    taken_arguments: ClassVar = {"verbose": nothing}
 
     def __init__(self, duration: Duration | None = None, interval: Literal["step", "epoch"] = "step") -> None:
         self.duration_s = None if duration is None else seconds_of(duration)

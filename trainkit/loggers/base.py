@@ -27,6 +27,34 @@ _HURRY_S = 10.0  # limit for a run that was preempted or failed, or never reache
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a logger writes, if it is not the run's folder: `<save_dir>/<name>/<version>`, as Lightning's loggers do.
+
+    Attributes:
+        save_dir: the folder of all runs; None for the run's own folder.
+        name: a folder below it, or None.
+        version: the run's folder below that. Default: the name of the run's own folder.
+    """
+
+    save_dir: str | None = None
+    name: str | None = None
+    version: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_dir is None and (self.name, self.version) != (None, None):
+            raise ConfigError("A logger's name and version are folders below its save_dir: give that too, or leave them out.")
+
+    def of(self, run_dir: Path, default: str = "") -> Path:
+        """Return the folder, which exists; `default` is that in the run's own folder."""
+        if self.save_dir is None:
+            return run_dir / default
+        version = f"version_{self.version}" if isinstance(self.version, int) else self.version or run_dir.name
+        folder = Path(self.save_dir, self.name or "", version).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Facts about the run, copied when a logger is opened; the Trainer has moved on by then.
 

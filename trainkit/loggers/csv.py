@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import csv
-from typing import Any
+from typing import Any, ClassVar
 
+from trainkit.api.lightning_arguments import nothing
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
 
 
 class CSVLogger(RowLogger):
-    """Writes `<run_dir>/metrics.csv`; a resumed run appends to it.
+    """Writes `<run_dir>/metrics.csv`, or `<save_dir>/<name>/<version>/metrics.csv`; a resumed run appends to it.
 
     A new name adds a column: the file is then rewritten and replaced atomically.
     """
 
+    taken_arguments: ClassVar = {"flush_logs_every_n_steps": nothing}
+
     def open(self, run: RunFacts) -> None:
         """Read the rows of an earlier start of this run, drop those of steps that are repeated, and append."""
-        self.path = run.run_dir / "metrics.csv"
+        self.path = self.place.of(run.run_dir) / "metrics.csv"
         self._columns: list[str] = ["epoch", "step"]
         self._rows: list[dict[str, object]] = []
         if self.path.is_file():

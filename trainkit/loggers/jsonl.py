@@ -22,7 +22,7 @@ class JSONLLogger(RowLogger):
 
     def open(self, run: RunFacts) -> None:
         """Drop the lines of steps that are repeated from the file of an earlier start of this run, and append."""
-        self.path = run.run_dir / "metrics.jsonl"
+        self.path = self.place.of(run.run_dir) / "metrics.jsonl"
         draft = self.path.with_suffix(".jsonl.draft")
         with draft.open("w") as file:
             if self.path.is_file():

@@ -9,13 +9,20 @@ from typing import Any, TextIO
 
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.loggers.base import Logger
+from trainkit.arguments import checked
+from trainkit.loggers.base import Logger, Place
 from trainkit.loggers.media_files import write_media
 from trainkit.metrics.media import Media
 
 
+@checked
 class RowLogger(Logger):
     """Determines which rows of an existing file to retain in a resumed run, and which belong to repeated steps.
+
+    Args:
+        save_dir: a folder in place of the run's own; see Place.
+        name: a folder below it.
+        version: the run's folder below that.
 
     Attributes:
         sieve: for `open`: returns whether a row is retained.
@@ -26,7 +33,8 @@ class RowLogger(Logger):
     path: Path  # of the file
     _file: TextIO | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, save_dir: str | None = None, name: str | None = None, version: int | str | None = None) -> None:
+        self.place = Place(save_dir, name, version)
         self._forget()
 
     def _forget(self) -> None:

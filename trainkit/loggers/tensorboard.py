@@ -13,7 +13,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
-from trainkit.loggers.base import Logger, RunFacts
+from trainkit.loggers.base import Logger, Place, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
 from trainkit.loggers.rows import flatten
 from trainkit.metrics.media import Media
@@ -26,6 +26,9 @@ class TensorBoardLogger(Logger):
     The HPARAMS tab compares the runs under `--logdir`: their settings, and the last value of each scalar.
 
     Args:
+        save_dir: a folder in place of the run's own; the files are then in `<save_dir>/<name>/<version>`.
+        name: a folder below it.
+        version: the run's folder below that. Default: the name of the run's own folder.
         histograms_every_n_steps: steps between two histograms of all weights and gradients (those of the whole step, after the
             update); None for no histograms. Such a step waits for the device, and copies both to the host.
         log_graph: draw the model's graph from the first training batch. This runs `forward` once more, on rank 0 only, in
@@ -38,8 +41,16 @@ class TensorBoardLogger(Logger):
     stores_media = True
 
     def __init__(
-        self, histograms_every_n_steps: PositiveInt | None = None, log_graph: bool = False, hparams: bool = True
+        self,
+        save_dir: str | None = None,
+        name: str | None = None,
+        version: int | str | None = None,
+        *,
+        histograms_every_n_steps: PositiveInt | None = None,
+        log_graph: bool = False,
+        hparams: bool = True,
     ) -> None:
+        self.place = Place(save_dir, name, version)
         self.histograms_every_n_steps, self.log_graph, self.hparams = histograms_every_n_steps, log_graph, hparams
         self._writer: Any = None  # a SummaryWriter, which has no types
         self._ended: Any = None  # the record by which the HPARAMS tab knows that the run ended well
@@ -92,7 +103,7 @@ class TensorBoardLogger(Logger):
     def open(self, run: RunFacts) -> None:
         """Open the writer; a resumed run hides the steps that it repeats."""
         hides = run.global_step + 1 if run.global_step else None
-        self._writer = self._make_writer(str(run.run_dir / "tensorboard"), purge_step=hides)
+        self._writer = self._make_writer(str(self.place.of(run.run_dir, "tensorboard")), purge_step=hides)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write scalars, with the time at which they were logged."""

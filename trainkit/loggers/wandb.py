@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,6 +39,14 @@ class WandbLogger(CheckpointLogger):
     stores_media = True
 
     config_key = "logger.wandb"
+    taken_arguments: ClassVar = {"offline": lambda value: {"mode": "offline"} if value else {}}
+    explained_arguments: ClassVar = {
+        "save_dir": "there is no such setting: W&B's files are in the run's folder (trainer.run_dir).",
+        "dir": "there is no such setting: W&B's files are in the run's folder (trainer.run_dir).",
+        "id": "there is no such setting: a run resumed from its checkpoint continues its W&B run.",
+        "version": "there is no such setting: a run resumed from its checkpoint continues its W&B run.",
+        "prefix": "there is no such setting: give names a prefix where they are logged, as log('mine/loss', ...).",
+    }
 
     def __init__(
         self,

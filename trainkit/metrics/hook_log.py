@@ -33,6 +33,7 @@ class HookLog:
         self._gather, self._put, self.show = all_gather_object, put, show
         self.values: dict[str, tuple[Any, Reduction | None]] = {}
         self.prog_bar: set[str] = set()
+        self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
         self.objects: EpochMetrics | None = None  # that hold the samples of all ranks until this hook has run

@@ -169,27 +169,28 @@ class MetricLog:
         on_epoch: bool,
         prog_bar: bool = False,
         reduction: Reduction = "mean",
+        has_suffix: bool = True,
     ) -> None:
         """Add a value, or a torchmetrics object, which is computed when the epoch ends.
 
         Raises:
             TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
         """
+        suffix = self.suffix if has_suffix else ""
         if not isinstance(value, Tensor) and metric_objects.is_metric(value):
             metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
-            if on_epoch and self.objects.setdefault(full + self.suffix, metric) is not metric:
+            if on_epoch and self.objects.setdefault(full + suffix, metric) is not metric:
                 raise TaskError(f"log('{name}', ...) got another metric object than before. Log each under its own name.")
             if on_epoch and prog_bar:
-                self.prog_bar.add(full + self.suffix)
+                self.prog_bar.add(full + suffix)
             if not on_step:
                 return
             value, on_epoch = metric_objects.step_value(name, metric), False
             name = f"{name}_step" if full != name else name
         if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
             for part, number in metric_objects.numbers_of(name, value).items():
-                self.add(
-                    part, number, weight=weight, on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, reduction=reduction
-                )
+                how: dict[str, Any] = {"weight": weight, "on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar}
+                self.add(part, number, **how, reduction=reduction, has_suffix=has_suffix)
             return
         if reduction not in REDUCTIONS:
             legal = ", ".join(f"'{known}'" for known in REDUCTIONS)
@@ -201,8 +202,8 @@ class MetricLog:
             value = value.reshape(()) if value.dim() else value
         step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
         for wanted, full, table in (
-            (on_step and self._is_read, step_name + self.suffix, self._step),
-            (on_epoch, epoch_name + self.suffix, self._epoch),
+            (on_step and self._is_read, step_name + suffix, self._step),
+            (on_epoch, epoch_name + suffix, self._epoch),
         ):
             if wanted:
                 held = table.get(full)
@@ -274,27 +275,3 @@ class MetricLog:
             self._epoch.clear()
             self.objects.clear()
         return values
-
-
-class LatestMetrics(dict[str, float]):
-    """The latest logged values by name, as `trainer.callback_metrics`.
-
-    Attributes:
-        logged_at: the step of each value.
-        history: the values of each epoch, with its number, last step and rate.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged_at: dict[str, int] = {}
-        self.history: list[dict[str, float]] = []
-
-    def put(self, values: Mapping[str, float], step: int) -> None:
-        """Store the values of a step."""
-        self.update(values)
-        self.logged_at |= dict.fromkeys(values, step)
-
-    def record(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Add an epoch to the history, in place of what was known of it before a run resumed."""
-        self.history = [row for row in self.history if row["epoch"] < epoch]
-        self.history.append({"epoch": epoch, "step": step, **values})

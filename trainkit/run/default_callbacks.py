@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.api.callback import Callback
@@ -14,6 +14,7 @@ from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.callbacks.timeline.timeline import Timeline
 from trainkit.callbacks.timer import Timer
+from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 
@@ -39,6 +40,21 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     if any(callback.uses_step_clock for callback in found):
         found.append(StepClock())
     return sorted(found, key=_place)
+
+
+def callbacks_with(callbacks: Sequence[Callback], of_task: Any) -> list[Callback]:
+    """Return the callbacks with the Task's own (Task.configure_callbacks), which take the places of those of their classes.
+
+    Raises:
+        ConfigError: the Task's are no callbacks.
+    """
+    own = [of_task] if isinstance(of_task, Callback) else list(of_task or [])
+    if strange := [type(callback).__name__ for callback in own if not isinstance(callback, Callback)]:
+        raise ConfigError(
+            f"configure_callbacks() returned a {strange[0]}; it must return a trainkit.Callback, or a list of them."
+        )
+    kinds = {type(callback) for callback in own}
+    return sorted([*(c for c in callbacks if type(c) not in kinds), *own], key=_place) if own else list(callbacks)
 
 
 def _one_or_none(callbacks: list[Callback], kind: type[Callback], is_wanted: bool) -> list[Callback]:

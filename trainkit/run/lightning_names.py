@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 from trainkit.api.callback import Callback
@@ -9,8 +11,11 @@ from trainkit.api.datamodule import DataModule
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.api.view import checkpoint_policies
+from trainkit.data.feed import Feed
 from trainkit.engine.base import Engine
 from trainkit.loggers.base import Logger, loggers_of
+from trainkit.metrics.latest import LatestMetrics
+from trainkit.optim.batch_plan import BatchPlan
 
 
 class LightningNames:
@@ -24,6 +29,10 @@ class LightningNames:
     callbacks: list[Callback]
     engine: Engine
     state: TrainState
+    run_dir: Path
+    train_feed: Feed
+    batch_plan: BatchPlan
+    callback_metrics: LatestMetrics
     datamodule: DataModule | None = None
 
     @property
@@ -55,6 +64,82 @@ class LightningNames:
     def early_stopping_callback(self) -> Any:
         """The first EarlyStopping, or None."""
         return next((callback for callback in self.callbacks if hasattr(callback, "stopping_threshold")), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        """All EarlyStoppings."""
+        return [callback for callback in self.callbacks if hasattr(callback, "stopping_threshold")]
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """The progress bar, or None."""
+        return next((callback for callback in self.callbacks if hasattr(callback, "refresh_rate")), None)
+
+    @property
+    def lightning_module(self) -> Task:
+        """The task, by another of Lightning's names."""
+        return self.task
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return str(self.run_dir)
+
+    @property
+    def training(self) -> bool:
+        """Whether this is a fit, outside of its sanity check."""
+        return self.state.stage == "fit"
+
+    @property
+    def validating(self) -> bool:
+        """Whether this is a run of `validate`."""
+        return self.state.stage == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """Whether this is a run of `test`."""
+        return self.state.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether this is a run of `predict`."""
+        return self.state.stage == "predict"
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches of this rank in the epoch in progress; inf if unknown."""
+        steps = self.train_feed.num_steps_in(self.state.current_epoch)
+        return math.inf if steps is None else steps * self.batch_plan.at(self.state.current_epoch).accumulate
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch in progress is this rank's last of the epoch, as far as that is known."""
+        return self.state.batch_idx + 1 >= self.num_training_batches
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its host."""
+        return self.engine.ranks.local_rank
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks of this host."""
+        return self.engine.ranks.local_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts, if each has as many ranks as this one."""
+        return max(1, self.world_size // max(1, self.num_devices))
+
+    @property
+    def logged_metrics(self) -> dict[str, float]:
+        """The latest values, as callback_metrics."""
+        return dict(self.callback_metrics)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.is_global_zero:
+            print(*values, **options)
 
     @property
     def sanity_checking(self) -> bool:

@@ -20,7 +20,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError
 from trainkit.metrics import objects as metric_objects
-from trainkit.metrics.log import LatestMetrics
+from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.run import StepParts

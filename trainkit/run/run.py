@@ -26,7 +26,8 @@ from trainkit.data.feed import Feed, Microbatch, Step
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
-from trainkit.metrics.log import LatestMetrics, MetricLog
+from trainkit.metrics.latest import LatestMetrics
+from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.sample_weights import SampleWeights
@@ -199,7 +200,9 @@ class Run(LightningNames):
             print(text, flush=True)
 
     def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers."""
+        """Hand values of this step to the loggers, without those that were logged with `logger=False`."""
+        if hidden := self.hooks.log.hidden:
+            values = {name: value for name, value in values.items() if name.partition("/dataloader_idx_")[0] not in hidden}
         self.hooks("on_metrics", values, self.global_step)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
