@@ -118,7 +118,7 @@ def _release(error: BaseException | None) -> None:
 
 
 def _print_help(command: str) -> None:
-    config = importlib.import_module("trainkit.config.compose")
+    config = importlib.import_module("trainkit.config.command_line")
     folders = conf_folders(Path.cwd())
     print(f"usage: python -m trainkit {command} conf=NAME [key=value ...] [--cfg job] [-m]\n")
     print(f"  conf      one of {', '.join(config.list_confs(folders))}")
