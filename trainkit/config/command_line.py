@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.config.explain import options_of
+from trainkit.config.of_run import read_config
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 
 _FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
 _NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
 _MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # if another key may be meant
+
+
+_EXPERIMENT = "experiment"
 
 
 def list_confs(folders: Sequence[Path]) -> list[str]:
@@ -64,6 +68,37 @@ def find_conf(conf: str | None, folders: Sequence[Path]) -> str:
             f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}."
         )
     return name
+
+
+def as_typed(override: str) -> str:
+    """Return an override without what trainkit adds for Hydra."""
+    return override.removeprefix("++").replace(f"+{_EXPERIMENT}=", f"{_EXPERIMENT}=", 1)
+
+
+def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Path]) -> list[str]:
+    """Turn `experiment=NAME` into an addition, after all other choices, if config `name` has no line for it.
+
+    Raises:
+        ConfigError: there are no experiments.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == _EXPERIMENT and not any((folder / _EXPERIMENT).is_dir() for folder in folders):
+            raise ConfigError(f"experiment is '{value}', and there is no folder of them. Write conf/experiment/{value}.yaml.")
+    is_listed = _lists(_EXPERIMENT, name, folders)
+    return [f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text for text in overrides]
+
+
+def _lists(group: str, name: str, folders: Sequence[Path]) -> bool:
+    """Return whether the defaults list of a config, or of one that it names in it, has a line for a group."""
+    file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
+    defaults = read_config(file).get("defaults") if file else None
+    lines = defaults if isinstance(defaults, list) else []
+    return any(
+        any(str(key).split()[-1] == group for key in line) if isinstance(line, dict) else _lists(group, line, folders)
+        for line in lines
+        if isinstance(line, dict) or (isinstance(line, str) and line not in ("_self_", name))
+    )
 
 
 def force(override: str, folders: Sequence[Path]) -> str:
