@@ -166,9 +166,7 @@ def _run(
 def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
     """Return the overrides of each job to check; one without -m."""
     if start.is_multirun and len(start.flags) > 1:
-        raise ConfigError(
-            f"{' '.join(start.flags)}: -m runs several jobs, and the other flag shows one. Leave one of them out."
-        )
+        raise ConfigError(f"{' '.join(start.flags)}: -m runs several jobs, the other flag shows one. Leave one out.")
     if not start.flags and (alone := [o for o in overrides if o.startswith(_FOR_SEVERAL)]):
         raise ConfigError(f"{', '.join(alone)} is for several runs: add -m.")
     jobs = jobs_of(overrides, is_grid)
