@@ -19,6 +19,7 @@ _COMMANDS = {
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
     "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
     "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
+    "runs": ("runs", "print a table of the runs below a folder (DIR sort=val/acc --json)"),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),

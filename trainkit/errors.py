@@ -93,6 +93,11 @@ class Dismissed(_Ended):
     exit_code = 0
 
 
+def summary(error: BaseException | None) -> str:
+    """Return an error's message; of one that trainkit does not raise on purpose, its type too."""
+    return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest known name, or "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rich.table import Table
@@ -13,14 +15,29 @@ from trainkit.api.view import RunView
 from trainkit.config.compose import Job
 from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
+from trainkit.errors import Dismissed, summary
 from trainkit.launch.environment import read_launcher
+from trainkit.run.state import write_state
 
 
 class RunFiles(Callback):
-    """Writes the resolved config and Hydra's files into the run's folder, on rank 0, before training."""
+    """Writes the resolved config, Hydra's files and the run's state into the run's folder, on rank 0.
+
+    As a context manager it writes how training ended.
+    """
 
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
+        self._run_dir: Path | None = None  # once it is written to
+
+    def __enter__(self) -> RunFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._run_dir is not None and not isinstance(error, Dismissed):  # the job continues without this worker
+            state = "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+            with contextlib.suppress(OSError):  # a full disk does not hide the error that ended the run
+                write_state(self._run_dir, state, summary(error) if state == "failed" else "")
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
@@ -28,11 +45,14 @@ class RunFiles(Callback):
                 path = trainer.run_dir / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
+            self._run_dir = Path(trainer.run_dir)
+            write_state(self._run_dir, "running")
 
 
-def execute(job: Job) -> None:
-    """Run one job."""
-    built = build(job.config, [RunFiles(job.files)])
+def execute(job: Job) -> dict[str, float]:
+    """Run one job; return the latest logged values."""
+    files = RunFiles(job.files)
+    built = build(job.config, [files])
     trainer, task = built.trainer, built.task
     if job.notes and read_launcher().is_main:
         lines = [f"config of {job.config['run_dir']}, with changes:", *(f"  {note}" for note in job.notes)]
@@ -41,7 +61,8 @@ def execute(job: Job) -> None:
     if job.command == "fit":
         ckpt_path = "auto" if job.config.get("resume") else ckpt_path
         weights = {"init_weights": job.config.get("init_weights"), "strict": job.config.get("strict", True)}
-        trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path, **weights)
+        with files:
+            trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path, **weights)
         if trainer.is_global_zero:
             _show_files(trainer.run_dir)
     elif job.command == "predict":
@@ -59,6 +80,7 @@ def execute(job: Job) -> None:
         if trainer.is_global_zero:
             source = trainer.run.checkpoints.resumed_from
             _show_metrics(metrics, short(source) if source else "the weights as the task builds them (no ckpt_path)")
+    return dict(trainer.run.callback_metrics)
 
 
 def _show_files(run_dir: Path) -> None:

@@ -51,7 +51,8 @@ def main(
     def run() -> None:
         # Hydra is imported here, so that --help costs nothing.
         config = importlib.import_module("trainkit.config.compose")
-        config.run(command, arguments, is_main, work or _work)
+        is_training = command == "fit" and work is None  # of several fits a table is printed
+        config.run(command, arguments, is_main, work or _work, _show_sweep if is_training else None)
 
     return guarded(run, launcher)
 
@@ -68,10 +69,13 @@ def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object])
     return guarded(work, launcher)
 
 
-def _work(job: Any) -> None:
-    """Run one job. torch is imported here, after all checks."""
-    execute = importlib.import_module("trainkit.cli.execute")
-    execute.execute(job)
+def _work(job: Any) -> Any:
+    """Run one job; return the latest logged values. torch is imported here, after all checks."""
+    return importlib.import_module("trainkit.cli.execute").execute(job)
+
+
+def _show_sweep(sweep: Any) -> None:
+    importlib.import_module("trainkit.cli.runs").show_sweep(sweep)
 
 
 def guarded(work: Callable[[], object], launcher: Launcher) -> int:
@@ -119,7 +123,7 @@ def _release(error: BaseException | None) -> None:
 
 
 def _print_help(command: str) -> None:
-    config = importlib.import_module("trainkit.config.compose")
+    config = importlib.import_module("trainkit.config.command_line")
     folders = conf_folders(Path.cwd())
     print(f"usage: python -m trainkit {command} conf=NAME [key=value ...] [--cfg job] [-m]\n")
     print(f"  conf      one of {', '.join(config.list_confs(folders))}")

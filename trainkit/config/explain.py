@@ -13,6 +13,33 @@ from omegaconf.errors import MissingMandatoryValue
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 
+# hydra/GROUP/NAME -> the package that brings it.
+_PLUGINS = {
+    "hydra/sweeper/optuna": "hydra-optuna-sweeper",
+    "hydra/sweeper/ax": "hydra-ax-sweeper",
+    "hydra/sweeper/nevergrad": "hydra-nevergrad-sweeper",
+    "hydra/launcher/joblib": "hydra-joblib-launcher",
+    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
+    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/launcher/ray": "hydra-ray-launcher",
+    "hydra/launcher/ray_aws": "hydra-ray-launcher",
+    "hydra/launcher/rq": "hydra-rq-launcher",
+}
+_OF_EXTRA = ("optuna", "joblib", "submitit")  # trainkit[sweeps] brings these
+_TWICE = (
+    "{0} is chosen by two defaults lists. A line adds a config; to replace the one that an earlier list chose, say so, with "
+    "the group's path from the top: `- override /{0}: {1}`."
+)
+_RELATIVE = (
+    "A config of {0} chooses {1} below its own group, as {0}/{1}. The path of a group at the top begins with a slash; to "
+    "replace the config chosen before: `- override /{1}: {2}`."
+)
+_NOT_CHOSEN = (
+    "{0} replaces a choice of {1} (`override`), but no defaults list before it chooses one. Check the name; if the config "
+    "really has none, add one without `override`: `- /{1}: NAME`."
+)
+_NOT_LAST = "In the defaults list of {0}, `override` of {1} stands before '{2}'. Put all lines with `override` last."
+
 
 def options_of(group: str, folders: Sequence[Path]) -> list[str]:
     """Return the names of a group's configs."""
@@ -22,12 +49,17 @@ def options_of(group: str, folders: Sequence[Path]) -> list[str]:
 def explain(error: Exception) -> NoReturn:
     """Reword an error of Hydra's or OmegaConf's."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        _explain_missing_plugin(str(error.missing_cfg_file), error)
         group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if "/" in group and options_of(group.rpartition("/")[2], conf_folders(Path.cwd())):
+            own, _, meant = group.rpartition("/")
+            raise ConfigError(_RELATIVE.format(own, meant, name)) from error
         # For a list, as logger=[csv,tensorbord], Hydra does not list the options.
         options = list(error.options or options_of(group, conf_folders(Path.cwd())))
         raise ConfigError(
             f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
         ) from error
+    _explain_defaults(str(error), error)
     if no_group := re.match(r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)):
         group = no_group[1]
         raise ConfigError(
@@ -46,3 +78,29 @@ def explain(error: Exception) -> NoReturn:
     if isinstance(error, MissingMandatoryValue):
         raise ConfigError(f"{key} is missing: this config requires it. Give it: {key}=...") from error
     raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error
+
+
+def _explain_missing_plugin(file: str, error: Exception) -> None:
+    package = _PLUGINS.get(file)
+    if package is not None:
+        group, _, name = file.rpartition("/")
+        extra = ", or all of trainkit's: pip install 'trainkit[sweeps]'" if any(own in package for own in _OF_EXTRA) else ""
+        raise ConfigError(f"{group}={name} needs a package that is not installed: pip install {package}{extra}.") from error
+
+
+def _explain_defaults(text: str, error: Exception) -> None:
+    """Reword Hydra's errors about `override` in a config's defaults list."""
+    text = " ".join(text.split())
+    explained = ""
+    if found := re.search(r"Multiple values for (\S+)\. To override a value use 'override [^:]+: ([^']+)'", text):
+        explained = _TWICE.format(*found.groups())
+    elif found := re.match(r"(\S+) appears more than once in the final defaults list", text):
+        explained = _TWICE.format(found[1], "NAME")
+    elif found := re.search(r"In '([^']+)/[^/']+': Could not override '\1/([^'@]+)\S*'\. No match", text):
+        explained = _RELATIVE.format(*found.groups(), "NAME")
+    elif found := re.search(r"In '([^']+)': Could not override '([^'@]+)\S*'\. No match", text):
+        explained = _NOT_CHOSEN.format(*found.groups())
+    elif found := re.search(r"In (\S+): Override '(\S+) ?: [^']+' is defined before '([^']+)'", text):
+        explained = _NOT_LAST.format(*found.groups())
+    if explained:
+        raise ConfigError(explained) from error

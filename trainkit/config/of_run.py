@@ -20,6 +20,7 @@ EVALUATIONS = ("validate", "test", "predict")
 _NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust")
 _NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
+OVERRIDES = ".hydra/overrides.yaml"
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,17 @@ def _run_of(given: Mapping[str, str]) -> Path | None:
 
 def _best(run_dir: Path) -> str | None:
     return next((name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None)
+
+
+def read_overrides(run_dir: Path) -> dict[str, str]:
+    """Return the settings typed for a run, key -> text, without "++"; empty if its folder holds none."""
+    path = run_dir / OVERRIDES
+    try:
+        held = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else []
+    except Exception:  # YAML's errors have no common type; a table of runs does without
+        held = []
+    lines = held if isinstance(held, list) else []
+    return dict(str(line).removeprefix("++").partition("=")[::2] for line in lines)
 
 
 def read_config(path: Path) -> dict[str, Any]:

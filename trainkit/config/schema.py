@@ -25,6 +25,7 @@ PLAIN_KEYS = {
     "init_weights": "str | None",
     "strict": "bool",
     "table": "Literal['csv', 'parquet'] | None",
+    "optimized_metric": "str | None",
     "trust": "list[str]",
     "vars": "dict | None",
 }
@@ -38,6 +39,10 @@ _ELSEWHERE = {
     "logger": "loggers are a group of their own: logger=...",
     "run_dir": "run_dir is a key at the top: run_dir=...",
     "seed": "seed is a key at the top: seed=...",
+}
+_NO_SETTING = {
+    "experiment": "An experiment's file sets keys at the top; its first line must be: # @package _global_",
+    "hydra": "hydra's own settings are given at the command line.",
 }
 _SPECIAL = ("_target_", "_partial_")
 # The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its own constructor's.
@@ -55,7 +60,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     """
     for key, value in config.items():
         if key not in KEYS:
-            raise ConfigError(unknown(key, key, list(KEYS)))
+            raise ConfigError(unknown(key, key, list(KEYS), _NO_SETTING))
         legal = problem(PLAIN_KEYS[key], value) if key in PLAIN_KEYS else None
         if legal is not None:
             raise ConfigError(illegal(key, value, legal))

@@ -98,6 +98,14 @@ class RunLock:
         self._file = None
 
 
+def is_held(run_dir: Path) -> bool:
+    """Return whether a fit holds the folder, as far as this host can see: of another host's process its file decides."""
+    holder = _read(run_dir / LOCK)
+    if not holder or holder.get("host") != socket.gethostname():
+        return bool(holder)
+    return (birth := _birth(holder["pid"])) is not None and birth == holder.get("birth")
+
+
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
     """Allow one process of this user on this host at a time in the context of a name; wait for the others."""

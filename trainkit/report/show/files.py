@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trainkit.config.of_run import flat, read_config
+from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
+from trainkit.run.state import RunState, read_state
 
 Series = tuple[list[int], list[float]]  # steps, values
 RATE = "throughput/samples_per_s"
+# Folders of a run, which hold no other run.
+_PARTS = {"checkpoints", "tensorboard", "timeline", "reports", "capsules", "predictions", "logs", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class FinishedRun:
         checkpoints: by step.
         settings: the config, flat; empty for a run from Python code.
         goodput: seconds by purpose; empty without callbacks=goodput.
+        overrides: the settings that were typed, as text.
+        state: how far it is.
     """
 
     name: str
@@ -53,6 +60,8 @@ class FinishedRun:
     checkpoints: Sequence[SavedCheckpoint] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     goodput: Mapping[str, float] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    state: RunState = RunState("-")
 
     @property
     def steps(self) -> int:
@@ -94,17 +103,42 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     depth = 1
     while len({folder.parts[-depth:] for folder in absolute}) < len(absolute):
         depth += 1
-    return [_read(folder, "/".join(folder.parts[-depth:])) for folder in absolute]
+    return [_read_logged(folder, "/".join(folder.parts[-depth:])) for folder in absolute]
 
 
-def _read(folder: Path, name: str) -> FinishedRun:
-    rows = list(_rows(folder))
-    checkpoints = _checkpoints(folder / "checkpoints")
-    if not rows and not checkpoints:
+def find_runs(top: Path) -> list[FinishedRun]:
+    """Return all runs in and below a folder by their paths below it, also those that failed before they logged a value."""
+    folders = [Path(folder) for folder, names, files in os.walk(top) if _is_run(names, files)]
+    named = {folder: folder.relative_to(top).as_posix() if folder != top else top.name for folder in folders}
+    return [read_any(folder, named[folder]) for folder in sorted(named, key=lambda f: _natural(named[f]))]
+
+
+def _is_run(names: list[str], files: list[str]) -> bool:
+    """Return whether a folder with these subfolders and files is a run's; remove subfolders that hold none from `names`."""
+    found = bool({"state.json", "metrics.csv", "metrics.jsonl"} & {*files} or "checkpoints" in names)
+    names[:] = [name for name in names if name not in _PARTS and not name.startswith((".", "before-"))]
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts run 9 before run 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _read_logged(folder: Path, name: str) -> FinishedRun:
+    run = read_any(folder, name)
+    if not run.series and not run.checkpoints:
         raise ConfigError(
             f"{folder} has neither metrics.csv, nor metrics.jsonl, nor checkpoints: it is no run's folder, or nothing was "
             "logged yet. Train with logger=csv (the default)."
         )
+    return run
+
+
+def read_any(folder: Path, name: str) -> FinishedRun:
+    """Read one run, also one that has logged nothing."""
+    rows = list(_rows(folder))
+    checkpoints = _checkpoints(folder / "checkpoints")
     series: dict[str, Series] = {}
     for _, step, values in rows:
         for metric, value in values.items():
@@ -115,7 +149,8 @@ def _read(folder: Path, name: str) -> FinishedRun:
     config, goodput = folder / "config.yaml", folder / "goodput.json"
     settings = flat(read_config(config)) if config.is_file() else {}
     seconds = json.loads(goodput.read_text())["seconds"] if goodput.is_file() else {}
-    return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, settings, seconds)
+    about = (settings, seconds, read_overrides(folder), read_state(folder))
+    return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
 
 def _rows(folder: Path) -> Iterator[tuple[int, int, dict[str, float]]]:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from trainkit.report.grid import Grid, human
 from trainkit.report.page import Part, figure, write_page
 from trainkit.report.show.files import RATE, FinishedRun, Series
+from trainkit.report.show.table import number
 
 _COLORS = ("#2f6fb3", "#d1495b", "#3f9c6b", "#e0a100", "#8a63b8", "#1d2733", "#7fb3e6", "#c97b3d", "#9aa5b1", "#5aa9a3")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -68,8 +69,8 @@ def runs_grid(runs: Sequence[FinishedRun]) -> Grid:
             run.name,
             str(run.epochs),
             f"{run.steps:,}",
-            *(_number(run.last(name)) for name in names),
-            _number(_middle(run.rates())),
+            *(number(run.last(name)) for name in names),
+            number(_middle(run.rates())),
         )
         for run in runs
     ]
@@ -99,7 +100,7 @@ def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
             ", ".join(saved.marks),
             str(saved.epoch),
             f"{saved.step:,}",
-            *(_number(saved.metrics.get(name)) for name in metrics),
+            *(number(saved.metrics.get(name)) for name in metrics),
             human(saved.num_bytes),
             f"{saved.written:%Y-%m-%d %H:%M:%S}" if saved.written else "-",
         )
@@ -118,9 +119,9 @@ def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     monitors = [value for key, value in run.settings.items() if key.startswith("callbacks.") and key.endswith(".monitor")]
     monitored = str(monitors[0]) if monitors else ""
     if best is not None and monitored in best.metrics:
-        cards.append((f"{monitored}, best (step {best.step:,})", _number(best.metrics[monitored])))
+        cards.append((f"{monitored}, best (step {best.step:,})", number(best.metrics[monitored])))
     if (rate := _middle(run.rates())) is not None:
-        cards.append(("samples/s, median", _number(rate)))
+        cards.append(("samples/s, median", number(rate)))
     if total := sum(run.goodput.values()):
         cards.append(("goodput", f"{100 * run.goodput.get('steps', 0.0) / total:.1f} %"))
     return cards
@@ -160,12 +161,6 @@ def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
 def _middle(series: Series) -> float | None:
     values = sorted(series[1])
     return values[len(values) // 2] if values else None
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 _RATES = (

@@ -1,0 +1,117 @@
+"""`runs`: a table of the runs below a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from trainkit.cli import runs
+from trainkit.report.show.files import find_runs
+from trainkit.report.show.table import Goal, command_of, goal_of, sort_runs, table_of
+from trainkit.run.state import read_state, write_state
+
+MONITOR = "callbacks: {checkpoint: {monitor: val/acc, mode: max}}\n"
+
+
+def add_run(folder: Path, lr: str, values: list[float], state: str = "done", error: str = "") -> None:
+    """Write what a run leaves."""
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(f"- conf=mlp\n- optimizer.lr={lr}\n- run_dir={folder}\n- seed=3\n")
+    if values:
+        rows = "".join(f"{i},{10 * i},{value}\n" for i, value in enumerate(values))
+        (folder / "metrics.csv").write_text("epoch,step,val/acc\n" + rows)
+        (folder / "config.yaml").write_text(MONITOR + f"optimizer: {{lr: {lr}}}\n")
+    write_state(folder, state, error)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """Return a folder of three runs, two of them of a sweep."""
+    add_run(tmp_path / "sweep1" / "10", "0.12345678901", [0.5, 0.9, 0.8])
+    add_run(tmp_path / "sweep1" / "9", "0.5", [], "failed", "RuntimeError: boom\nmore")
+    add_run(tmp_path / "one", "1e-05", [0.7])
+    (tmp_path / "one" / "before-2026" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "sweep1" / "sweep").mkdir()
+    return tmp_path
+
+
+def test_runs_are_found_and_compared(top: Path) -> None:
+    """Also a run that failed before it logged anything; numbers sort as numbers; the best run has a mark."""
+    found = find_runs(top)
+    assert [run.name for run in found] == ["one", "sweep1/9", "sweep1/10"]
+    grid = table_of(found, goal_of(found))
+    assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state", "error")
+    assert list(grid.rows) == [
+        ("one", "1e-05", "0.7", "0.7", "1", "done", ""),
+        ("sweep1/9", "0.5", "-", "-", "0", "failed", "RuntimeError: boom"),
+        ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done", ""),
+    ]
+    assert command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("val/acc", ["sweep1/10", "one", "sweep1/9"]),
+        ("optimizer.lr", ["one", "sweep1/10", "sweep1/9"]),
+        ("-optimizer.lr", ["sweep1/9", "sweep1/10", "one"]),
+        ("state", ["one", "sweep1/10", "sweep1/9"]),
+    ],
+)
+def test_runs_are_sorted(key: str, names: list[str], top: Path) -> None:
+    """Best first by a monitored metric, those without it last; by a setting small ones first, or large ones."""
+    found = find_runs(top)
+    assert [run.name for run in sort_runs(found, key, goal_of(found))] == names
+
+
+def test_without_a_direction_no_run_is_best(top: Path) -> None:
+    """It would be a guess."""
+    assert Goal("val/acc").best_run(find_runs(top)) is None
+
+
+def test_the_command_prints_json(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With exact settings, and the range of each metric."""
+    assert runs.main("runs", [str(top), "--json", "sort=val/acc"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] == "sweep1/10"
+    first, *_, last = told["runs"]
+    assert first["settings"] == {"optimizer.lr": "0.12345678901"}
+    assert first["metrics"]["val/acc"] == {"last": 0.8, "min": 0.5, "max": 0.9}
+    assert (last["state"], last["error"]) == ("failed", "RuntimeError: boom\nmore")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["none"], "There is no folder none"),
+        (["empty"], "There are no runs in empty"),
+        (["empty", "top"], "There are 2 folders"),
+        (["top", "sort=val/acd"], "Did you mean 'val/acc'?"),
+        (["top", "sorted=val/acc"], "Did you mean 'sort'?"),
+    ],
+)
+def test_a_wrong_request_is_explained(
+    typed: list[str], said: str, top: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and what to give."""
+    monkeypatch.chdir(top.parent)
+    (top.parent / "empty").mkdir(exist_ok=True)
+    assert runs.main("runs", [str(top) if word == "top" else word for word in typed]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> None:
+    """By the process that its lock names."""
+    write_state(tmp_path, "running")
+    assert read_state(tmp_path).name == "killed"
+    holder = {"host": "elsewhere", "pid": 1, "birth": "x"}
+    (tmp_path / ".lock").write_text(json.dumps(holder))
+    assert read_state(tmp_path).name == "running"  # another host's process cannot be seen
+    (tmp_path / ".lock").write_text(json.dumps(holder | {"host": socket.gethostname(), "pid": os.getpid()}))
+    assert read_state(tmp_path).name == "killed"  # another process had this number
+    (tmp_path / "state.json").write_text("{")
+    assert read_state(tmp_path).name == "-"

@@ -1,0 +1,82 @@
+"""runs: a table of the runs below a folder; the same table ends a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.cli import run
+from trainkit.cli.options import read_keys
+from trainkit.console import console_of, plural, short
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+from trainkit.report.show.files import FinishedRun, find_runs, read_any
+from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, sort_runs, table_of
+
+if TYPE_CHECKING:
+    from trainkit.config.sweep import Sweep
+
+_KEYS = {"sort": "a metric or a setting: best or smallest first; sort=-NAME: largest first"}
+_USAGE = f"""usage: python -m trainkit runs [DIR] [sort=NAME] [--json]
+
+  Prints a table of the runs in and below a folder (default: runs): the settings that differ, last and best values, state.
+
+  sort     {_KEYS["sort"]}
+  --json   the same as JSON, with the minimum and maximum of each metric
+"""
+_STARTS = {"horovodrun": "horovodrun -np {} ", "torchrun": "torchrun --nproc-per-node {} "}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    return run.main_alone(arguments, _USAGE, lambda: _work(arguments))
+
+
+def show_sweep(sweep: Sweep) -> None:
+    """Print the table of a sweep's runs, the best one, and the command that repeats it."""
+    runs = [read_any(trial.run_dir, str(trial.number)) for trial in sweep.trials()]
+    if runs:
+        _print(runs, Goal(sweep.metric, sweep.mode), sweep.folder)
+
+
+def _work(arguments: Sequence[str]) -> None:
+    folders = [argument for argument in arguments if argument != "--json" and ("=" not in argument or Path(argument).is_dir())]
+    given = read_keys([argument for argument in arguments if argument not in (*folders, "--json")], _KEYS, "runs")
+    if len(folders) > 1:
+        raise ConfigError(f"There are {len(folders)} folders: {', '.join(folders)}. Give one, that holds the runs.")
+    top = Path(folders[0] if folders else "runs").absolute()
+    if not top.is_dir():
+        raise ConfigError(f"There is no folder {short(top)}. Give a folder that holds runs, for example runs/mlp.")
+    runs = find_runs(top)
+    if not runs:
+        raise ConfigError(f"There are no runs in {short(top)} or below it. Give a folder that holds some, as runs/mlp.")
+    key = given.get("sort")
+    goal = goal_of(runs, key.removeprefix("-") if key and any(key.removeprefix("-") in run.series for run in runs) else None)
+    if key:
+        runs = sort_runs(runs, key, goal)
+    if "--json" in arguments:
+        print(json.dumps(facts_of(runs, goal), indent=1))
+    else:
+        _print(runs, goal, top)
+
+
+def _print(runs: Sequence[FinishedRun], goal: Goal, folder: Path) -> None:
+    console = console_of()
+    console.print(table_of(runs, goal).rich())
+    console.print(f"folder  {short(folder)}", soft_wrap=True)
+    best = goal.best_run(runs)
+    if best is None:
+        return
+    console.print(
+        f"best    run {best.name}: {goal.metric} = {number(goal.last(best))} (of {plural(len(runs), 'run')})", soft_wrap=True
+    )
+    if (command := command_of(best)) is not None:
+        print(f"repeat  {_command(command)}", flush=True)  # in one piece, and no markup
+
+
+def _command(command: str) -> str:
+    launcher = read_launcher()
+    start = _STARTS.get(launcher.name, "").format(launcher.world_size)
+    return start + (command.removeprefix("python ") if launcher.name == "torchrun" else command)

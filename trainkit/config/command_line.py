@@ -1,0 +1,122 @@
+"""The words of a command line: the config, its overrides, and Hydra's flags.
+
+`conf=NAME` selects conf/NAME.yaml. Every value override may add a key (`a.b=1` means `++a.b=1`): the constructors decide which
+keys exist (schema.py), since they know more than the yaml files and name the nearest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.config.explain import options_of
+from trainkit.config.of_run import read_config
+from trainkit.config.resources import conf_folders
+from trainkit.errors import ConfigError, did_you_mean
+
+_FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
+_NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
+_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # if another key may be meant
+
+
+_EXPERIMENT = "experiment"
+
+
+def list_confs(folders: Sequence[Path]) -> list[str]:
+    """Return the legal names of `conf=`."""
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml") if not path.stem.startswith("_")})
+
+
+def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
+    """Return the value of `conf=`, the overrides, and Hydra's flags with their values.
+
+    Raises:
+        ConfigError: an argument is none of them.
+    """
+    conf, overrides, flags = None, [], []
+    for argument in arguments:
+        if argument.startswith("conf="):
+            conf = argument.removeprefix("conf=")
+        elif argument.startswith("-"):
+            name, sign, _ = argument.lstrip("-").partition("=")
+            if sign and name not in _FLAGS:
+                raise ConfigError(f"'{argument}' is no flag. A setting is key=value, without dashes, as trainer.max_epochs=3.")
+            flags.append(argument)
+        elif "=" in argument or argument.startswith("~"):
+            overrides.append(argument)
+        elif flags:
+            flags.append(argument)  # a flag's value, as in `--cfg job`
+        elif argument in list_confs(conf_folders(Path.cwd())):
+            raise ConfigError(f"'{argument}' is a config; select it with conf={argument}.")
+        else:
+            raise ConfigError(f"'{argument}' is no override; it must look like key=value, as trainer.max_epochs=3.")
+    return conf, overrides, flags
+
+
+def find_conf(conf: str | None, folders: Sequence[Path]) -> str:
+    """Return the name of an existing config.
+
+    Raises:
+        ConfigError: there is none with this name.
+    """
+    names = list_confs(folders)
+    if conf is None:
+        raise ConfigError(f"conf is missing. Give conf=NAME; there are {', '.join(names)}. Or name a run: run_dir=RUN.")
+    name = conf.removesuffix(".yaml")
+    if not any((folder / f"{name}.yaml").is_file() for folder in folders):
+        raise ConfigError(
+            f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}."
+        )
+    return name
+
+
+def as_typed(override: str) -> str:
+    """Return an override without what trainkit adds for Hydra."""
+    return override.removeprefix("++").replace(f"+{_EXPERIMENT}=", f"{_EXPERIMENT}=", 1)
+
+
+def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Path]) -> list[str]:
+    """Turn `experiment=NAME` into an addition, after all other choices, if config `name` has no line for it.
+
+    Raises:
+        ConfigError: there are no experiments.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == _EXPERIMENT and not any((folder / _EXPERIMENT).is_dir() for folder in folders):
+            raise ConfigError(f"experiment is '{value}', and there is no folder of them. Write conf/experiment/{value}.yaml.")
+    is_listed = _lists(_EXPERIMENT, name, folders)
+    return [f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text for text in overrides]
+
+
+def _lists(group: str, name: str, folders: Sequence[Path]) -> bool:
+    """Return whether the defaults list of a config, or of one that it names in it, has a line for a group."""
+    file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
+    defaults = read_config(file).get("defaults") if file else None
+    lines = defaults if isinstance(defaults, list) else []
+    return any(
+        any(str(key).split()[-1] == group for key in line) if isinstance(line, dict) else _lists(group, line, folders)
+        for line in lines
+        if isinstance(line, dict) or (isinstance(line, str) and line not in ("_self_", name))
+    )
+
+
+def force(override: str, folders: Sequence[Path]) -> str:
+    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone."""
+    key = override.split("=", 1)[0]
+    is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
+    _, sign, value = override.partition("=")
+    if is_group and sign and override[0] not in "+~" and any(map(_is_number, value.split(","))):
+        raise ConfigError(
+            _NO_NUMBER.format(key, value, ", ".join(options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
+        )
+    return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
+
+
+def _is_number(value: str) -> bool:
+    """Whether Hydra would read a value as something other than the name of a config."""
+    try:
+        float(value)
+    except ValueError:
+        return value.lower() in ("true", "false")
+    return True

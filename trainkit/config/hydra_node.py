@@ -1,0 +1,76 @@
+"""Hydra's own node of a config, `hydra`: it decides what Hydra itself builds and runs, so only the command line may set it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from trainkit.config.resources import conf_folders
+from trainkit.errors import ConfigError
+
+
+def compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
+    """Return a composed config with Hydra's own node; `name` None for an empty one."""
+    GlobalHydra.instance().clear()
+    hydra.initialize_config_dir(str(folder), version_base="1.3")
+    config = hydra.compose(name, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    return config
+
+
+def is_of_hydra(override: str) -> bool:
+    """Return whether an override sets Hydra's own node, or selects a config of its groups."""
+    return override.lstrip("+~").startswith("hydra")
+
+
+def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
+    """Return Hydra's own parts as the command line alone sets them, with an empty config."""
+    return _hydra_parts(compose(folder, None, typed))
+
+
+def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
+    """Refuse a config file that changes the objects that Hydra itself builds and runs.
+
+    Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before any check. They must be
+    those of an empty config, except for overrides on the command line.
+    """
+    plain = plain_hydra(folder, typed)
+    found = _hydra_parts(config)
+    HydraConfig.instance().set_config(config)
+    for key, value in found.items():
+        if value != plain[key]:
+            raise ConfigError(
+                f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the command line: "
+                + (f"hydra/{key}=NAME, or hydra.{key}.KEY=VALUE." if "." not in key else f"hydra.{key}=VALUE.")
+            )
+    _refuse_stand_ins(config, typed)
+
+
+def _refuse_stand_ins(config: DictConfig, typed: list[str]) -> None:
+    """Refuse a file that Hydra finds in place of its own, as conf/hydra/launcher/basic.yaml, unless its group was typed."""
+    groups = [override.lstrip("+").partition("=")[0] for override in typed]
+    for group, name in config.hydra.runtime.choices.items():
+        if not group.startswith("hydra/") or any(group == own or group.startswith(f"{own}/") for own in groups):
+            continue
+        for path in (folder / group / f"{name}.yaml" for folder in conf_folders(Path.cwd())):
+            if path.is_file():
+                raise ConfigError(
+                    f"{path} would replace Hydra's own {group}={name}, which decides what Hydra runs. Give it another name, "
+                    f"and select it at the command line: {group}=NAME."
+                )
+
+
+def _hydra_parts(config: DictConfig) -> dict[str, Any]:
+    """Return the parts of Hydra's own config that can run code or change the process, resolved."""
+    HydraConfig.instance().set_config(config)
+    node = config.hydra
+    parts = {key: node[key] for key in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")}
+    parts |= {f"job.{key}": node.job[key] for key in ("env_set", "env_copy", "chdir")}
+    return {
+        key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part for key, part in parts.items()
+    }
