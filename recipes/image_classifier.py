@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,14 @@ from trainkit.report.classification.results import ClassificationResults
 
 
 class ImageClassifier(trainkit.Task):
-    """Cross-entropy with label smoothing; no weight decay on norms and biases.
+    """Cross-entropy with label smoothing.
 
     Args:
         model: the network.
         optimizer: makes an optimizer from parameter groups.
         lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
         label_smoothing: share of the target that goes to all classes (Szegedy et al. 2016, section 7).
+        no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class ImageClassifier(trainkit.Task):
         optimizer: Callable[..., torch.optim.Optimizer],
         lr: Callable[..., Any] | None = None,
         label_smoothing: float = 0.0,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
+        self.no_weight_decay = no_weight_decay
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images)
@@ -65,7 +68,7 @@ class ImageClassifier(trainkit.Task):
         self.results.leave_page(self.trainer)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(decay_groups(self.model))
+        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
         if self.lr is None:
             return optimizer
         schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
