@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import trainkit
 from trainkit.arguments import ExistingFolder, PositiveInt
+from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.optim import decay_groups
 
@@ -112,7 +113,7 @@ class TransformersTask(trainkit.Task):
             tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
             if hasattr(tokenizer, "save_pretrained"):
                 tokenizer.save_pretrained(folder)
-            self.trainer.say(f"pretrained       {folder}")
+            self.trainer.say(f"pretrained       {short(folder)}")
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
