@@ -90,6 +90,11 @@ class TransformersTask(trainkit.Task):
         self.model, self.optimizer, self.lr = model, optimizer, lr
         self.no_weight_decay, self.save_pretrained = no_weight_decay, save_pretrained
 
+    @property
+    def example_input_array(self) -> Tensor:
+        """Return token numbers [2, 8] for export: a batch of the data is a dict."""
+        return torch.arange(16).view(2, 8) % self.model.config.vocab_size
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return logits."""
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits

@@ -109,6 +109,13 @@ def test_the_folder_of_a_fit_is_read_by_transformers(
         assert torch.equal(again.eval()(ids), expected)
 
 
+def test_a_run_is_exported(tmp_path: Path) -> None:
+    """The file computes the logits of the Task, whose inputs are token numbers."""
+    task = HFClassifier(2, SGD, model_type="bert", config=BERT)
+    trainkit.export(task, tmp_path / "model.safetensors", format="safetensors")
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
     """All else of the folder's model stays."""
     first = HFClassifier(2, SGD, model_type="bert", config=BERT)
@@ -121,6 +128,9 @@ def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
 def test_validation_weighs_tokens(tmp_path: Path) -> None:
     """val/loss is the mean over all tokens of all texts, whatever their batches."""
     task = lm()
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.mul_(20)  # so that texts differ in their loss
     found = [quiet(tmp_path).validate(task, datamodule=texts(batch_size=size))["val/loss"] for size in (1, 7, 72)]
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 
