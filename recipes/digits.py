@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
+from recipes.augment import Augment
 from trainkit.arguments import NonNegativeInt, PositiveInt
 
 
@@ -25,6 +26,7 @@ class Digits(trainkit.DataModule):
         image_size: the images are upsampled to this many pixels square, in three equal channels.
         num_classes: 10; for the model's config to refer to.
         num_workers: loader processes; the images are in memory, so none is fastest.
+        augment: how training images vary: policy, erasing and repeats. There are no crops, and digits are not flipped.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class Digits(trainkit.DataModule):
         image_size: PositiveInt = 32,
         num_classes: PositiveInt = 10,
         num_workers: NonNegativeInt = 0,
+        augment: Augment | None = None,
     ) -> None:
         if num_classes != 10:
             raise trainkit.TrainkitError(f"data.num_classes is {num_classes}; there are 10 digits.")
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
+        self.augment = Augment() if augment is None else augment
 
     def setup(self, stage: str) -> None:
         with np.load(Path(__file__).with_name("digits.npz")) as held:
@@ -45,11 +49,11 @@ class Digits(trainkit.DataModule):
         images = functional.interpolate(images, size=self.image_size, mode="bilinear", align_corners=False)
         images = ((images - 0.5) / 0.5).expand(-1, 3, -1, -1)
         held_out = torch.arange(len(labels)) % 5 == 0
-        self.train = TensorDataset(images[~held_out], labels[~held_out])
+        self.train = self.augment.of_tensors(TensorDataset(images[~held_out], labels[~held_out]))
         self.val = TensorDataset(images[held_out], labels[held_out])
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.num_workers)
+        return self.augment.loader(self.train, self.batch_size, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.val, self.batch_size, num_workers=self.num_workers)

@@ -6,7 +6,7 @@ import codecs
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -94,13 +94,18 @@ class LanguageModel(trainkit.Task):
         model: bytes [B, T] to logits [B, T, 256], T up to `model.context`.
         optimizer: makes an optimizer from parameter groups.
         lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+        no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], lr: Callable[..., Any] | None = None
+        self,
+        model: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
     ) -> None:
         super().__init__()
-        self.model, self.optimizer, self.lr = model, optimizer, lr
+        self.model, self.optimizer, self.lr, self.no_weight_decay = model, optimizer, lr, no_weight_decay
 
     @property
     def tokens_per_sample(self) -> float | None:
@@ -165,7 +170,7 @@ class LanguageModel(trainkit.Task):
         yield decoder.decode(b"", final=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(decay_groups(self.model))
+        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
         if self.lr is None:
             return optimizer
         schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -16,6 +17,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 import trainkit
+from recipes.augment import Augment
 from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
@@ -43,7 +45,7 @@ def load_image(path: str) -> Tensor:
 
 
 class ImageFolder(trainkit.DataModule):
-    """Training: random resized crop and flip (He et al. 2016). Validation: resize, centre crop.
+    """Training: random resized crop and flip (He et al. 2016), or as `augment` says. Validation: resize, centre crop.
 
     Args:
         root: the folder that holds train/ and val/.
@@ -51,6 +53,7 @@ class ImageFolder(trainkit.DataModule):
         num_classes: the number of class folders.
         image_size: of the crops, in pixels.
         num_workers: processes of each rank that decode; None takes the rank's share of the cores.
+        augment: how training images vary; None for crop and flip only.
     """
 
     def __init__(
@@ -60,24 +63,23 @@ class ImageFolder(trainkit.DataModule):
         num_classes: PositiveInt = 1000,
         image_size: PositiveInt = 224,
         num_workers: NonNegativeInt | None = None,
+        augment: Augment | None = None,
     ) -> None:
         self.root, self.batch_size, self.num_classes = Path(root), batch_size, num_classes
-        self.image_size = image_size
-        self.num_workers = num_workers
+        self.image_size, self.num_workers = image_size, num_workers
+        self.augment = Augment() if augment is None else augment
 
     def setup(self, stage: str) -> None:
         tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
         if stage == "fit":
-            crop = [v2.RandomResizedCrop(self.image_size), v2.RandomHorizontalFlip()]
-            self.train = self._read("train", v2.Compose([*crop, *tail]))
-        crop = [v2.Resize(self.image_size * 8 // 7), v2.CenterCrop(self.image_size)]
-        self.val = self._read("val", v2.Compose([*crop, *tail]))
+            self.train = self._read("train", self.augment.of_photographs(self.image_size, tail))
+        self.val = self._read("val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]))
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train, shuffle=True)
+        return self.augment.loader(self.train, self.batch_size, **self._loading())
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val, shuffle=False)
+        return DataLoader(self.val, self.batch_size, **self._loading())
 
     def test_dataloader(self) -> DataLoader:
         return self.val_dataloader()
@@ -114,15 +116,8 @@ class ImageFolder(trainkit.DataModule):
                 f"({shown}). If none is missing, set data.num_classes={len(classes)}."
             )
 
-    def _loader(self, dataset: TorchvisionImageFolder, shuffle: bool) -> DataLoader:
+    def _loading(self) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
             workers = max(1, len(os.sched_getaffinity(0)) // read_launcher().local_size)
-        return DataLoader(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}

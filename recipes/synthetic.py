@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from recipes.augment import Augment
 from trainkit.arguments import NonNegativeInt, PositiveInt
 
 _POOL = 64  # different images; more would only cost memory
@@ -37,6 +38,7 @@ class Synthetic(trainkit.DataModule):
         num_classes: number of different labels.
         num_samples: of an epoch.
         num_workers: loader processes.
+        augment: how training images vary: policy, erasing and repeats, to measure their cost.
     """
 
     def __init__(
@@ -46,13 +48,15 @@ class Synthetic(trainkit.DataModule):
         num_classes: PositiveInt = 1000,
         num_samples: PositiveInt = 1024,
         num_workers: NonNegativeInt = 0,
+        augment: Augment | None = None,
     ) -> None:
         self.batch_size, self.num_workers = batch_size, num_workers
-        self.train = NoiseImages(num_samples, image_size, num_classes)
+        self.augment = Augment() if augment is None else augment
+        self.train = self.augment.of_tensors(NoiseImages(num_samples, image_size, num_classes))
         self.val = NoiseImages(max(1, num_samples // 10), image_size, num_classes)
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.num_workers)
+        return self.augment.loader(self.train, self.batch_size, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.val, self.batch_size, num_workers=self.num_workers)

@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
     (folder / "hosts.sh").chmod(0o755)
     write_images(folder)
-    (folder / "my.txt").write_text("to be or not to be " * 400)
+    (folder / "my.txt").write_text("to be or not to be\n" * 400)
     recorded = " callbacks=timeline callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
     poisoned = " 'callbacks=[capsule,faults,checkpoint]' 'callbacks.faults.faults=[{do: nan, step: 20}]' trainer.max_epochs=1"
     poisoned += " callbacks.checkpoint.every_n_train_steps=10"

@@ -79,7 +79,7 @@ def test_training_equals_a_plain_loop(start: str, scenario: str, extra: Any, opt
 
 
 @pytest.mark.parametrize("start", SEVERAL)
-@pytest.mark.parametrize("scenario", ["plain", "nearly_empty", "full", "adamw", "tokens", "parts", "branches", "kept"])
+@pytest.mark.parametrize("scenario", ["plain", "nearly_empty", "full", "adamw", "tokens", "parts", "branches", "kept", "mixed"])
 def test_ranks_end_where_one_process_ends(start: str, scenario: str, results: Any) -> None:
     """Several ranks and one process that accumulates end with the same weights."""
     (alone,) = results[f"single, width {STARTS[start][1]}"][scenario]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -104,22 +103,3 @@ def _read_schedule(item: Any) -> ScheduleConfig:
         if config.interval != "epoch":
             raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's value.")
     return config
-
-
-def decay_groups(model: nn.Module, weight_decay: float | None = None) -> list[dict[str, Any]]:
-    """Return two groups: weights of matrices and convolutions decay, biases and norms do not (He et al. 2019, section 3.1).
-
-    Args:
-        model: the model; parameters of one dimension or none do not decay. Frozen ones are grouped too: they may be unfrozen
-            later, and an optimizer skips parameters without a gradient.
-        weight_decay: for the first group; None leaves the optimizer's own.
-
-    Returns:
-        Groups for a torch optimizer, the empty ones left out.
-    """
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    first: dict[str, Any] = {"params": decayed}
-    if weight_decay is not None:
-        first["weight_decay"] = weight_decay
-    return [group for group in (first, {"params": plain, "weight_decay": 0.0}) if group["params"]]

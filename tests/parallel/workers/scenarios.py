@@ -10,6 +10,7 @@ are gathered and rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainkit
+from recipes.augment import Augment, Mix
+from recipes.image_classifier import ImageClassifier
 from trainkit.data.streams import sharded
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
@@ -284,8 +287,34 @@ def streams() -> dict[str, Any]:
     return {"weights": weights(task), "seen": task.seen, "samples": run.state.samples_seen}
 
 
+def mixed() -> dict[str, Any]:
+    """The image recipe with MixUp, CutMix and repeats; each copy of a sample has noise of its own."""
+    generator = torch.Generator().manual_seed(8)
+    images = torch.randn(WIDTH * BATCH * 3 + 5, 3, 4, 4, generator=generator, dtype=torch.float64)
+    labels = torch.randint(5, (len(images),), generator=generator)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    make = functools.partial(torch.optim.SGD, lr=0.1)
+    task = ImageClassifier(model, make, mix=Mix(mixup_alpha=0.5, cutmix_alpha=1.0), loss="bce", label_smoothing=0.1)
+    augment = Augment(random_erasing=0.5, repeats=2, repeat_within=WIDTH * BATCH)
+    trainer().fit(task, augment.loader(Erased(TensorDataset(images, labels), augment.erasing[0]), BATCH))
+    return {"weights": weights(task)}
+
+
+class Erased(TensorDataset):
+    """Samples with a random transform."""
+
+    def __init__(self, samples: TensorDataset, transform: Any) -> None:
+        super().__init__(*samples.tensors)
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return self.transform(image), label
+
+
 SCENARIOS = [plain, nearly_empty, full, adamw, tokens, parts, branches, kept, scaled_half, brain_float]
-SCENARIOS += [channels_last, stock_wrapper, evaluation, streams]
+SCENARIOS += [channels_last, stock_wrapper, evaluation, streams, mixed]
 
 if __name__ == "__main__":
     results = {}

@@ -17,6 +17,8 @@ TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 NEEDED = {"data=imagefolder": ["data.root=."]}
 HOMES = {"data=ratings": "recommender", "task=recommender": "recommender", "data=text": "gpt", "task=gpt": "gpt"}
+HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
+HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
 
 
 def jobs_of(*arguments: str) -> list[Job]:
@@ -28,7 +30,7 @@ def jobs_of(*arguments: str) -> list[Job]:
 
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
-    assert TOPS == ["gpt", "mlp", "recommender", "resnet18", "resnet50"]
+    assert TOPS == ["gpt", "hf_causal_lm", "hf_classifier", "mlp", "recommender", "resnet18", "resnet50"]
     assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))
 
 
@@ -45,7 +47,7 @@ def test_a_top_level_config_builds(conf: str) -> None:
 def test_an_option_of_a_group_composes(option: str) -> None:
     """Each choice of each group passes the schema in conf=mlp, which has all groups, or in the config of its data and task."""
     (job,) = jobs_of(f"conf={HOMES.get(option, 'mlp')}", option, *NEEDED.get(option, []))
-    assert option.split("=")[0] in job.config
+    assert option.split("=")[0] in (*job.config, "augment")  # augment=... sets parts of data and task
 
 
 @pytest.mark.parametrize("conf", ["mlp", "resnet18", "resnet50"])

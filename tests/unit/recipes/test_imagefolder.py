@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from recipes.augment import Augment
 from recipes.imagefolder import ImageFolder, load_image
+from trainkit.data.sample_names import file_of
 from trainkit.errors import ConfigError, DataError
 
 
@@ -55,6 +57,31 @@ def test_batches_are_normalised_crops(tmp_path: Path) -> None:
         assert (images.shape, images.dtype) == ((2, 3, 16, 16), torch.float32)
         assert sorted(labels.tolist()) == [0, 1]
         assert images.abs().max() < 3 and abs(images.mean()) < 1
+
+
+def test_augment_has_sizes_of_its_own_and_repeats(tmp_path: Path) -> None:
+    """Training images have `train_image_size`, those of validation `image_size`; copies of an image differ."""
+    for part in ("train", "val"):
+        for label in ("cat", "dog"):
+            (tmp_path / part / label).mkdir(parents=True)
+            picture("RGB").save(tmp_path / part / label / "a.jpg")
+    augment = Augment(policy="randaugment", random_erasing=1.0, train_image_size=8, test_crop_ratio=0.95, repeats=2)
+    data = ImageFolder(str(tmp_path), batch_size=2, num_classes=2, image_size=16, num_workers=0, augment=augment)
+    data.setup("fit")
+    (images, labels), (val_images, _) = (next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader()))
+    assert (images.shape, val_images.shape) == ((2, 3, 8, 8), (2, 3, 16, 16))
+    assert labels[0] == labels[1] and not torch.equal(images[0], images[1])
+    assert file_of(data.train_dataloader().dataset, 3) == str(tmp_path / "train" / "dog" / "a.jpg")
+
+
+def test_without_crop_and_flip_training_sees_what_validation_sees(tmp_path: Path) -> None:
+    """augment=none leaves no random transform."""
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        picture("RGB").save(tmp_path / part / "cat" / "a.png")
+    data = ImageFolder(str(tmp_path), 1, 1, image_size=16, num_workers=0, augment=Augment(crop_and_flip=False))
+    data.setup("fit")
+    assert torch.equal(data.train[0][0], data.val[0][0])
 
 
 @pytest.mark.parametrize(

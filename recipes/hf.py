@@ -1,0 +1,222 @@
+"""Tasks for models of transformers (trainkit[transformers]): any AutoModelForSequenceClassification or AutoModelForCausalLM.
+
+The model is one of a local folder, as `save_pretrained` leaves it, or has random weights: a model type and its config. The
+fit's end leaves such a folder too: <run_dir>/pretrained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import trainkit
+from trainkit.arguments import ExistingFolder, PositiveInt
+from trainkit.console import short
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.optim import decay_groups
+
+try:
+    import transformers
+except ImportError as error:
+    raise ConfigError("This recipe needs transformers: pip install 'trainkit[transformers]'") from error
+
+Batch = Mapping[str, Tensor]
+_MASKED = -100  # a label that counts in no loss
+
+
+def load_model(auto: Any, folder: str | None, model_type: str | None, config: dict[str, Any] | None, **options: Any) -> Any:
+    """Return a model of a folder, or one of a type with random weights; in float32.
+
+    Args:
+        auto: a class of transformers, as AutoModelForCausalLM.
+        folder: of a pretrained model; then there is neither type nor config.
+        model_type: as bert, gpt2, llama.
+        config: arguments of the type's config.
+        options: further arguments of the config, as num_labels.
+
+    Raises:
+        ConfigError: both or neither are given, an unknown type or argument, or a folder without a model.
+    """
+    if (folder is None) == (model_type is None) or (folder is not None and config):
+        raise ConfigError(
+            f"task.model is {folder}, task.model_type is {model_type}, task.config is {config}: give the folder of a model "
+            "(task.model=FOLDER task.model_type=null task.config=null), or a type and its config (task.model=null)."
+        )
+    if folder is not None:
+        try:
+            return auto.from_pretrained(
+                folder, local_files_only=True, dtype=torch.float32, ignore_mismatched_sizes=True, **options
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"task.model is '{folder}', and no model can be loaded from it: {error}") from error
+    known = [*transformers.CONFIG_MAPPING]
+    if model_type not in known:
+        raise ConfigError(f"task.model_type is '{model_type}', which transformers lacks.{did_you_mean(str(model_type), known)}")
+    plain = transformers.AutoConfig.for_model(model_type)
+    for name in config or {}:  # transformers itself would accept any
+        if not hasattr(plain, name):
+            near = did_you_mean(name, [*plain.to_dict(), *plain.attribute_map])
+            raise ConfigError(f"task.config.{name} is not a setting of {type(plain).__name__}.{near}")
+    try:
+        return auto.from_config(transformers.AutoConfig.for_model(model_type, **config or {}, **options))
+    except ValueError as error:
+        raise ConfigError(f"task.model_type is '{model_type}', which {auto.__name__} refuses: {error}") from error
+
+
+class TransformersTask(trainkit.Task):
+    """A model of transformers, its optimizer, and the folder that it leaves.
+
+    Args:
+        model: see `load_model`.
+        optimizer: makes an optimizer from parameter groups.
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+        no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
+        save_pretrained: whether the fit's end writes <run_dir>/pretrained, for transformers' `from_pretrained`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        save_pretrained: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.optimizer, self.lr = model, optimizer, lr
+        self.no_weight_decay, self.save_pretrained = no_weight_decay, save_pretrained
+
+    @property
+    def example_input_array(self) -> Tensor:
+        """Return token numbers [2, 8] for export: a batch of the data is a dict."""
+        return torch.arange(16).view(2, 8) % self.model.config.vocab_size
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return logits."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self(batch["input_ids"], batch["attention_mask"])
+
+    def on_fit_start(self) -> None:
+        """Compare the data's sizes with the model's: a larger number would be an index out of range in the first step."""
+        data, config = self.trainer.datamodule, self.model.config
+        for ours, name in (("vocab_size", "vocab_size"), ("max_length", "max_position_embeddings")):
+            needed, held = getattr(data, ours, None), getattr(config, name, None)
+            if needed is not None and held is not None and needed > held:
+                raise ConfigError(f"task.config.{name} is {held}; it must be {needed} or more, the data's {ours}.")
+
+    def on_fit_end(self) -> None:
+        if self.save_pretrained and self.trainer.is_global_zero and not self.trainer.options.fast_dev_run:
+            transformers.utils.logging.disable_progress_bar()
+            folder = self.trainer.run_dir / "pretrained"
+            self.model.save_pretrained(folder)
+            tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
+            if hasattr(tokenizer, "save_pretrained"):
+                tokenizer.save_pretrained(folder)
+            self.trainer.say(f"pretrained       {short(folder)}")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
+        if self.lr is None:
+            return optimizer
+        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class HFClassifier(TransformersTask):
+    """Classes of texts, under the cross-entropy.
+
+    Args:
+        num_classes: number of logits. A folder's head for another number is replaced.
+        optimizer: see TransformersTask, as for the last two and `lr`.
+        model: a folder, or None; see `load_model`.
+        model_type: as bert.
+        config: its arguments.
+    """
+
+    def __init__(
+        self,
+        num_classes: PositiveInt,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        model: ExistingFolder | None = None,
+        model_type: str | None = None,
+        config: dict[str, Any] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        save_pretrained: bool = True,
+    ) -> None:
+        auto = transformers.AutoModelForSequenceClassification
+        loaded = load_model(auto, model, model_type, config, num_labels=num_classes)
+        super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, _ = self._evaluated(batch)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        loss, accuracy = self._evaluated(batch)
+        self.log("val/loss", loss)
+        self.log("val/acc", accuracy, prog_bar=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        loss, accuracy = self._evaluated(batch)
+        self.log("test/loss", loss)
+        self.log("test/acc", accuracy)
+
+    def _evaluated(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits_BK = self(batch["input_ids"], batch["attention_mask"]).float()
+        right_B = logits_BK.argmax(1) == batch["labels"]
+        return functional.cross_entropy(logits_BK, batch["labels"]), right_B.float().mean()
+
+
+class HFCausalLM(TransformersTask):
+    """Predicts each next token. A step's gradient is that of the mean over its tokens, on any number of ranks.
+
+    `val/loss` is the mean over all tokens; `train/loss_epoch` that of the batches' means, by samples.
+
+    Args:
+        optimizer: see TransformersTask, as for the last two and `lr`.
+        model: a folder, or None; see `load_model`.
+        model_type: as gpt2, llama.
+        config: its arguments.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        model: ExistingFolder | None = None,
+        model_type: str | None = None,
+        config: dict[str, Any] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        save_pretrained: bool = True,
+    ) -> None:
+        loaded = load_model(transformers.AutoModelForCausalLM, model, model_type, config)
+        super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+
+    def batch_weight(self, batch: Batch) -> Tensor:
+        """Return the number of tokens that the batch predicts: all but the first of each text."""
+        return (batch["labels"][:, 1:] != _MASKED).sum()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self._loss(batch)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("val/loss", self._loss(batch), prog_bar=True, batch_size=int(self.batch_weight(batch)))
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("test/loss", self._loss(batch), batch_size=int(self.batch_weight(batch)))
+
+    def _loss(self, batch: Batch) -> Tensor:
+        logits_BTV = self(batch["input_ids"], batch["attention_mask"]).float()
+        next_N = batch["labels"][:, 1:].flatten()
+        total = functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), next_N, ignore_index=_MASKED, reduction="sum")
+        return total / self.batch_weight(batch).clamp(min=1)
