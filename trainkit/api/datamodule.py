@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.api.hyperparameters import Configured
@@ -13,6 +14,18 @@ StageName = Literal["fit", "validate", "test", "predict"]
 
 class DataHooks:
     """The loaders of a DataModule, and of a Task that is used without one."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch as it is to be moved to the device. Of a DataModule and a Task, the DataModule's hooks are called."""
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return a batch on the device, if its class needs more than trainkit does for tensors in containers."""
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return a batch as `training_step` and its kin get it: augmentation on the device, for example."""
+        return batch
 
     def prepare_data(self) -> None:
         """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
@@ -62,6 +75,13 @@ class DataModule(DataHooks, Configured):
 
     def setup(self, stage: StageName) -> None:
         """Make data sets; called on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint is to hold of this DataModule: plain values and tensors, the same on all ranks."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it, before training, on all ranks."""
 
     def teardown(self, stage: StageName) -> None:
         """Release the resources of `setup`."""

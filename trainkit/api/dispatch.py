@@ -125,7 +125,7 @@ def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
             raise TaskError(
                 f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be called. {advice}"
             )
-    if stray := _stray_hook(own, TASK_HOOKS):
+    if stray := _stray_hook(own, TASK_HOOKS | {"on_before_batch_transfer", "on_after_batch_transfer"}):
         where = " A Callback has it: Trainer(callbacks=[...])." if stray in of_callbacks else ""
         raise TaskError(_no_hook(own, stray, "Task", TASK_HOOKS) + where)
 

@@ -29,10 +29,6 @@ LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
 }
 
-_TO_DEVICE = (
-    "Give the batch's class a to(device) of its own, or change batches in the loader's collate_fn (before they are on the "
-    "device) or in training_step (on it)."
-)
 _OWN_UPDATE = (
     "trainkit steps each optimizer once a step. To see or change its gradients, divided and clipped: on_before_optimizer_step."
 )
@@ -43,9 +39,6 @@ TASK_METHODS: dict[str, str] = {
     "test_epoch_end": "Use on_test_end, and log in test_step: values are averaged over all samples.",
     "training_step_end": "Do it in training_step: each rank is a process of its own.",
     "validation_step_end": "Do it in validation_step: each rank is a process of its own.",
-    "on_before_batch_transfer": _TO_DEVICE,
-    "on_after_batch_transfer": _TO_DEVICE,
-    "transfer_batch_to_device": _TO_DEVICE,
     "backward": "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are around it.",
     "optimizer_step": _OWN_UPDATE,
     "optimizer_zero_grad": "Gradients are set to None before each step; on_before_zero_grad comes before it.",

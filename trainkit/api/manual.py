@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -90,6 +91,15 @@ class ManualOptimization:
         for parameter, required in (self._toggled or {}).items():
             parameter.requires_grad_(required)
         self._toggled = None
+
+    @contextlib.contextmanager
+    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
+        """Within the context only the parameters of this optimizer require a gradient."""
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
 
     def _need(self, method: str) -> ManualStep:
         name = type(self).__name__

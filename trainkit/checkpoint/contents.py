@@ -58,6 +58,7 @@ class Contents:
     about: Callable[[], dict[str, Any]]
     saving: Callable[[], AbstractContextManager[dict[str, Any]]]
     rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
+    optional_parts: Sequence[str] = ("datamodule",)  # that a checkpoint of the same run may lack
 
 
 class Changes(NamedTuple):

@@ -216,7 +216,8 @@ class CheckpointManager:
         """Let each part take its state back; return, in words, states that found no place."""
         left: list[str] = []
         for name, part in self.contents.parts.items():
-            left += part.load_state_dict(saved[name]) or []
+            if name in saved or name not in self.contents.optional_parts:
+                left += part.load_state_dict(saved[name]) or []
         for name, rank_part in self.contents.rank_parts.items():
             left += rank_part.load_state_dicts(saved[name]) or []
         return left

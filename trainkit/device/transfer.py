@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -101,6 +101,10 @@ class Mover:
             if tensor.is_cuda:
                 tensor.record_stream(computing)  # the copying stream must not reuse its memory too soon
         return moved
+
+    def for_loader(self, index: int) -> Callable[[Any], Any]:
+        """Return what moves the batches of the loader with this number: the same for all."""
+        return self
 
     def _is_there(self, batch: Any) -> bool:
         """Whether no copy is needed: a fast check, only for the commonest batches."""

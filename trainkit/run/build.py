@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.api.datamodule import DataModule
 from trainkit.api.from_checkpoint import plain
 from trainkit.api.manual import connect
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.task import Task
 from trainkit.api.view import checkpoint_policies
-from trainkit.checkpoint.contents import Contents
+from trainkit.checkpoint.contents import Contents, Part
 from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -184,9 +185,14 @@ def _contents(run: Run) -> Contents:
             found["hparams"] = hparams
         return found | {"versions": versions(), "config": run.options.config}
 
+    data = run.datamodule
+    of_data: dict[str, Part] = {}
+    if data is not None and type(data).state_dict is not DataModule.state_dict:
+        of_data["datamodule"] = data
     return Contents(
         task=run.task,
         parts={
+            **of_data,
             "state": run.state,
             "optimizers": OptimizersPart(run.engine, run.optimizers),
             "rates": RatesPart(run.rates, run.state),

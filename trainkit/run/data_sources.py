@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,6 +25,13 @@ from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
+
+
+class Movers(Protocol):
+    """Moves batches to the device; see Mover."""
+
+    def for_loader(self, index: int) -> Callable[[Any], Any]:
+        """Return what moves the batches of the loader with this number."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def eval_feeds(
     limit: Limit,
     seed: int,
     engine: Engine,
-    move: Callable[[Any], Any],
+    mover: Movers,
     declared_ranks: int | None = None,
     bad: BadSamples | None = None,
 ) -> list[Feed]:
@@ -166,7 +173,8 @@ def eval_feeds(
     items = list(data.values()) if named else data if isinstance(data, (list, tuple)) else []
     several = bool(items) and all(isinstance(item, DataLoader) for item in items)
     feeds: list[Feed] = []
-    for item in items if several else [data]:
+    for index, item in enumerate(items if several else [data]):
+        move = mover.for_loader(index)
         source = read_source(item, name, training=False)
         skips = None if bad is None else Skips(bad, name, each_step=False)
         if source is None:

@@ -42,6 +42,7 @@ from trainkit.run.lock import RunLock, one_at_a_time
 from trainkit.run.logged import hook_log_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
+from trainkit.run.transfer_hooks import HookedMover, with_hooks
 
 _LOCK_TIMEOUT_S = 60.0  # a rank 0 that left an elastic job may still be writing its last checkpoint
 
@@ -201,10 +202,11 @@ class Stage:
 
     # -- while it lasts ---------------------------------------------------------------------------------------------
 
-    def mover(self) -> Mover:
-        """Return the Mover that puts a batch on this rank's device."""
+    def mover(self) -> Mover | HookedMover:
+        """Return what puts a batch on this rank's device."""
         channels_last = self.options.numerics.uses_channels_last(self.engine.device)
-        return Mover(self.engine.device, self.run.precision.input_dtype, channels_last)
+        mover = Mover(self.engine.device, self.run.precision.input_dtype, channels_last)
+        return with_hooks(mover, self.data, self.task, self.engine.device)
 
     def on_exit(self, call: Callable[..., object], *args: Any) -> None:
         """Call this when the stage ends."""
