@@ -28,7 +28,7 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
-PLACES = [*sorted(ROOT.rglob("*.py")), *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
+PLACES = [*sorted(ROOT.rglob("*.py")), *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md"))]
 
 
 @functools.cache
