@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -35,11 +36,11 @@ BARE, OURS, ALL_ON = "bare loop", "trainkit", "trainkit, all on"
 QUIETEST = "pytorch-ignite"
 
 
-def seconds_of_steps(loop: Callable[[Job], None], steps: int) -> list[float]:
+def seconds_of_steps(loop: Callable[[Job], None], steps: int, kind: Callable[[Any], Any] = list, size: int = 32) -> list[float]:
     """Train and return the CPU seconds of a step, one for each 50 steps, without the first of them."""
     clock = Clocked()
     with nothing_printed():
-        loop(Job(tiny_mlp, sgd, tiny_batches(steps + 1), clock))
+        loop(Job(tiny_mlp, sgd, kind(tiny_batches(steps + 1, size)), clock))
     return [(after - before) / clock.every for before, after in pairwise(clock.cpu)][1:]
 
 

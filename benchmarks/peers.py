@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from benchmarks.harness import absent
 
@@ -272,6 +273,48 @@ def tiny_batches(steps: int, size: int = 32) -> list[Batch]:
     draw = torch.Generator().manual_seed(0)
     some = [(torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)) for _ in range(64)]
     return [some[step % len(some)] for step in range(steps)]
+
+
+class Rows(Dataset[Batch]):
+    """Samples of a user's own class, in memory; or, without a batch size, batches."""
+
+    def __init__(self, items: list[Batch]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._items[index]
+
+
+class Flow(IterableDataset[Batch]):
+    """The same, as a stream."""
+
+    def __init__(self, items: list[Batch]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._items)
+
+
+def _samples(batches: list[Batch]) -> list[Batch]:
+    return [sample for inputs, labels in batches for sample in zip(inputs, labels, strict=True)]
+
+
+def _in_memory(batches: list[Batch]) -> TensorDataset:
+    return TensorDataset(*(torch.cat(column) for column in zip(*batches, strict=True)))
+
+
+# The same batches as data of the kinds that people have, read in the training process.
+KINDS: dict[str, Callable[[list[Batch]], Any]] = {
+    "a list of batches": lambda batches: batches,
+    "DataLoader over a TensorDataset": lambda batches: DataLoader(_in_memory(batches), len(batches[0][1])),
+    "DataLoader over a Dataset": lambda batches: DataLoader(Rows(_samples(batches)), len(batches[0][1])),
+    "DataLoader over an IterableDataset": lambda batches: DataLoader(Flow(_samples(batches)), len(batches[0][1])),
+    "DataLoader over a Dataset of batches": lambda batches: DataLoader(Rows(batches), batch_size=None),
+    "DataLoader over a stream of batches": lambda batches: DataLoader(Flow(batches), batch_size=None),
+}
 
 
 def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:

@@ -18,12 +18,14 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from trainkit.data.permutation import MOST_HELD, Permutation
+from trainkit.data.python_random import restore_python, save_python
 
 _MASK = 2**64 - 1
 _BURST_S = 1e-3
 _MOST_IN_BURST = 16
 Item = TypeVar("Item")
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
+_twins: list[tuple[np.random.MT19937, np.random.MT19937]] = []  # always at the same place of their numbers
 _spare: list[np.random.MT19937] = []  # making one takes as long as the random numbers of ten samples
 
 
@@ -63,12 +65,12 @@ class _States:
         self.torch = torch.get_rng_state()
         # numpy's generator is swapped as a whole: reading its state takes ten times as long as everything else.
         self.numpy = np.random.mtrand.get_bit_generator()
-        self.python = random.getstate()
+        self.python = save_python()
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch)
         np.random.mtrand.set_bit_generator(self.numpy)
-        random.setstate(self.python)
+        restore_python(self.python)
 
 
 def _seed(number: int) -> None:
@@ -95,6 +97,29 @@ def apart() -> Iterator[None]:
     finally:
         before.put_back()
         _spare.append(own)
+
+
+class Witness:
+    """Sees whether torch, numpy or random has drawn since it was made. It takes numpy's generator away until `end`."""
+
+    def __init__(self) -> None:
+        self._before = _States()
+        try:
+            self._pair = _twins.pop()
+        except IndexError:
+            self._pair = np.random.MT19937(0), np.random.MT19937(0)
+        np.random.mtrand.set_bit_generator(self._pair[0])
+
+    def end(self) -> bool:
+        """Return whether one has drawn, and put all back to where they were."""
+        own, twin = self._pair
+        drawn = own.random_raw() != twin.random_raw() or save_python() != self._before.python
+        if drawn or not torch.equal(torch.get_rng_state(), self._before.torch):
+            self._before.put_back()
+            return True
+        np.random.mtrand.set_bit_generator(self._before.numpy)
+        _twins.append(self._pair)
+        return False
 
 
 @contextlib.contextmanager
@@ -128,8 +153,8 @@ class OwnRandomNumbers:
 def in_bursts(items: Iterator[Item], numbers: Callable[[], AbstractContextManager[None]]) -> Iterator[Item]:
     """Yield the items, pulled within the context `numbers()`; fast ones several at a time.
 
-    To change the random numbers and back takes 50 us (most of it the state of Python's `random`), so items that come faster
-    than `_BURST_S` are pulled up to `_MOST_IN_BURST` at a time. Which numbers they draw does not depend on it.
+    To change the random numbers and back takes 10 us, so items that come faster than `_BURST_S` are pulled up to
+    `_MOST_IN_BURST` at a time. Which numbers they draw does not depend on it.
     """
     size = 1
     while True:
@@ -155,20 +180,33 @@ def may_draw(dataset: Any) -> bool:
 class SeededDataset(Dataset[Any]):
     """A map-style data set with random augmentation as a function of (seed, epoch, index).
 
-    Its keys are (epoch, index), so persistent workers need not be informed of the epoch.
+    Its keys are (epoch, index), so persistent workers need not be informed of the epoch. To seed the generators for each sample
+    takes 12 us, so it begins with the first batch that draws: this batch is read a second time, with its own random numbers.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset, self.seed = dataset, seed
-        self._draws = may_draw(dataset)
+        self._may_draw, self._draws = may_draw(dataset), False
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
-        if not self._draws:
+        if not self._may_draw:
             return [self.dataset[index] for _, index in keys]
+        if not self._draws:
+            witness = Witness()
+            try:
+                found = [self.dataset[index] for _, index in keys]
+            except BaseException as error:
+                self._draws = witness.end()
+                if not self._draws or not isinstance(error, Exception):
+                    raise
+            else:
+                self._draws = witness.end()
+                if not self._draws:
+                    return found
         samples, seeded = [], _mixed(_EMPTY, self.seed)
         begun = {epoch: _mixed(seeded, epoch) for epoch in {epoch for epoch, _ in keys}}
         with apart():

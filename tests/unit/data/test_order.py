@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from trainkit.data.order import (
     may_draw,
     mix,
     random_numbers_of,
+    seed_everything,
     shuffled,
 )
 
@@ -213,3 +214,53 @@ def test_bursts_change_no_draw(slow_from: int, monkeypatch: pytest.MonkeyPatch) 
         assert found == [torch.rand(()).item() + random.random() for _ in range(40)]
     assert random.getstate() == before
     assert switches[0] == {0: 41, 3: 37, 1000: 7}[slow_from]
+
+
+class Draws(Dataset[Any]):
+    """Draws from one generator, from sample `first` on, and counts how often it is read."""
+
+    def __init__(self, draw: Callable[[], float] | None, first: int = 0, fails: int = -1) -> None:
+        self.draw, self.first, self.fails = draw, first, fails
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> float:
+        self.reads.append(index)
+        if index == self.fails:
+            raise OSError("broken")
+        return self.draw() if self.draw is not None and index >= self.first else float(index)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: torch.rand(()).item()])
+@pytest.mark.parametrize("first", [0, 9])
+def test_samples_that_draw_have_their_own_numbers_from_the_first_on(draw: Callable[[], float], first: int) -> None:
+    """Whenever the first draw comes, whichever batches came before: the batch with it is read again, later ones once."""
+    data = Draws(draw, first)
+    seeded = SeededDataset(data, 5)
+    batches = [seeded.__getitems__([(0, i) for i in range(start, start + 4)]) for start in range(0, 32, 4)]
+    alone = [SeededDataset(Draws(draw, first), 5)[0, index] for index in range(32)]
+    assert [value for batch in batches for value in batch] == alone
+    begins = first // 4 * 4
+    assert data.reads == [*range(begins + 4), *range(begins, 32)]
+
+
+def test_samples_that_draw_nothing_are_read_once() -> None:
+    """And the process's own random numbers stay where they are, whichever way a batch is read."""
+    for data in (
+        Draws(None),
+        Draws(np.random.rand),
+        Draws(random.random, 2),
+        Draws(None, fails=3),
+        Draws(np.random.rand, fails=3),
+    ):
+        seed_everything(3)
+        seeded = SeededDataset(data, 5)
+        with contextlib.suppress(OSError):
+            seeded.__getitems__([(0, i) for i in range(8)])
+        found = random.random(), np.random.rand(), torch.rand(()).item()
+        seed_everything(3)
+        assert found == (random.random(), np.random.rand(), torch.rand(()).item())
+        if data.draw is None:
+            assert data.reads == [*range(len(data.reads))]
