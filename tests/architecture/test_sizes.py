@@ -45,6 +45,7 @@ def members(node: ast.ClassDef) -> set[str]:
             found.add(ast.unparse(item.target))
         elif isinstance(item, ast.Assign):
             found |= {ast.unparse(target) for target in item.targets}
+    found -= {"config_key", "explained_arguments", "taken_arguments"}  # of the constructor: `checked` reads them
     return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
 
 

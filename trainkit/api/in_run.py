@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.api.hyperparameters import Configured
+from trainkit.api.view import RunView
 from trainkit.errors import TaskError
 
 _GATHERED = (
@@ -17,10 +17,15 @@ _GATHERED = (
 )
 
 
-class InRun(Configured):
-    """Part of Task."""
+class InRun:
+    """Part of Task; `parameters` is nn.Module's, `trainer` Configured's."""
 
     parameters: Callable[..., Iterator[nn.Parameter]]
+
+    @property
+    def trainer(self) -> RunView:
+        """The run in progress."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

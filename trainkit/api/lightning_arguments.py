@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from trainkit.arguments import show
+from trainkit.engine.select import auto_engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 
@@ -81,16 +84,12 @@ def _num_nodes(value: Any) -> dict[str, Any]:
 def _accelerator(value: Any) -> dict[str, Any]:
     if value in ("auto", None):
         return {}
-    import torch
-
     has_gpu = torch.cuda.is_available()
     if value in ("gpu", "cuda") and not has_gpu:
         raise ConfigError(f'trainer.accelerator is "{value}", but torch sees no GPU here. Leave it out, or use "auto".')
     if value not in ("gpu", "cuda", "cpu"):
         raise ConfigError(f'trainer.accelerator is {show(value)}; trainkit runs on "cpu" and "gpu", and takes "auto".')
     if value == "cpu" and has_gpu:
-        from trainkit.engine.select import auto_engine
-
         return {"engine": auto_engine(device="cpu")}
     return {}
 

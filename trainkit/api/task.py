@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
 from trainkit.api.from_checkpoint import build_from
+from trainkit.api.hyperparameters import Configured
 from trainkit.api.in_run import InRun
 from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES
 from trainkit.api.manual import ManualOptimization
@@ -39,7 +40,7 @@ class LogTarget(NamedTuple):
     on_epoch: bool
 
 
-class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module):
+class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
@@ -128,14 +129,12 @@ class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module
                 that was called or updated with the batch: combined over all ranks at the epoch's end, and reset. In a hook of
                 an epoch or of the run: the value as it is.
             prog_bar: show it in the progress bar.
-            on_step: log this rank's value of the step, each `log_every_n_steps`; for training: an evaluation logs no steps.
-                Default: in training.
+            on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has none. Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
             reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
             batch_size: the weight of this value, if it is not the number of samples of the batch.
-            sync_dist: in a hook: combine the ranks' values by `reduce_fx`. Otherwise rank 0's value holds on all ranks. In a
-                step an epoch's value is combined in any case.
-            rank_zero_only: taken as Lightning writes it: a hook's value is rank 0's in any case.
+            sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's holds. No effect in a step.
+            rank_zero_only: without effect: a hook's value is rank 0's in any case.
             logger: false keeps the value from the loggers; callbacks and the progress bar have it.
             add_dataloader_idx: false logs the values of several validation loaders without their suffix.
             other: none; the error for another argument names the replacement.
@@ -143,11 +142,8 @@ class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module
         Raises:
             TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs this Task.
         """
-        for name_of_other in [key for key in other if key in LOG_IGNORES]:
-            del other[name_of_other]
         if other:
-            first, known = next(iter(other)), [*inspect.signature(Task.log).parameters][1:-1]
-            raise TaskError(unknown(f"log('{name}', ...): {first}", first, known, LOG_ARGUMENTS))
+            _check_others(name, other)
         target = self._log_target
         if logger is False:
             self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
@@ -156,24 +152,18 @@ class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                full, options = f"{name}/{key}", {"logger": logger is not False, "add_dataloader_idx": add_dataloader_idx}
-                self.log(full, part, prog_bar, on_step, on_epoch, reduce_fx, batch_size, **options)
+                how = (prog_bar, on_step, on_epoch, reduce_fx, batch_size, False, False, logger, add_dataloader_idx)
+                self.log(f"{name}/{key}", part, *how)
             return
         value = latest_of(value)
         if is_metric(value):  # an epoch's value by default
             on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
         if on_step and on_epoch is False and target.on_epoch:
             raise TaskError(f"log('{name}', {_NO_STEPS}")
-        target.table.add(
-            name,
-            value,
-            weight=target.num_samples if batch_size is None else batch_size,
-            on_step=target.on_step if on_step is None else on_step,
-            on_epoch=target.on_epoch if on_epoch is None else on_epoch,
-            prog_bar=prog_bar,
-            reduction=reduce_fx,
-            has_suffix=add_dataloader_idx,
-        )
+        weight = target.num_samples if batch_size is None else batch_size
+        on_step, on_epoch = target.on_step if on_step is None else on_step, target.on_epoch if on_epoch is None else on_epoch
+        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduce_fx, "has_suffix": add_dataloader_idx}
+        target.table.add(name, value, weight=weight, on_step=on_step, on_epoch=on_epoch, **options)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several values, or a torchmetrics.MetricCollection, with the same options."""
@@ -206,6 +196,13 @@ class Task(TaskHooks, DataHooks, InRun, LogsMedia, ManualOptimization, nn.Module
             CheckpointError: it cannot be read or does not fit, or arguments are missing.
         """
         return build_from(cls, str(checkpoint_path), strict, arguments)
+
+
+def _check_others(name: str, other: Mapping[str, Any]) -> None:
+    for key in other:
+        if key not in LOG_IGNORES:
+            known = [*inspect.signature(Task.log).parameters][1:-1]
+            raise TaskError(unknown(f"log('{name}', ...): {key}", key, known, LOG_ARGUMENTS))
 
 
 def _missing(task: Task, method: str, what: str) -> str:
