@@ -134,14 +134,14 @@ class Trainer:
         val_check_interval: IntOrFraction | None = None,
         check_val_every_n_epoch: PositiveInt = 1,
         num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,
-        log_every_n_steps: PositiveInt = 50,
+        log_every_n_steps: PositiveInt | None = 50,
         overfit_batches: IntOrFraction | None = None,
         fast_dev_run: bool | PositiveInt = False,
         callbacks: Callback | Sequence[Callback] | None = None,
         logger: Logger | Sequence[Logger] | bool | None = True,
-        enable_progress_bar: bool = True,
-        enable_checkpointing: bool = True,
-        enable_model_summary: bool = True,
+        enable_progress_bar: bool | None = True,
+        enable_checkpointing: bool | None = True,
+        enable_model_summary: bool | None = True,
         profiler: Literal["simple", "advanced", "pytorch"] | Callback | None = None,
         deterministic: bool | Literal["warn"] | None = False,
         benchmark: bool | None = False,
@@ -285,10 +285,6 @@ class Trainer:
                 raise ConfigError("No fit has run yet, so there are no trained weights: call fit first.")
             self._fitted.save_checkpoint(filepath, weights_only)
 
-    def request_stop(self, reason: str) -> None:
-        """End training after the current step. Call it on all ranks at the same step."""
-        self.run.request_stop(reason)
-
     # -- the run in progress, or the last one -----------------------------------------------------------------------
 
     @property
@@ -341,8 +337,17 @@ class Trainer:
         """The limit of steps."""
         return self.options.limits.max_steps
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether training ends after the current step; set it to request that, as in Lightning."""
+        return self.run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
+
     def __getattr__(self, name: str) -> Any:
-        """Ask the run for what a Trainer of Lightning's has too: global_step, current_epoch, world_size, is_global_zero, ..."""
+        """Ask the run for what a Trainer of Lightning's has too: global_step, world_size, request_stop(reason), ..."""
         if name in ("logger", "loggers") and self._run is None:  # of the run to come
             found = loggers_of(self.callbacks)
             return found if name == "loggers" else next(iter(found), None)

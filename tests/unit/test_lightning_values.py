@@ -42,6 +42,24 @@ def _config(**trainer: Any) -> dict[str, Any]:
     return {"task": task, "trainer": {"max_epochs": 1} | trainer, "run_dir": ".", "trust": ["tests.helpers.toy"]}
 
 
+def test_null_and_zero_mean_lightnings_defaults(tmp_path: Path) -> None:
+    """Also a stop that a script requests of its own Trainer."""
+    names = ("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "log_every_n_steps")
+    given = Trainer(max_epochs=1, overfit_batches=0, **dict.fromkeys(names))
+    assert given.options.limits.log_every_n_steps == 50
+    assert given.options.batch.limit_train_batches is None
+    assert {"ProgressBar", "ModelCheckpoint", "Banner"} <= {type(callback).__name__ for callback in given.callbacks}
+
+    class Stop(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            outer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
+    outer = quiet(tmp_path, max_epochs=3)
+    outer.fit(Stop(), loader(8))
+    assert (outer.global_step, outer.should_stop) == (1, True)
+
+
 def test_no_limit_of_epochs_trains_until_a_stop(tmp_path: Path) -> None:
     """With max_epochs=-1 nothing but a request ends the run; max_steps still limits it."""
 

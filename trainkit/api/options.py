@@ -162,6 +162,8 @@ class Options:
 # Lightning's short names of precisions; 16 and "16" are the same.
 _PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}
 _OF_NULL = {"precision": "32-true", "num_sanity_val_steps": 2, "logger": True, "deterministic": False, "benchmark": False}
+_OF_NULL |= {"log_every_n_steps": 50}
+_OF_NULL |= dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), True)
 
 
 def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +177,7 @@ def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
         ("max_steps", -1),
         ("num_sanity_val_steps", -1),
         ("gradient_clip_val", 0),
+        ("overfit_batches", 0),
     ):
         if given[name] == stands_for_null:
             given[name] = None
@@ -190,8 +193,8 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     given = dict(arguments)
     overfit = given["overfit_batches"]
     if overfit is not None:
-        if not overfit or (given["limit_train_batches"], given["limit_val_batches"]) != (None, None):
-            why = "nothing would be left" if not overfit else "limit_train_batches or limit_val_batches is set too"
+        if (given["limit_train_batches"], given["limit_val_batches"]) != (None, None):
+            why = "limit_train_batches or limit_val_batches is set too"
             raise ConfigError(f"trainer.overfit_batches is {overfit}, but {why}. Leave one out (null is for all).")
         given["limit_train_batches"] = given["limit_val_batches"] = overfit
     if quick := int(given["fast_dev_run"]):
