@@ -258,9 +258,8 @@ def test_no_toolbar_covers_what_is_read(command: Command, tmp_path: Path) -> Non
     for name in ("a", "b"):
         done = command(f"python -m trainkit fit conf=mlp trainer.max_epochs=2 trainer.log_every_n_steps=2 run_dir=runs/{name}")
         assert done.code == 0, done.text
-    done = command(
-        "python -m trainkit test run_dir=runs/a && python -m trainkit show runs/a && python -m trainkit show runs/a runs/b"
-    )
+    commands = ("test run_dir=runs/a", "show runs/a", "show runs/a runs/b")
+    done = command(" && ".join(f"python -m trainkit {words}" for words in commands))
     assert done.code == 0, done.text
     pages = sorted((tmp_path / "runs" / "a" / "reports").glob("*.html"))
     assert [page.name for page in pages] == ["runs.html", "show.html", "test.html"]
