@@ -10,12 +10,20 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train test setup check fix unit golden parallel faults e2e slow peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults e2e slow peers bench bench-gpu clean
 
-train: $(READY)
+train: announce $(READY)
 	@start=$$(date +%s); \
 	. $(BIN)/activate && horovodrun -np $(RANKS) python -m trainkit fit conf=resnet50 $(ARGS) || exit $$?; \
 	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"
+
+# Printed first, while there is nothing else to see; the times are measured (README, Figures).
+announce:
+	@echo "Trains ResNet-50 on 1,437 handwritten digits for 5 epochs, on $(RANKS) ranks under horovodrun $(ARGS)"
+	@$(MAKE) -s -q $(READY) 2> /dev/null && echo "  set-up    is done" \
+		|| echo "  set-up    into $(VENV): 5 GB of packages, Horovod's build; 187 s on 2 cores with nothing cached, then never again"
+	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
+	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
 test: check unit golden parallel faults e2e
 

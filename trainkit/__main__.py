@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from trainkit.errors import did_you_mean
@@ -24,6 +25,7 @@ _COMMANDS = {
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),
     "doctor": ("doctor", "report this machine's set-up, its faults and their fixes (--json)"),
+    "completion": ("completion", "print the tab completion for bash"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
 }
 
@@ -53,6 +55,8 @@ def main() -> int:
     if command not in _COMMANDS:
         print(f"'{command}' is no command.{did_you_mean(command, _COMMANDS)}\n\n{usage}", file=sys.stderr)
         return 2
+    if "-h" in arguments or "--help" in arguments:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence
     module = importlib.import_module(f"trainkit.cli.{_COMMANDS[command][0]}")
     code: int = module.main(arguments[1:]) if command == "horovod" else module.main(command, arguments[1:])
     return code

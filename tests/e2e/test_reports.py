@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.browser import opened, perfetto
+from tests.helpers.browser import covered, opened, perfetto
 from tests.helpers.launching import Command, run_command
 
 pytestmark = pytest.mark.parallel
@@ -99,6 +99,7 @@ def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) 
         bars = seen.page.locator("#parts .bars .point path")
         boxes = [bars.nth(i).bounding_box() for i in range(bars.count())]
         assert sum(box is not None and box["width"] > 1 for box in boxes) >= 6
+        assert covered(seen.page) == []
         first = seen.page.locator("#steps .bars .point path").first.get_attribute("d")
         seen.page.locator("#steps .updatemenu-header").click()
         seen.page.locator("#steps .updatemenu-dropdown-button", has_text="rank 1").click()
@@ -204,6 +205,7 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
     with opened(tmp_path / "scale" / "reports" / "scaling.html") as seen:
         assert seen.errors == [] and seen.asked_for == []
         assert seen.page.locator(".js-plotly-plot").count() == 2
+        assert covered(seen.page) == []
         assert seen.page.locator("#predicted .scatterlayer .trace").count() == 4  # as measured, two networks, the measured ones
 
 
@@ -248,6 +250,22 @@ def test_what_scaling_cannot_do_is_told(command: Command, arguments: str, says: 
     """Bad input is refused before any rank starts."""
     done = command(f"python -m trainkit scaling conf=mlp {arguments}")
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
+
+
+@pytest.mark.slow
+def test_no_toolbar_covers_what_is_read(command: Command, tmp_path: Path) -> None:
+    """On the pages of `show`, of one run and of two, and of `test`, at 1280 and at 400 pixels."""
+    for name in ("a", "b"):
+        done = command(f"python -m trainkit fit conf=mlp trainer.max_epochs=2 trainer.log_every_n_steps=2 run_dir=runs/{name}")
+        assert done.code == 0, done.text
+    commands = ("test run_dir=runs/a", "show runs/a", "show runs/a runs/b")
+    done = command(" && ".join(f"python -m trainkit {words}" for words in commands))
+    assert done.code == 0, done.text
+    pages = sorted((tmp_path / "runs" / "a" / "reports").glob("*.html"))
+    assert [page.name for page in pages] == ["runs.html", "show.html", "test.html"]
+    for path in pages:
+        with opened(path) as seen:
+            assert covered(seen.page) == [], path.name
 
 
 @pytest.mark.slow

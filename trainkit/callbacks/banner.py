@@ -50,7 +50,10 @@ class Banner(Callback):
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
-        console.print(table)
+        with console.capture() as drawn:
+            console.print(table)
+        lines = drawn.get().splitlines()
+        print("\n".join(line.rstrip() for line in lines), flush=True)  # rich fills each line up to the longest
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

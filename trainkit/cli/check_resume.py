@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.usage import usage_of
 from trainkit.console import plural
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
@@ -31,19 +32,11 @@ _OWN = ("kill_at", "save_at", "steps", "ranks", "keep")
 _MORE_STEPS = 8
 _SHOWN_LINES = 12
 _WITNESS = "callbacks.check_resume"
-_USAGE = """usage: python -m trainkit check-resume conf=NAME kill_at=17 [ranks=2,1] [save_at=15] [steps=25] [overrides]
-
-  kill_at   the step in which a run is killed
-  save_at   the step after which it saves (default: kill_at - 2)
-  steps     where the runs end (default: kill_at + 8)
-  ranks     number of ranks; of two numbers, the resumed run gets the second (default: 1)
-  keep      true: keep the folder of the three runs even if nothing differs
-"""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The command line's request; see _USAGE."""
+    """The command line's request; see usage.py."""
 
     kill_at: int
     save_at: int
@@ -93,7 +86,7 @@ def _last_lines(log: Path) -> str:
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run `conf=NAME [overrides] kill_at=17 [...]`; return 0 if nothing differs, 1 if something does."""
     if "-h" in arguments or "--help" in arguments:
-        print(_USAGE)
+        print(usage_of(command))
         return 0
     started = read_launcher()
     own, rest = split_own(arguments, _OWN)

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, split_own
+from trainkit.cli.usage import usage_of
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
     from trainkit.config.compose import Job
 
-_USAGE = """usage: python -m trainkit data check conf=NAME [key=value ...] [stage=fit|test|predict] [workers=N]
-
-  Reads every sample of the training and validation data once (stage=test or predict: of that data), with the transforms of
-  the first epoch, and lists those that raise, with error and file. Exit code 1 if there are any.
-
-  workers   processes that read, where a loader has none of its own; default: one for each core
-"""
 _OWN = ("stage", "workers")
 _STAGES = ("fit", "test", "predict")
 
@@ -31,7 +25,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if not launcher.is_main:
         return 0
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):
-        print(_USAGE)
+        print(usage_of(command))
         return 0 if arguments else 2
     own, rest = split_own(arguments[1:], _OWN)
     try:

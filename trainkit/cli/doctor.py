@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from trainkit.cli.usage import usage_of
 from trainkit.console import console_of
 from trainkit.doctor import gpus, horovod, host, network, software, sums
 from trainkit.doctor.findings import Finding, guarded
@@ -20,24 +21,16 @@ from trainkit.horovod_build.check import look as look_at_horovod
 from trainkit.horovod_build.probe import probe
 
 _OPTIONS = ("--json", "--no-allreduce")
-_USAGE = """usage: python -m trainkit doctor [--json] [--no-allreduce]
-
-  Checks versions, Horovod's build, GPUs, this host's limits and network, and runs an allreduce of two ranks.
-  Exit code 0 if nothing is wrong (there may be warnings), else 1.
-
-  --json           for machines: a list of findings, as {area, name, value, status, why, mend}
-  --no-allreduce   do not start the two ranks (saves about 10 seconds)
-"""
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "wrong": ("wrong", "bold red")}
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(_USAGE)
+        print(usage_of(command))
         return 0
     if unknown := [argument for argument in arguments if argument not in _OPTIONS]:
-        print(f"Error: {unknown[0]} is not understood.\n\n{_USAGE}", file=sys.stderr)
+        print(f"Error: {unknown[0]} is not understood.\n\n{usage_of(command)}", file=sys.stderr)
         return ConfigError.exit_code
     found: list[Finding] = []
     console, as_json = console_of(), "--json" in arguments

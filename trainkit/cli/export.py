@@ -8,23 +8,16 @@ from typing import Any
 
 from trainkit.cli import run
 from trainkit.cli.options import module_names, read_keys
+from trainkit.cli.usage import USAGES, usage_of
 from trainkit.errors import ConfigError
-from trainkit.export.request import FORMATS, check_format, check_output
+from trainkit.export.request import check_format, check_output
 
-_KEYS = {
-    "ckpt_path": "best, last, or a checkpoint's folder",
-    "run_dir": "the run of best and last; default: the newest one in runs/",
-    "format": f"one of {', '.join(FORMATS)}; default: safetensors",
-    "output": "the file; default: <run_dir>/export/<conf> with the format's suffix",
-    "trust": "modules that the run's config may name in addition to the allowed ones: [my.module]",
-}
+_KEYS = USAGES["export"].keys()
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
-    keys = "\n".join(f"  {key:<11}{text}" for key, text in _KEYS.items())
-    usage = f"usage: python -m trainkit {command} ckpt_path=best|last|FOLDER [key=value ...]\n\n{keys}"
-    return run.main_alone(arguments, usage, lambda: _work(arguments))
+    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

@@ -10,25 +10,16 @@ from typing import Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, module_names, read_keys
+from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TaskError
 
-_KEYS = {
-    "prompt": "the text to continue",
-    "max_new_tokens": "tokens to sample; default: 256",
-    "temperature": "divides the logits: below 1 likelier text, 0 the likeliest token each time; default: 0.8",
-    "top_k": "sample among this many likeliest tokens; default: all",
-    "seed": "of the draws; default: 0",
-    "ckpt_path": "best, last, or a checkpoint's folder; default: best, or last if there is none",
-    "trust": "modules that the run's config may name in addition to the allowed ones: [my.module]",
-}
+_KEYS = USAGES["generate"].keys()
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Generate text: RUN_DIR prompt="..." [key=value ...]; return the exit code."""
-    keys = "\n".join(f"  {key:<15}{text}" for key, text in _KEYS.items())
-    usage = f"usage: python -m trainkit {command} RUN_DIR prompt=TEXT [key=value ...]\n\n{keys}"
-    return run.main_alone(arguments or ["--help"], usage, lambda: _work(arguments))
+    return run.main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

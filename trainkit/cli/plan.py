@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.usage import usage_of
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import pretend, read_launcher
 
@@ -23,6 +24,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8]`; return the exit code."""
     started = read_launcher()
     if not started.is_main:
+        return 0
+    if "-h" in arguments or "--help" in arguments:
+        print(usage_of(command))
         return 0
     own, rest = split_own(arguments, _OWN)
     try:

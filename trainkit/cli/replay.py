@@ -11,26 +11,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.cli import run
+from trainkit.cli.usage import USAGES, usage_of
 from trainkit.errors import ConfigError, did_you_mean
 
-_KEYS = {
-    "update": "true: make the optimizer's update too, with this rank's gradient",
-    "pdb": "true: stop in the debugger before training_step",
-    "weights": "a checkpoint's folder or a file of weights, instead of the capsule's",
-    "trust": "modules that the run's config may name in addition to the allowed ones: [my.module]",
-}
+_KEYS = USAGES["replay"].keys()
 _PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridden
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Replay a step: CAPSULE [key=value ...]; return the exit code."""
-    keys = "\n".join(f"  {key:<9}{text}" for key, text in _KEYS.items())
-    usage = (
-        f"usage: python -m trainkit {command} CAPSULE [key=value ...]\n\n"
-        f"  CAPSULE  a folder <run_dir>/capsules/step=N-rank=R, written by callbacks=capsule\n{keys}\n"
-        "  task.X, trainer.X   overrides of the run's config: task.dropout=0 trainer.detect_anomaly=true"
-    )
-    return run.main_alone(arguments, usage, lambda: _work(arguments))
+    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

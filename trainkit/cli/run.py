@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.reported import is_first
+from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.errors import JobEnded, Preempted, TrainkitError
@@ -125,7 +126,7 @@ def _release(error: BaseException | None) -> None:
 def _print_help(command: str) -> None:
     config = importlib.import_module("trainkit.config.command_line")
     folders = conf_folders(Path.cwd())
-    print(f"usage: python -m trainkit {command} conf=NAME [key=value ...] [--cfg job] [-m]\n")
+    print(f"{usage_of(command)}\nConfigs, and their groups:\n")
     print(f"  conf      one of {', '.join(config.list_confs(folders))}")
     for group in sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()}):
         names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})

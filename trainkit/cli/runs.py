@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli import run
 from trainkit.cli.options import read_keys
+from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
@@ -18,20 +19,12 @@ from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, numb
 if TYPE_CHECKING:
     from trainkit.config.sweep import Sweep
 
-_KEYS = {"sort": "a metric or a setting: best or smallest first; sort=-NAME: largest first"}
-_USAGE = f"""usage: python -m trainkit runs [DIR] [sort=NAME] [--json]
-
-  Prints a table of the runs in and below a folder (default: runs): the settings that differ, last and best values, state.
-
-  sort     {_KEYS["sort"]}
-  --json   the same as JSON, with the minimum and maximum of each metric
-"""
 _STARTS = {"horovodrun": "horovodrun -np {} ", "torchrun": "torchrun --nproc-per-node {} "}
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return run.main_alone(arguments, _USAGE, lambda: _work(arguments))
+    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def show_sweep(sweep: Sweep) -> None:
@@ -43,7 +36,8 @@ def show_sweep(sweep: Sweep) -> None:
 
 def _work(arguments: Sequence[str]) -> None:
     folders = [argument for argument in arguments if argument != "--json" and ("=" not in argument or Path(argument).is_dir())]
-    given = read_keys([argument for argument in arguments if argument not in (*folders, "--json")], _KEYS, "runs")
+    others = [argument for argument in arguments if argument not in (*folders, "--json")]
+    given = read_keys(others, USAGES["runs"].keys(), "runs")
     if len(folders) > 1:
         raise ConfigError(f"There are {len(folders)} folders: {', '.join(folders)}. Give one, that holds the runs.")
     top = Path(folders[0] if folders else "runs").absolute()

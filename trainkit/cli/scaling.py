@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli import run
 from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
@@ -29,18 +30,11 @@ if TYPE_CHECKING:
 
 _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
-_USAGE = """usage: python -m trainkit scaling conf=NAME ranks=1,2 [steps=20] [gbits=10,100] [hosts=a:8,b:8] [overrides]
-
-  ranks   numbers of ranks to run, each with the same batch per rank; the largest also checks the model
-  steps   steps measured at each, after 5 for warm-up
-  gbits   network speeds for the predictions, in Gbit/s
-  hosts   where horovodrun starts the ranks (default: here)
-"""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The command line's request; see _USAGE."""
+    """The command line's request; see usage.py."""
 
     ranks: tuple[int, ...]
     steps: int
@@ -51,7 +45,7 @@ class Asked:
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     if "-h" in arguments or "--help" in arguments:
-        print(_USAGE)
+        print(usage_of(command))
         return 0
     started = read_launcher()
     own, rest = split_own(arguments, _OWN)

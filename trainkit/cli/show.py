@@ -7,28 +7,21 @@ from pathlib import Path
 
 from trainkit.cli import run
 from trainkit.cli.options import read_keys
+from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
 from trainkit.report.show.files import read_runs
 from trainkit.report.show.page import runs_grid, settings_grid, write_show_page
 
-_KEYS = {"output": "the page; default: reports/show.html in the run's folder, or reports/runs.html in that of the first run"}
-_USAGE = f"""usage: python -m trainkit show RUN_DIR [RUN_DIR ...] [output=FILE]
-
-  Prints a table of runs and of the settings that differ, and writes a page: curves, rates, throughput, checkpoints.
-
-  output   {_KEYS["output"]}
-"""
-
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return run.main_alone(arguments or ["--help"], _USAGE, lambda: _work(arguments))
+    return run.main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
     folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
-    given = read_keys([argument for argument in arguments if Path(argument) not in folders], _KEYS, "show")
+    given = read_keys([argument for argument in arguments if Path(argument) not in folders], USAGES["show"].keys(), "show")
     if not folders:
         raise ConfigError("There is no run: give its folder, for example show runs/resnet50/<time>.")
     runs = read_runs(folders)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.report.timeline.advice import advise
@@ -17,18 +18,11 @@ from trainkit.run.lock import LOCK
 from trainkit.tracing.merge import TraceError, read_recording, recordings, write_whole
 from trainkit.tracing.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 
-_USAGE = """usage: python -m trainkit timeline RUN_DIR [record=STEPS]
-
-  Prints the newest recording of a run (RUN_DIR, or one recording's folder), and writes
-  RUN_DIR/reports/timeline.html and the merged file for ui.perfetto.dev.
-  With record=STEPS it requests that many steps, from now on, of the job running there with callbacks=timeline.
-"""
-
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):
-        print(_USAGE)
+        print(usage_of(command))
         return 0 if arguments else 2
     try:
         options = dict(a.split("=", 1) for a in arguments[1:] if "=" in a)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from trainkit.api.datamodule import StageName
-from trainkit.callbacks.progress.displays import make_screen
+from trainkit.callbacks.progress.progress import make_screen
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import console_of, plural
 from trainkit.data.bad_samples import BadSample
@@ -60,7 +60,7 @@ def _read(reading: Reading, seed: int) -> list[BadSample]:
             for sample in failed:
                 screen.say(f"bad sample of {reading.name}: {sample.describe()}")
             rate = done / max(1e-9, time.monotonic() - began)
-            screen.moved(done, f"{rate:,.0f} {unit}/s", f"{len(bad)} bad" if bad else "")
+            screen.moved(done, f"{rate:,.0f} {unit}/s", [f"{len(bad)} bad"] if bad else ())
         screen.end()
         seconds, workers = time.monotonic() - began, plural(reading.num_workers, "worker")
         screen.say(f"{reading.name}: {done:,} {unit} read by {workers} in {seconds:.1f} s, {len(bad)} bad")

@@ -75,7 +75,7 @@ def figure(x_title: str, y_title: str, height: int = 380) -> go.Figure:
         height=height,
         margin={"l": 10, "r": 10, "t": 30, "b": 10},
         font={"family": _FONT, "size": 13, "color": "#1d2733"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0, "traceorder": "normal"},
         hoverlabel={"font": {"family": _FONT}},
     )
     made.update_xaxes(title=x_title, automargin=True)

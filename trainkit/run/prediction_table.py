@@ -119,7 +119,8 @@ def _as_parquet(path: Path) -> Path:
     reader: Any = importlib.import_module("pyarrow.csv")
     writer: Any = importlib.import_module("pyarrow.parquet")
     made = path.with_suffix(".parquet")
-    writer.write_table(reader.read_csv(path), made)
+    parse = reader.ParseOptions(newlines_in_values=True)  # else a block may begin within a text of several lines
+    writer.write_table(reader.read_csv(path, parse_options=parse), made)
     path.unlink()
     return made
 

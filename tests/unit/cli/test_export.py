@@ -57,4 +57,4 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """--help lists the settings, and ends with exit code 0."""
     assert export.main("export", ["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {key} " in out for key in ("ckpt_path", "run_dir", "format", "output", "trust"))
+    assert all(f"\n  {key}=" in out for key in ("ckpt_path", "run_dir", "format", "output", "trust"))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from trainkit.cli import check_resume, data, plan, scaling
 from trainkit.cli.run import main
+from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
+from trainkit.config.resources import shipped_root
+from trainkit.export.request import FORMATS
 from trainkit.version import __version__
 
 
@@ -18,7 +24,7 @@ def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert "trainer.max_epochs=None   " in text
     assert "trainer.log_every_n_steps=50   PositiveInt\n      steps between two logs of step values." in text
-    assert "conf      one of gpt, mlp" in text
+    assert "conf      one of gpt, " in text
     assert "trainer.callbacks" not in text
 
 
@@ -42,3 +48,32 @@ def test_the_version_is_printed() -> None:
     )
     assert (done.returncode, done.stdout) == (0, f"trainkit {__version__}\n")
     assert " torch\n" not in done.stderr
+
+
+@pytest.mark.parametrize("command", USAGES)
+def test_each_command_explains_itself(command: str) -> None:
+    """Usage, every option with type, default and meaning, examples; without torch, and into a pipe that closes early."""
+    line = f"{shlex.quote(sys.executable)} -X importtime -m trainkit {command} --help"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m trainkit {command}")
+    for name, kind, default, text in USAGES[command].options:
+        (own,) = [row for row in done.stdout.splitlines() if row.startswith(f"  {name}") and text in row]
+        assert name.startswith("-") or (f"{name}={kind}" in own and f"(default: {default})" * bool(default) in own), own
+    assert f"examples:\n  python -m trainkit {command}" in done.stdout
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+def test_the_options_are_those_that_a_command_takes() -> None:
+    """Those of commands that split off their own from a config's, and of keys at the top of a config."""
+    for command, own in (
+        ("plan", plan._OWN),
+        ("data", data._OWN),
+        ("scaling", scaling._OWN),
+        ("check-resume", check_resume._OWN),
+    ):
+        assert set(USAGES[command].keys()) == set(own)
+    assert set(USAGES["export"].options[2][1].split(" | ")) == set(FORMATS)
+    base = (shipped_root() / "conf" / "_base.yaml").read_text()
+    for command in ("fit", "validate", "test", "predict"):
+        for name in USAGES[command].keys().keys() - {"trust", "table", "strict"}:
+            assert re.search(rf"^{name}:", base, re.MULTILINE), name

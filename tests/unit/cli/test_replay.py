@@ -126,4 +126,4 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """--help lists the settings, and ends with exit code 0."""
     assert replay.main("replay", ["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {key} " in out for key in ("CAPSULE", "update", "pdb", "weights", "trust"))
+    assert " CAPSULE " in out and all(f"\n  {key}=" in out for key in ("update", "pdb", "weights", "trust"))

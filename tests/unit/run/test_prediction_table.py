@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, rows
 from trainkit.errors import ConfigError
-from trainkit.run.prediction_table import columns_of
+from trainkit.run.prediction_table import columns_of, merge
 
 
 class Pets(Dataset[Any]):
@@ -111,3 +112,24 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="needs pyarrow: pip install pyarrow"):
         quiet(tmp_path).predict(Line(), loader(5), write_to=True, table="parquet")
     assert not (tmp_path / "predictions").exists()
+
+
+def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
+    """Numbers are numbers, names are texts, and the CSV is replaced."""
+    quiet(tmp_path).predict(Classifier(), loader(Pets(), 3), write_to=True, table="parquet")
+    found = parquet.read_table(tmp_path / "predictions" / "predictions.parquet")
+    assert found.column_names == ["index", "file", "label", "prediction", "probability", "p:cat", "p:dog"]
+    assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "string", "double", "double", "double"]
+    row = found.to_pylist()[7]
+    assert (row["index"], row["file"], row["label"], row["p:cat"]) == (7, "pets/7.jpg", "dog", 0.0758582)
+    assert not (tmp_path / "predictions" / "predictions.csv").exists()
+
+
+def test_parquet_takes_texts(tmp_path: Path) -> None:
+    """A text may have several lines, and a column that begins with megabytes of numbers may end with words."""
+    texts = ["7" * 18] * 100_000 + [f"two,{i}\n" * 20 for i in range(20_000)]
+    part = tmp_path / ".table-00000.csv"
+    with part.open("w", newline="") as file:
+        csv.writer(file).writerows([["place", "rank", "row", "text"], *([0, 0, i, text] for i, text in enumerate(texts))])
+    assert merge(tmp_path, "parquet") == tmp_path / "predictions.parquet"
+    assert parquet.read_table(tmp_path / "predictions.parquet")["text"].to_pylist() == texts

@@ -1,19 +1,20 @@
-"""Two displays of progress: live bars on a terminal or in a notebook, and lines everywhere else.
+"""Two displays of progress: a live bar on a terminal or in a notebook, and lines in a file, in CI and on several hosts.
 
-There is no terminal under horovodrun (its output is a pipe with a prefix on each line), in a file, and in CI.
+The third, for ranks of horovodrun on one host, is in launched.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.table import Table
 from rich.text import Text
+
+from trainkit.callbacks.progress.row import Row
 
 LINE_EVERY_S = 30.0  # so that a long epoch shows signs of life
 _REDRAW_S = 0.1
@@ -25,7 +26,7 @@ class Screen(Protocol):
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
         """Start a piece of work; nested work hides the outer one until it ends."""
 
-    def moved(self, done: int, rate: str, values: str) -> None:
+    def moved(self, done: int, rate: str, values: Sequence[str]) -> None:
         """Update how much of it is done."""
 
     def end(self) -> None:
@@ -41,13 +42,6 @@ class Screen(Protocol):
         """Restore the screen."""
 
 
-def make_screen(console: Console, refresh_rate: float) -> Screen:
-    """Return the display for a console."""
-    widgets = importlib.util.find_spec("ipywidgets") is not None
-    lives = console.is_terminal and not console.is_dumb_terminal and (widgets or not console.is_jupyter)
-    return Bars(console, refresh_rate) if lives else Lines(console)
-
-
 class Lines(Screen):
     """Prints a line each half minute, and one for each epoch."""
 
@@ -61,12 +55,12 @@ class Lines(Screen):
             self._printed = time.monotonic()
         self._work.append((name, total))
 
-    def moved(self, done: int, rate: str, values: str) -> None:
+    def moved(self, done: int, rate: str, values: Sequence[str]) -> None:
         now = time.monotonic()
         if now - self._printed >= LINE_EVERY_S:
             self._printed = now
             name, total = self._work[-1]
-            self.say("  ".join(filter(None, (f"{name} {done}{f'/{total}' if total else ''}", rate, values))))
+            self.say("  ".join(filter(None, (f"{name} {done}{f'/{total}' if total else ''}", rate, *values))))
 
     def end(self) -> None:
         self._work.pop()
@@ -82,34 +76,25 @@ class Lines(Screen):
 
 
 class Bars(Screen):
-    """Shows a bar for the epoch, one for a validation within it, and a table with a row for each epoch.
+    """Shows a bar for the epoch, or for a validation within it, and a table with a row for each epoch.
 
-    rich's thread draws them; a step only updates a number, at most ten times a second.
+    rich's thread draws the bar; a step only updates a number, at most ten times a second.
     """
 
     def __init__(self, console: Console, refresh_rate: float) -> None:
-        self._console = console
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[values]}"),
-            console=console,
-            transient=True,
-            refresh_per_second=refresh_rate,
-        )
+        self._bars = Progress(_RowColumn(), console=console, expand=True, transient=True, refresh_per_second=refresh_rate)
         self._bars.start()
         self._work: list[TaskID] = []
         self._drawn = 0.0
-        self._columns: list[str] = []
+        self._epochs = EpochTable()
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
-        self._work.append(self._bars.add_task(name, total=total, completed=done, rate="", values=""))
+        if self._work:
+            self._bars.update(self._work[-1], visible=False)
+        self._work.append(self._bars.add_task(name, total=total, completed=done, rate="", values=()))
         self._drawn = 0.0
 
-    def moved(self, done: int, rate: str, values: str) -> None:
+    def moved(self, done: int, rate: str, values: Sequence[str]) -> None:
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S:
             self._drawn = now
@@ -117,26 +102,47 @@ class Bars(Screen):
 
     def end(self) -> None:
         self._bars.remove_task(self._work.pop())
+        if self._work:
+            self._bars.update(self._work[-1], visible=True)
         self._bars.refresh()  # else the next print would draw it again
         self._drawn = 0.0
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        """The header is printed again if the columns change; values that do not fit are printed one per line."""
-        cells = {"": name} | {key: f"{value:.4g}" for key, value in values.items()} | {"rate": rate, "time": f"{seconds:.1f} s"}
-        widths = {key: max(len(key), len(cell), 9) for key, cell in cells.items()}
-        if sum(widths.values()) + 2 * len(widths) > self._console.width:  # too wide: one value per line
-            table = Table(show_header=False, box=None, padding=(0, 2))
-            for key, cell in cells.items():
-                table.add_row(Text(key, style="dim"), cell)
-            self._bars.print(table)
-            return
-        if list(cells) != self._columns:
-            self._columns = list(cells)
-            self._bars.print(Text("  ".join(key.rjust(widths[key]) for key in cells), style="bold"))
-        self._bars.print(Text("  ".join(cell.rjust(widths[key]) for key, cell in cells.items())))
+        for line in self._epochs.rows(name, values, rate, seconds, self._bars.console.width):
+            self._bars.print(line)
 
     def say(self, text: str) -> None:
         self._bars.print(Text(text))
 
     def close(self) -> None:
         self._bars.stop()
+
+
+class _RowColumn(ProgressColumn):
+    """A task as a Row of the whole width."""
+
+    def render(self, task: Task) -> Row:
+        fields = task.fields
+        return Row(task.description, task.completed, task.total, fields["rate"], task.time_remaining, fields["values"])
+
+
+class EpochTable:
+    """The values of epochs as a table, one row after another."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+
+    def rows(self, name: str, values: Mapping[str, float], rate: str, seconds: float, width: int) -> list[Text | Table]:
+        """Return an epoch's row, after the header if its columns are new; values that do not fit are one per line."""
+        cells = {"": name} | {key: f"{value:.4g}" for key, value in values.items()} | {"rate": rate, "time": f"{seconds:.1f} s"}
+        widths = {key: max(len(key), len(cell), 9) for key, cell in cells.items()}
+        if sum(widths.values()) + 2 * (len(widths) - 1) > width:  # too wide: one value per line
+            table = Table(show_header=False, box=None, padding=(0, 2))
+            for key, cell in cells.items():
+                table.add_row(Text(key, style="dim"), cell)
+            return [table]
+        row = Text("  ".join(cell.rjust(widths[key]) for key, cell in cells.items()))
+        if list(cells) == self._columns:
+            return [row]
+        self._columns = list(cells)
+        return [Text("  ".join(key.rjust(widths[key]) for key in cells), style="bold"), row]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Collection
 from typing import Any
+
+from rich.console import Console
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.callbacks.progress.displays import Screen, make_screen
+from trainkit.callbacks.progress.displays import Bars, Lines, Screen
+from trainkit.callbacks.progress.launched import LaunchedBar
 from trainkit.console import console_of
+from trainkit.launch.terminal import terminal_of_launcher
 
 
 @checked
 class ProgressBar(Callback):
-    """Shows progress: live bars on a terminal and in a notebook (with ipywidgets), lines elsewhere; both are in displays.py.
+    """Shows progress: a live bar on a terminal and in a notebook (with ipywidgets), lines elsewhere.
+
+    A terminal is also that in which horovodrun was started, if all its ranks are on this host.
 
     Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`. The rate is in samples, or in
     tokens if the Task has `tokens_per_sample`.
@@ -82,7 +89,7 @@ class ProgressBar(Callback):
     ) -> None:
         if self._screen is not None:
             self._batches += 1
-            self._screen.moved(self._batches, "", "")
+            self._screen.moved(self._batches, "", ())
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
@@ -136,8 +143,17 @@ class ProgressBar(Callback):
         tokens = getattr(trainer.task, "tokens_per_sample", None)
         return f"{rate:,.0f} samples/s" if tokens is None else f"{rate * tokens:,.0f} tokens/s"
 
-    def _values(self) -> str:
-        return "  ".join(f"{name} {value:.4g}" for name, value in self._shown.items())
+    def _values(self) -> list[str]:
+        return [f"{name} {value:.4g}" for name, value in self._shown.items()]
+
+
+def make_screen(console: Console, refresh_rate: float) -> Screen:
+    """Return the display for a console: a bar on it or on the launcher's terminal, or lines."""
+    widgets = importlib.util.find_spec("ipywidgets") is not None
+    if console.is_terminal and not console.is_dumb_terminal and (widgets or not console.is_jupyter):
+        return Bars(console, refresh_rate)
+    terminal = None if console.is_terminal or console.is_jupyter else terminal_of_launcher()
+    return Lines(console) if terminal is None else LaunchedBar(terminal, refresh_rate)
 
 
 def _epoch_name(trainer: RunView) -> str:

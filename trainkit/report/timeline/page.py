@@ -65,7 +65,7 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
 
 def _usual_parts(analysis: Analysis) -> go.Figure:
     ranks = _shown_ranks(analysis)
-    chart = figure("ms, median of a step", "", height=130 + 34 * len(ranks))
+    chart = figure("ms, median of a step", "", height=230 + 34 * len(ranks))
     for part, label in LABELS.items():
         usual = [1000 * analysis.median(part, rank) for rank in ranks]
         names = [f"rank {rank}" for rank in ranks]
@@ -100,7 +100,7 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
     same = {step.rank: step for step in analysis.steps if step.step == median.step}
     shown = [rank for rank in ranks if rank.about.rank in _shown_ranks(analysis)]
     begin = min(same[rank.about.rank].start for rank in shown)
-    chart = figure(f"ms since step {median.step} began", "", height=150 + 56 * len(shown))
+    chart = figure(f"ms since step {median.step} began", "", height=200 + 56 * len(shown))
     for part in (*LABELS, "validation", "epoch end"):
         if bars := [bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)]:
             label = {"communication": "exposed communication and waiting"}.get(part, LABELS.get(part, part))

@@ -13,8 +13,8 @@ from rich.console import Console
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import StochasticWeightAveraging
-from trainkit.callbacks.progress.displays import Bars, Lines, make_screen
-from trainkit.callbacks.progress.progress import ProgressBar
+from trainkit.callbacks.progress.displays import Bars, Lines
+from trainkit.callbacks.progress.progress import ProgressBar, make_screen
 from trainkit.trainer import Trainer
 
 
@@ -131,7 +131,7 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         def begin(self, name: str, total: int | None, done: int = 0) -> None:
             told.append(f"{name} of {total}")
 
-        def moved(self, done: int, rate: str, values: str) -> None:
+        def moved(self, done: int, rate: str, values: Any) -> None:
             told.append(str(done))
 
         def end(self) -> None:
@@ -157,7 +157,7 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     trainer = quiet(tmp_path, callbacks=[bar], enable_progress_bar=True, log_every_n_steps=1)
     trainer.fit(Logs(), loader(23), loader(4))
     assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], "no second one is added"
-    assert bar._values() == "train/score 0.25"
+    assert bar._values() == ["train/score 0.25"]
     assert "val/loss" not in capsys.readouterr().out
 
 

@@ -1,0 +1,218 @@
+"""What each command takes: for --help and for tab completion. Imports nothing heavy, for both must answer at once."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+_WIDTH = 110
+CKPT = "best | last | FOLDER"
+FORMATS = "safetensors | torch_export | onnx"
+_TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A command's arguments.
+
+    Attributes:
+        line: the arguments, as typed.
+        about: what the command does.
+        options: of key=value (or --flag): name, type, default ("": it must be given), meaning.
+        examples: arguments, as typed.
+        takes_config: whether conf=NAME and overrides may follow.
+        takes_run: whether a run's folder is an argument.
+    """
+
+    line: str
+    about: str
+    options: tuple[tuple[str, str, str, str], ...] = ()
+    examples: tuple[str, ...] = ()
+    takes_config: bool = False
+    takes_run: bool = False
+
+    def keys(self) -> dict[str, str]:
+        """Return name -> meaning of the key=value options."""
+        return {name: text for name, _, _, text in self.options if not name.startswith("-")}
+
+
+_RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
+_CKPT = ("ckpt_path", CKPT, "best of run_dir, if it has one", "the checkpoint whose weights are used")
+
+USAGES = {
+    "fit": Usage(
+        "conf=NAME [key=value ...] [--cfg job] [-m]",
+        "Train. With -m: once for each combination of comma-separated values.",
+        (
+            _RUN_DIR,
+            ("ckpt_path", CKPT, "none", "resume from this checkpoint"),
+            ("resume", "auto", "none", "resume if run_dir has a checkpoint, else start"),
+            ("init_weights", "FILE | FOLDER", "none", "begin with these weights, and nothing else of the checkpoint"),
+            ("strict", "bool", "true", "false: load the weights of init_weights that fit"),
+            ("seed", "int", "0", "of all random numbers"),
+            _TRUST,
+        ),
+        ("conf=resnet50", "conf=mlp optimizer.lr=0.1 trainer.max_epochs=3", "-m conf=mlp optimizer.lr=0.05,0.1"),
+        takes_config=True,
+    ),
+    "validate": Usage(
+        "run_dir=FOLDER | conf=NAME [key=value ...]",
+        "Evaluate a checkpoint on the validation data, and print the metrics.",
+        (_RUN_DIR, _CKPT, _TRUST),
+        ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last data.batch_size=64"),
+        takes_config=True,
+    ),
+    "test": Usage(
+        "run_dir=FOLDER | conf=NAME [key=value ...]",
+        "Evaluate a checkpoint on the test data; of an image classifier leaves reports/test.html.",
+        (_RUN_DIR, _CKPT, _TRUST),
+        ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last"),
+        takes_config=True,
+    ),
+    "predict": Usage(
+        "run_dir=FOLDER | conf=NAME [key=value ...]",
+        "Write a checkpoint's predictions, and a table of them, into <run_dir>/predictions.",
+        (_RUN_DIR, _CKPT, ("table", "csv | parquet", "csv", "format of the table; parquet needs pyarrow"), _TRUST),
+        ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
+        takes_config=True,
+    ),
+    "plan": Usage(
+        "conf=NAME [ranks=N] [ranks_per_host=N] [key=value ...]",
+        "Describe what fit would do, without training: batches, steps, rates, traffic, memory, advice.",
+        (
+            ("ranks", "int", "those of the launcher, or 1", "ranks of the described run"),
+            ("ranks_per_host", "int", "ranks, at most 8", "ranks on one host"),
+        ),
+        ("conf=resnet50 ranks=64", "conf=resnet50 ranks=64 ranks_per_host=4 trainer.precision=bf16"),
+        takes_config=True,
+    ),
+    "data": Usage(
+        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
+        "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
+        "code 1 if there are any.",
+        (
+            ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
+            ("workers", "int", "one for each core", "processes that read, if a loader has none of its own"),
+        ),
+        ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
+        takes_config=True,
+    ),
+    "check-resume": Usage(
+        "conf=NAME kill_at=STEP [key=value ...]",
+        "Prove that a killed and resumed run ends like one that was never killed: three runs, compared.",
+        (
+            ("kill_at", "int", "", "the step in which a run is killed"),
+            ("save_at", "int", "kill_at - 2", "the step after which it saves"),
+            ("steps", "int", "kill_at + 8", "the step where the runs end"),
+            ("ranks", "int[,int]", "1", "number of ranks; of two numbers, the resumed run gets the second"),
+            ("keep", "bool", "false", "keep the folder of the three runs even if nothing differs"),
+        ),
+        ("conf=mlp kill_at=17", "conf=mlp kill_at=17 ranks=2,1 save_at=15"),
+        takes_config=True,
+    ),
+    "scaling": Usage(
+        "conf=NAME ranks=N,N [key=value ...]",
+        "Run a config at several numbers of ranks, each with the same batch per rank, and predict larger ones.",
+        (
+            ("ranks", "int,int,...", "", "numbers of ranks to run; the largest also checks the model"),
+            ("steps", "int", "20", "steps measured at each, after 5 for warm-up"),
+            ("gbits", "float,float,...", "10,25,100,400", "network speeds for the predictions, in Gbit/s"),
+            ("hosts", "HOST:SLOTS,...", "this host", "where horovodrun starts the ranks"),
+        ),
+        ("conf=resnet50 ranks=1,2", "conf=resnet50 ranks=8,16 hosts=a:8,b:8 gbits=100"),
+        takes_config=True,
+    ),
+    "export": Usage(
+        "ckpt_path=best|last|FOLDER [key=value ...]",
+        "Write a checkpoint as a file for other programs, and check it against the Task's outputs.",
+        (
+            ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
+            ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
+            ("format", FORMATS, "safetensors", "the file's format"),
+            ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix"),
+            _TRUST,
+        ),
+        ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
+    ),
+    "generate": Usage(
+        "RUN_DIR prompt=TEXT [key=value ...]",
+        "Continue a text with the model of a run.",
+        (
+            ("prompt", "TEXT", "", "the text to continue"),
+            ("max_new_tokens", "int", "256", "tokens to sample"),
+            ("temperature", "float", "0.8", "divides the logits: below 1 likelier text, 0 the likeliest token each time"),
+            ("top_k", "int", "all", "sample among this many likeliest tokens"),
+            ("seed", "int", "0", "of the draws"),
+            ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
+            _TRUST,
+        ),
+        ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
+        takes_run=True,
+    ),
+    "show": Usage(
+        "RUN_DIR [RUN_DIR ...] [output=FILE]",
+        "Print a table of runs and of the settings that differ, and write a page: curves, rates, throughput, checkpoints.",
+        (("output", "FILE", "reports/show.html of the run, or reports/runs.html of the first", "the page"),),
+        ("runs/mine", "runs/mine runs/other output=both.html"),
+        takes_run=True,
+    ),
+    "runs": Usage(
+        "[DIR] [sort=NAME] [--json]",
+        "Print a table of the runs in and below a folder (default: runs): settings that differ, last and best values, state.",
+        (
+            ("sort", "NAME | -NAME", "by folder", "a metric or a setting: best or smallest first; -NAME: largest first"),
+            ("--json", "flag", "off", "the same as JSON, with the minimum and maximum of each metric"),
+        ),
+        ("", "runs/mlp sort=val/acc", "--json"),
+        takes_run=True,
+    ),
+    "timeline": Usage(
+        "RUN_DIR [record=STEPS]",
+        "Print the newest recording of a run (or one recording's folder), write RUN_DIR/reports/timeline.html and the merged "
+        "file for ui.perfetto.dev.",
+        (("record", "int", "none", "request so many steps of the job that runs there with callbacks=timeline"),),
+        ("runs/mine", "runs/mine record=10"),
+        takes_run=True,
+    ),
+    "replay": Usage(
+        "CAPSULE [key=value ...]",
+        "Replay a step saved by callbacks=capsule (<run_dir>/capsules/step=N-rank=R), and report its non-finite values. task.X "
+        "and trainer.X override the run's config.",
+        (
+            ("update", "bool", "false", "make the optimizer's update too, with this rank's gradient"),
+            ("pdb", "bool", "false", "stop in the debugger before training_step"),
+            ("weights", "FILE | FOLDER", "the capsule's", "a checkpoint's folder or a file of weights"),
+            _TRUST,
+        ),
+        ("runs/mine/capsules/step=20-rank=0", "runs/mine/capsules/step=20-rank=0 pdb=true task.dropout=0"),
+        takes_run=True,
+    ),
+    "doctor": Usage(
+        "[--json] [--no-allreduce]",
+        "Check versions, Horovod's build, GPUs, this host's limits and network, and an allreduce of two ranks. Exit code 0 if "
+        "nothing is wrong (there may be warnings), else 1.",
+        (
+            ("--json", "flag", "off", "for machines: a list of findings, as {area, name, value, status, why, mend}"),
+            ("--no-allreduce", "flag", "off", "do not start the two ranks (saves about 10 seconds)"),
+        ),
+        ("", "--json --no-allreduce"),
+    ),
+    "completion": Usage(
+        "bash",
+        'Print the shell function for tab completion: eval "$(python -m trainkit completion bash)"',
+        examples=("bash",),
+    ),
+}
+
+
+def usage_of(command: str) -> str:
+    """Return a command's help: usage, arguments with types, defaults and meanings, examples."""
+    usage = USAGES[command]
+    lines = [f"usage: python -m trainkit {command} {usage.line}", "", *textwrap.wrap(usage.about, _WIDTH), ""]
+    heads = {name: f"{name}={kind}" if not name.startswith("-") else name for name, kind, _, _ in usage.options}
+    width = min(32, max(map(len, heads.values()), default=0))
+    for name, kind, default, text in usage.options:
+        ends = f" (default: {default})" if default and kind != "flag" else "" if kind == "flag" else " (required)"
+        lines.append(f"  {heads[name]:<{width}}  {text}{ends}")
+    lines += ["", "examples:", *(f"  python -m trainkit {command} {example}".rstrip() for example in usage.examples)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,117 @@
+"""The terminal that horovodrun was started in, for rank 0 to draw on.
+
+horovodrun reads its ranks' output by pipes, prints it line by line with a prefix, and gives each rank a session of its own, so
+that a rank has neither a terminal on its stdout nor /dev/tty. The launcher itself, the first process above that session, may
+have one on its stdout, and a rank of the same user on the same host can open it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.launch.environment import Launcher, read_launcher
+
+_MOST_ANCESTORS = 20
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What /proc says of a process; `foreground` is the process group that its terminal's keys belong to, -1 without one."""
+
+    parent: int
+    group: int
+    session: int
+    terminal: int
+    foreground: int
+
+
+class Terminal:
+    """The launcher's terminal, open for writing; `process` is the launcher.
+
+    It never becomes this process's controlling terminal, so that no write stops a rank, and a write never waits: of a terminal
+    that is held up (Ctrl-S) or whose window is closed, the text is dropped.
+    """
+
+    def __init__(self, process: int, file: int) -> None:
+        self._process, self._file = process, file
+
+    @property
+    def is_in_front(self) -> bool:
+        """Whether the launcher is in the foreground of its terminal: neither stopped, nor in the background, nor ended."""
+        stat = read_stat(self._process)
+        return stat is not None and stat.group == stat.foreground
+
+    @property
+    def width(self) -> int:
+        """The columns of the terminal, as of now."""
+        try:
+            return os.get_terminal_size(self._file).columns or 80
+        except OSError:
+            return 80
+
+    def write(self, text: str) -> None:
+        """Write a text in one piece: lines of other processes come before or after it."""
+        with contextlib.suppress(OSError):
+            os.write(self._file, text.encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def terminal_of_launcher(launcher: Launcher | None = None, environ: Mapping[str, str] = os.environ) -> Terminal | None:
+    """Return the terminal of the horovodrun that started this rank, None if it is not one to draw on.
+
+    None: another launcher, ranks on other hosts, CI, a dumb terminal, output that is redirected or also goes to files
+    (--output-filename), a job in the background.
+    """
+    launcher = launcher or read_launcher()
+    if launcher.name != "horovodrun" or launcher.local_size != launcher.world_size:
+        return None
+    if environ.get("CI") or environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return None
+    process = _starter()
+    if process is None or "--output-filename" in _command_line(process):
+        return None
+    try:
+        file = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # another user's
+        return None
+    terminal, stat = Terminal(process, file), read_stat(process)
+    if stat is not None and os.isatty(file) and os.fstat(file).st_rdev == stat.terminal and terminal.is_in_front:
+        return terminal
+    terminal.close()
+    return None
+
+
+def read_stat(process: int) -> Stat | None:
+    """Return what /proc says of a process, None if it has ended."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Stat(*map(int, words[1:6]))
+
+
+def _starter() -> int | None:
+    """Return the first process above this process's session."""
+    process, session = os.getppid(), os.getsid(0)
+    for _ in range(_MOST_ANCESTORS):
+        stat = read_stat(process)
+        if stat is None or process <= 1:
+            return None
+        if stat.session != session:
+            return process
+        process = stat.parent
+    return None
+
+
+def _command_line(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
