@@ -1,7 +1,7 @@
 """Stage: everything around a fit, validate, test or predict.
 
-enter   engine started, device pinned -> torch's flags -> run folder agreed and locked -> hooks -> data prepared and set up
-        -> modules compiled
+enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed and locked
+        -> hooks -> data prepared and set up -> modules compiled
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
@@ -40,6 +40,7 @@ from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import job_started, make_run_dir
 from trainkit.run.lock import RunLock, one_at_a_time
 from trainkit.run.logged import hook_log_of
+from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 
@@ -59,6 +60,7 @@ class Stage:
         signals: that this process received.
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
         bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
+        replicas: compares what must be equal on all ranks.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Stage:
             )
         self.signals = Signals() if self.elastic is None else self.elastic.signals
         self.run.coordinator = Coordinator(self.engine, self.signals)
+        self.replicas = Replicas(self.engine.comm, None if self.elastic is None else self.elastic.facts)
 
     @property
     def is_elastic(self) -> bool:
@@ -147,6 +150,7 @@ class Stage:
 
     def _set_up(self) -> None:
         engine, numerics, run = self.engine, self.options.numerics, self.run
+        self.replicas.compare("settings", lambda: settings_of(self.task, self.data.datamodule, self.options, engine))
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
