@@ -4,8 +4,8 @@
     data       before feeds are made: kind, length and batch size of the training data
     model      before the first step: shapes, optimizers, schedules, batch plan, validation data
 
-One hash of each is gathered. Only if hashes differ are the facts exchanged, and all ranks raise the same error. Left out is what
-may differ: a rank's numbers and device, hosts, folders, loggers, values that come from the environment, and data that
+One hash of each is gathered. Only if hashes differ are the facts exchanged, and all ranks raise the same error. Left out is
+what may differ: a rank's numbers and device, hosts, folders, loggers, values that come from the environment, and data that
 trainkit.sharded declares.
 """
 
@@ -169,7 +169,7 @@ def sources(objects: Iterable[Any], names: Iterable[str] = ()) -> Facts:
 
 
 def flat(tree: Any, prefix: str = "") -> Facts:
-    """Return {"optimizer.lr": "0.1", ...} of the plain values in a tree whose key is not a rank's own; other objects: nothing."""
+    """Return {"optimizer.lr": "0.1", ...} of the plain values in a tree, but for keys that are a rank's own."""
     if prefix.rpartition(".")[2] in _OF_A_RANK:
         return {}
     if isinstance(tree, Mapping):
