@@ -97,6 +97,14 @@ class Output:
                 self._notes.clear()
 
 
+def report_losses_in(file: Path) -> None:
+    """Let the Output in force report losses in this file too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Stream):
+            stream.output.report_in(file)
+            return
+
+
 class _Stream:
     """A text stream, its failures taken by an Output."""
 

@@ -38,5 +38,6 @@ def test_ranks_with_other_settings_end_before_the_first_step(launcher: str, comm
     (tmp_path / "start.sh").write_text(script)
     done = command(f"{launcher} bash start.sh", timeout_s=90)
     assert done.code != 0
-    assert done.text.count("Ranks differ in what must be equal on all: optimizer.lr is 0.05 on rank 0 and 0.2 on rank 1") == 1
+    assert done.text.count("Ranks differ in what must be equal on all: ") == 1, done.text
+    assert "; optimizer.lr is 0.05 on rank 0 and 0.2 on rank 1." in done.text
     assert not (tmp_path / "run").exists()

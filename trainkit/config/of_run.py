@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from trainkit.errors import ConfigError
+from trainkit.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
@@ -121,7 +122,7 @@ def read_overrides(run_dir: Path) -> dict[str, str]:
     except Exception:  # YAML's errors have no common type; a table of runs does without
         held = []
     lines = held if isinstance(held, list) else []
-    return dict(str(line).removeprefix("++").partition("=")[::2] for line in lines)
+    return dict(line.removeprefix("++").partition("=")[::2] for line in masked_arguments([str(line) for line in lines]))
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.masking import masked
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
@@ -194,7 +195,7 @@ def _contents(run: Run) -> Contents:
         found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
         if hparams := plain(run.task.hparams):
-            found["hparams"] = hparams
+            found["hparams"] = masked(hparams, run.options.masked_values)
         return found | {"versions": versions(), "config": run.options.config}
 
     return Contents(

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.masking import masked_arguments
 
 LOCK = ".lock"
 
@@ -187,7 +188,7 @@ def _describe_self() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": " ".join(shlex.join(sys.orig_argv).split()),  # on one line
+        "command": " ".join(shlex.join(masked_arguments(sys.orig_argv)).split()),  # on one line
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "birth": _birth(os.getpid()),
     }

@@ -22,7 +22,7 @@ from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.store import Store, make_store
 from trainkit.checkpoint.writer import Writer
-from trainkit.console import Output
+from trainkit.console import Output, report_losses_in
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
@@ -116,7 +116,7 @@ class Stage:
     # -- enter ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Stage:
-        self._output = self._stack.enter_context(Output())
+        self._stack.enter_context(Output())
         try:
             self._announce()
             self.engine.__enter__()
@@ -163,7 +163,7 @@ class Stage:
         if (limit := self.options.samples.limit) is not None:
             self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
-        self._output.report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
+        report_losses_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self._attach()
