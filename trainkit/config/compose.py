@@ -29,10 +29,12 @@ from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
+from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
 from trainkit.config.of_run import OVERRIDES, Primary, changes, primary_of
@@ -118,6 +120,8 @@ def run(
             _run(start, work, finish)
         except (HydraException, OmegaConfBaseException) as error:
             explain(error)
+        except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+            explain_file(error, folders, primary.name)
 
 
 @dataclass(frozen=True)

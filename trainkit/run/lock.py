@@ -18,6 +18,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -66,6 +67,10 @@ class RunLock:
         """
         assert self._file is None, "a lock is taken once"
         path = run_dir / LOCK
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"run_dir is '{run_dir}', and {path} is no plain file. Delete it, or give another folder: run_dir=..."
+            )
         _refuse_own(path, run_dir)
         try:
             self._file, locked = _open_locked(path, patience_s)
@@ -207,11 +212,11 @@ def _birth(pid: int) -> str | None:
 def _read(path: Path) -> dict[str, Any]:
     """Read the holder of a file that this process does not hold: opening and closing it would drop its own lock."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
     except OSError:
         return {}
     try:
-        return _content(file) or {}
+        return (_content(file) or {}) if stat.S_ISREG(os.fstat(file).st_mode) else {}
     finally:
         os.close(file)
 
