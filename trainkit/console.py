@@ -1,9 +1,14 @@
-"""Output for people: a console, and paths relative to the current folder. Imports no torch."""
+"""Output for people: a console, paths relative to the current folder, streams that may be lost. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -38,3 +43,98 @@ def try_to_write(work: Callable[[], object], problem: str) -> None:
         work()
     except OSError as error:
         print(f"{problem}: {error}. Training continues.", flush=True)
+
+
+class Output:
+    """Standard output and errors that training does not depend on: what cannot be written is dropped.
+
+    A context manager, which may be nested. The first failure of a stream (its reader has ended, its disk is full) is reported
+    on the other one, and in a file. From then on the stream is the null device, for native code and for Python's exit too.
+    """
+
+    def __init__(self) -> None:
+        self._guarded: dict[str, _Stream] = {}
+        self._notes: list[str] = []
+        self._file: Path | None = None
+
+    def __enter__(self) -> Output:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if isinstance(stream, _Stream):
+                return stream.output  # the outer one's
+        for name in ("stdout", "stderr"):
+            if (stream := getattr(sys, name)) is not None:
+                self._guarded[name] = _Stream(stream, name, self)
+                setattr(sys, name, self._guarded[name])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, stream in self._guarded.items():
+            stream.flush()  # Python's own flush at its exit would fail
+            if getattr(sys, name) is stream:
+                setattr(sys, name, stream.stream)
+
+    def report_in(self, file: Path) -> None:
+        """Report losses in this file too: those so far, and those to come."""
+        self._file = file
+        self._write()
+
+    def lost(self, name: str, error: Exception) -> None:
+        """Take note that a stream has failed."""
+        other = self._guarded["stderr" if name == "stdout" else "stdout"]
+        text = f"{name} cannot be written: {error}. What is printed there is dropped from here on; the work continues."
+        self._notes.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._write()
+        other.write(f"{text}\n")
+        other.flush()
+
+    def _write(self) -> None:
+        if self._file is not None and self._notes:
+            with contextlib.suppress(OSError):  # the same full disk
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a") as file:
+                    file.writelines(self._notes)
+                self._notes.clear()
+
+
+def report_losses_in(file: Path) -> None:
+    """Let the Output in force report losses in this file too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, _Stream):
+            stream.output.report_in(file)
+            return
+
+
+class _Stream:
+    """A text stream, its failures taken by an Output."""
+
+    def __init__(self, stream: TextIO, name: str, output: Output) -> None:
+        self.stream, self.output = stream, output
+        self._name, self._is_lost = name, False
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self.stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        self._try(self.stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            if self._is_lost:
+                return
+            self._is_lost = True
+            with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+                null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(null, self.stream.fileno())
+                os.close(null)
+            self.output.lost(self._name, error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.helpers.launching import Command
@@ -26,3 +28,16 @@ def test_a_mismatch_of_launcher_and_engine_raises(line: str, words: str, command
     assert done.code != 0
     assert done.text.count(words) == 1, done.text
     assert "epoch 1" not in done.text
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python"])
+def test_ranks_with_other_settings_end_before_the_first_step(launcher: str, command: Command, tmp_path: Path) -> None:
+    """Another rate on rank 1: one message with key, values and ranks, and no run."""
+    line = "exec python -m trainkit fit conf=mlp trainer.max_steps=3 run_dir=run"
+    script = f'if [ "${{HOROVOD_RANK:-$RANK}}" = 1 ]; then {line} optimizer.lr=0.2; else {line}; fi\n'
+    (tmp_path / "start.sh").write_text(script)
+    done = command(f"{launcher} bash start.sh", timeout_s=90)
+    assert done.code != 0
+    assert done.text.count("Ranks differ in what must be equal on all: ") == 1, done.text
+    assert "; optimizer.lr is 0.05 on rank 0 and 0.2 on rank 1." in done.text
+    assert not (tmp_path / "run").exists()

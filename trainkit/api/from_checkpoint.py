@@ -16,6 +16,7 @@ from trainkit.checkpoint.format import MANIFEST, read_manifest
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.errors import CheckpointError
+from trainkit.masking import MASK
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -52,17 +53,23 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {name: value for name, value in saved.items() if takes_any or name in parameters} | dict(given)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    lacking = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty and p.name not in arguments]
+    hidden = [name for name, value in arguments.items() if name not in given and _is_hidden(value)]
+    needed = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty]
+    lacking = [*hidden, *(name for name in needed if name not in arguments)]
     if lacking:
         shown = ", ".join(f"{name}=..." for name in lacking)
         raise CheckpointError(
             f"{path} does not hold the arguments {', '.join(lacking)} of {cls.__name__}: call save_hyperparameters() in its "
-            f"__init__ before training (it saves plain values), or give them: "
+            f"__init__ before training (it saves plain values, but no secrets and no values of the environment), or give them: "
             f"{cls.__name__}.load_from_checkpoint(path, {shown})."
         )
     task = cls(**arguments)
     load_into(task, weights, path, strict)
     return task
+
+
+def _is_hidden(value: Any) -> bool:
+    return isinstance(value, str) and (value == MASK or "${" in value)
 
 
 def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

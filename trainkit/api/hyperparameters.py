@@ -60,7 +60,13 @@ class Configured:
         """
         own, left_out = type(self).__name__, {ignore} if isinstance(ignore, str) else set(ignore)
         if len(names) == 1 and not isinstance(names[0], str):
-            found, names = dict(names[0] if isinstance(names[0], Mapping) else vars(names[0])), ()
+            given = names[0] if isinstance(names[0], Mapping) else getattr(names[0], "__dict__", None)
+            if given is None or not all(isinstance(name, str) for name in given):
+                raise TaskError(
+                    f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with texts as keys, or a "
+                    "namespace."
+                )
+            found, names = dict(given), ()
         else:
             found = _arguments_of(self, inspect.currentframe())
         if strange := [name for name in (*names, *left_out) if name not in found]:

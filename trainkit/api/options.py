@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -144,7 +144,8 @@ class Options:
     """All arguments of a Trainer except its callbacks.
 
     Attributes:
-        config: the resolved config that the Trainer was built from, if any.
+        config: the config that the Trainer was built from, if any, as it may leave the process.
+        masked_values: secrets that it leaves out.
     """
 
     engine: Engine | str
@@ -157,6 +158,7 @@ class Options:
     seed: int
     fast_dev_run: int
     config: dict[str, Any] | None = None
+    masked_values: tuple[str, ...] = field(default=(), repr=False)
 
 
 # Lightning's short names of precisions; 16 and "16" are the same.
@@ -203,7 +205,7 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
         given |= {f"limit_{kind}_batches": quick for kind in ("train", "val", "test", "predict")}
 
     def group(kind: type[_Group]) -> _Group:
-        return kind(**{field.name: given[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+        return kind(**{own.name: given[own.name] for own in fields(kind)})  # type: ignore[arg-type]
 
     return Options(
         given["engine"],

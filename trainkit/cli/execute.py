@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
 from trainkit.errors import Dismissed, summary
 from trainkit.launch.environment import read_launcher
+from trainkit.masking import scrubbed
 from trainkit.run.state import write_state
 
 
@@ -26,8 +28,8 @@ class RunFiles(Callback):
     As a context manager it writes how training ended.
     """
 
-    def __init__(self, files: dict[str, str]) -> None:
-        self._files = files
+    def __init__(self, files: dict[str, str], masked_values: Sequence[str] = ()) -> None:
+        self._files, self._masked_values = files, masked_values
         self._run_dir: Path | None = None  # once it is written to
 
     def __enter__(self) -> RunFiles:
@@ -37,7 +39,8 @@ class RunFiles(Callback):
         if self._run_dir is not None and not isinstance(error, Dismissed):  # the job continues without this worker
             state = "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
             with contextlib.suppress(OSError):  # a full disk does not hide the error that ended the run
-                write_state(self._run_dir, state, summary(error) if state == "failed" else "")
+                text = scrubbed(summary(error), self._masked_values)
+                write_state(self._run_dir, state, text if state == "failed" else "")
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
@@ -51,8 +54,8 @@ class RunFiles(Callback):
 
 def execute(job: Job) -> dict[str, float]:
     """Run one job; return the latest logged values."""
-    files = RunFiles(job.files)
-    built = build(job.config, [files])
+    files = RunFiles(job.files, job.kept.values if job.kept else ())
+    built = build(job.config, [files], job.kept)
     trainer, task = built.trainer, built.task
     if job.notes and read_launcher().is_main:
         lines = [f"config of {job.config['run_dir']}, with changes:", *(f"  {note}" for note in job.notes)]

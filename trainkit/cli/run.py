@@ -21,6 +21,7 @@ from trainkit.cli.reported import is_first
 from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
+from trainkit.console import Output
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 
@@ -80,7 +81,12 @@ def _show_sweep(sweep: Any) -> None:
 
 
 def guarded(work: Callable[[], object], launcher: Launcher) -> int:
-    """Call `work`; return the exit code, with errors reported by `fail`."""
+    """Call `work`; return the exit code, with errors reported by `fail`. Output that cannot be written ends nothing."""
+    with Output():
+        return _guarded(work, launcher)
+
+
+def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
     try:
         work()
         return 0

@@ -89,13 +89,17 @@ def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Pat
     return [f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text for text in overrides]
 
 
-def _lists(group: str, name: str, folders: Sequence[Path]) -> bool:
+def _lists(group: str, name: str, folders: Sequence[Path], above: tuple[str, ...] = ()) -> bool:
     """Return whether the defaults list of a config, or of one that it names in it, has a line for a group."""
+    if name in above:
+        raise ConfigError(f"conf/{name}.yaml includes itself: {' -> '.join([*above, name])}. Take it out of a defaults list.")
     file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
     defaults = read_config(file).get("defaults") if file else None
     lines = defaults if isinstance(defaults, list) else []
     return any(
-        any(str(key).split()[-1] == group for key in line) if isinstance(line, dict) else _lists(group, line, folders)
+        any(str(key).split()[-1] == group for key in line)
+        if isinstance(line, dict)
+        else _lists(group, line, folders, (*above, name))
         for line in lines
         if isinstance(line, dict) or (isinstance(line, str) and line not in ("_self_", name))
     )

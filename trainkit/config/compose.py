@@ -7,7 +7,9 @@ schema           the constructors' check of the result
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import logging
 import os
 import sys
@@ -27,16 +29,20 @@ from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
+from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, plain_hydra
+from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
 from trainkit.config.of_run import OVERRIDES, Primary, changes, primary_of
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.masking import masked_arguments, masked_lines
 from trainkit.run.folder import job_started
 
 # Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/run.py).
@@ -59,6 +65,7 @@ class Job:
         command: "fit", "validate", "test" or "predict".
         config: resolved and checked.
         files: files for the run's folder: file name -> text.
+        kept: the config for manifests and loggers.
         notes: differences from the config of the run in `run_dir`, if that is evaluated.
     """
 
@@ -66,6 +73,7 @@ class Job:
     config: dict[str, Any]
     files: dict[str, str]
     notes: tuple[str, ...] = ()
+    kept: Kept | None = None
 
 
 class OtherFolders(SearchPathPlugin):
@@ -112,6 +120,8 @@ def run(
             _run(start, work, finish)
         except (HydraException, OmegaConfBaseException) as error:
             explain(error)
+        except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+            explain_file(error, folders, primary.name)
 
 
 @dataclass(frozen=True)
@@ -160,7 +170,10 @@ def _run(
         else:
             _run_hydra(start, start.scratch, [*own, *overrides], lambda config: work(make_job(config)))
     elif start.is_main:
-        _run_hydra(start, start.scratch, [*own, *overrides], lambda config: None)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), without_environment():
+            _run_hydra(start, start.scratch, [*own, *overrides], lambda config: None)
+        print(masked_lines(printed.getvalue().replace("\\${", "${")), end="", flush=True)
 
 
 def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
@@ -228,12 +241,13 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
         plain["run_dir"] = f"{plain['run_dir']}/{hydra_config.job.num}"
         overrides = list(hydra_config.overrides.task)
     _refuse_a_new_folder(plain, own)
+    refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     schema.check(plain, command, unused)
-    shown = [as_typed(override) for override in overrides]
-    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(plain))}
-    files |= {".hydra/config.yaml": text, OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
-    return Job(command, plain, files, changes(primary.saved, plain))
+    shown, kept = masked_arguments([as_typed(override) for override in overrides]), keep(own, plain)
+    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
+    files |= {".hydra/config.yaml": masked_lines(text), OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
+    return Job(command, plain, files, changes(primary.saved, kept.config), kept)
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:

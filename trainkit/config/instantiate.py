@@ -10,10 +10,12 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
+from trainkit.config.kept import Kept
 from trainkit.config.schema import SAMPLE_KEYS, samples_of
 from trainkit.data.order import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
+from trainkit.masking import masked
 from trainkit.trainer import Trainer
 
 
@@ -36,8 +38,10 @@ class Factory:
         return _call(self.function, args, {**self.arguments, **kwargs}, self.key)
 
 
-def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
+def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | None = None) -> Built:
     """Build trainer, task and data from a config that schema.check has passed; `callbacks` come before those of the config.
+
+    Checkpoints and loggers receive `kept`.
 
     Raises:
         ConfigError: a constructor refuses its arguments.
@@ -59,7 +63,8 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback]) -> Built:
         run_dir=config["run_dir"],
         seed=config["seed"],
     )
-    trainer.options = replace(trainer.options, config=config)
+    kept = kept or Kept(masked(config))
+    trainer.options = replace(trainer.options, config=kept.config, masked_values=kept.values)
     data = data_of(config)
     return Built(trainer, instantiate(config["task"], "task", trusted), data)
 

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError
+from trainkit.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
@@ -121,7 +125,23 @@ def read_overrides(run_dir: Path) -> dict[str, str]:
     except Exception:  # YAML's errors have no common type; a table of runs does without
         held = []
     lines = held if isinstance(held, list) else []
-    return dict(str(line).removeprefix("++").partition("=")[::2] for line in lines)
+    return dict(line.removeprefix("++").partition("=")[::2] for line in masked_arguments([str(line) for line in lines]))
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Return a sentence with file, line and column of the fault in a YAML file."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        what = " ".join(text for text in (error.context, error.problem) if text)
+        return f"{path}, line {mark.line + 1}, column {mark.column + 1}: {what}."
+    if isinstance(error, UnicodeDecodeError):
+        before = error.object[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
+        return f"{path}, line {line}, column {column}: byte 0x{error.object[error.start]:02x} is not UTF-8. Save it as UTF-8."
+    if isinstance(error, RecursionError):
+        return f"{path} cannot be read: it includes itself."
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{path} cannot be read: {first.rstrip('.')}."
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -132,8 +152,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except Exception as error:  # YAML's errors have no common type
-        raise ConfigError(f"{path} cannot be read: {error}. Give conf=NAME and another run_dir.") from error
+    except (OmegaConfBaseException, YAMLError, RecursionError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{unreadable(path, error)} Mend the file, or name another config.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")
     return {str(key): value for key, value in found.items()}

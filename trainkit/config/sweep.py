@@ -29,6 +29,7 @@ from trainkit.config.of_run import OVERRIDES
 from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
+from trainkit.masking import masked_arguments
 from trainkit.run.state import RunState, read_state, write_state
 
 FOLDER = "sweep"  # below the sweep's run_dir: a note of each run, and Hydra's own files
@@ -150,7 +151,7 @@ class TrialRunner:
         print(f"Error in run {number}: {text.rstrip()}", file=sys.stderr, flush=True)
         if not (run_dir / OVERRIDES).is_file():
             (run_dir / OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
-            (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(list(overrides))))
+            (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(masked_arguments(overrides))))
         write_state(run_dir, "failed", summary(error))
 
 

@@ -19,6 +19,7 @@ from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
+from trainkit.config.kept import from_manifest
 from trainkit.console import short
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
@@ -133,6 +134,7 @@ def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str], wit
     config.setdefault("seed", 0)
     if not with_data:
         config["data"] = None
+    config = from_manifest(config, bool(trust))
     schema.check(config, "export", [])
     return config
 

@@ -20,6 +20,7 @@ from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
 from trainkit.errors import ConfigError
 from trainkit.loggers.background import Background
+from trainkit.masking import masked
 from trainkit.metrics.media import Media
 
 _SETTLE_S = 5.0
@@ -259,7 +260,8 @@ class _Ignored:
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
     of_data = getattr(trainer.datamodule, "logged_hparams", {})  # a DataModule of Lightning's has none
-    return dict(trainer.options.config or {**of_data, **task.logged_hparams})
+    own = dict(trainer.options.config or {**of_data, **task.logged_hparams})
+    return dict(masked(own, trainer.options.masked_values))
 
 
 def loggers_of(callbacks: Sequence[Callback]) -> list[Logger]:

@@ -22,6 +22,7 @@ from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
+from trainkit.config.kept import from_manifest
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.replay.watch import Watch
@@ -64,6 +65,7 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     own = {**config, **none, "trainer": {}, "callbacks": {}, "logger": {}, "run_dir": ".", "strict": True, "trust": [*trust]}
     own = merged(own, parts)
     own.setdefault("seed", 0)
+    own = from_manifest(own, bool(trust))
     schema.check(own, "replay", [])
     seed_everything(own["seed"])
     task = instantiate(own["task"], "task", own["trust"])

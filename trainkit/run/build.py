@@ -7,10 +7,13 @@ restored, or begun -> rank 0's state to all ranks
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from trainkit.api.datamodule import DataModule
 from trainkit.api.from_checkpoint import plain
@@ -23,13 +26,14 @@ from trainkit.checkpoint.stateful import versions
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.console import try_to_write
-from trainkit.data.feed import Feed
+from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.masking import masked
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
-from trainkit.optim.forms import read_optimizers
+from trainkit.optim.forms import ScheduleConfig, read_optimizers
 from trainkit.optim.fused import use_fused
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
@@ -44,6 +48,7 @@ from trainkit.run.oom import Halving
 from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
 from trainkit.run.placement import check_parameters, place
 from trainkit.run.reload import Reload
+from trainkit.run.replicas import model_of, optimizers_of
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, restore
 from trainkit.run.run import Run, StepParts
@@ -63,7 +68,7 @@ class StartFrom:
 def build_run(stage: Stage, start: StartFrom) -> Run:
     """Add the parts of a fit to the stage's run, at the state of the checkpoint, and return the run."""
     run, task, engine, options = stage.run, stage.task, stage.engine, stage.options
-    data = read_training_data(stage.data, task, engine)
+    data = read_training_data(stage.data, task, engine, stage.replicas)
     _tidy(stage)
     place(task, engine, run.precision, options.numerics.uses_channels_last(engine.device))  # first: loading casts
     saved = find_saved(stage, start.ckpt_path)
@@ -75,6 +80,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
     use_fused(optimizers)
     check_parameters(task, optimizers)
+    stage.replicas.compare("model", lambda: _facts(task, optimizers, schedules, feeds))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     run.optimizers = optimizers
     run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
@@ -99,6 +105,14 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
         _begin(run, start)
     engine.prepare(task, optimizers, run.precision)
     return run
+
+
+def _facts(
+    task: Task, optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[ScheduleConfig], feeds: Feeds
+) -> dict[str, str]:
+    counts = [feed.plan_of(0).num_samples if isinstance(feed, MapFeed) else None for feed in feeds.val]
+    lengths = {f"samples of validation loader {i}": str(count) for i, count in enumerate(counts)}
+    return optimizers_of(optimizers, schedules) | model_of(task) | lengths
 
 
 def plan_batches(options: BatchOptions, feeds: Feeds) -> BatchPlan:
@@ -182,7 +196,7 @@ def _contents(run: Run) -> Contents:
         found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
         if hparams := plain(run.task.hparams):
-            found["hparams"] = hparams
+            found["hparams"] = masked(hparams, run.options.masked_values)
         return found | {"versions": versions(), "config": run.options.config}
 
     data = run.datamodule

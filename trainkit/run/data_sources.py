@@ -25,6 +25,7 @@ from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
+from trainkit.run.replicas import Replicas, data_of
 
 
 class Movers(Protocol):
@@ -77,11 +78,12 @@ class TrainingData:
     batch_size: int | None
 
 
-def read_training_data(data: DataSources, task: Task, engine: Engine) -> TrainingData:
+def read_training_data(data: DataSources, task: Task, engine: Engine, replicas: Replicas) -> TrainingData:
     """Find the training data.
 
     Raises:
         ConfigError: there is none.
+        DivergenceError: ranks have different data.
     """
     found = data.find("train", task)
     if found is None:
@@ -90,6 +92,7 @@ def read_training_data(data: DataSources, task: Task, engine: Engine) -> Trainin
         )
     found = joined(found, "train_dataloaders")
     source = read_source(found, "train_dataloaders", training=True)
+    replicas.compare("data", lambda: data_of("train_dataloaders", found, source))
     return TrainingData(found, source, batch_size_of(found, source, engine))
 
 

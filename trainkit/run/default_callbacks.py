@@ -28,6 +28,8 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     if arguments["max_time"] is not None and not quick:
         found.append(Timer(arguments["max_time"]))
     if profiler is not None:
+        if not isinstance(profiler, Callback) and (not isinstance(profiler, str) or profiler not in PROFILERS):
+            raise ConfigError(f"trainer.profiler is {profiler}; it must be one of {', '.join(PROFILERS)}, or a callback.")
         found.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
     found = _one_or_none(found, ProgressBar, arguments["enable_progress_bar"])
     if isinstance(loggers, bool):

@@ -45,11 +45,13 @@ class ElasticState:
         writer: of checkpoints, which may still be writing when an attempt ends.
         has_begun: whether an attempt has begun in this process.
         has_data: whether it prepared the data before the others had to wait for it.
+        facts: what this process compared with the other ranks before its first step.
     """
 
     def __init__(self) -> None:
         self.memory, self.signals, self.writer = Memory(), Signals(), Writer()
         self.run_dir: Path | None = None
+        self.facts: dict[str, dict[str, str]] = {}
         self.has_begun = self.has_data = False
         self._handling = contextlib.ExitStack()
         self._is_handling = False

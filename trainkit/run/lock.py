@@ -18,6 +18,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.masking import masked_arguments
 
 LOCK = ".lock"
 
@@ -65,6 +67,10 @@ class RunLock:
         """
         assert self._file is None, "a lock is taken once"
         path = run_dir / LOCK
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"run_dir is '{run_dir}', and {path} is no plain file. Delete it, or give another folder: run_dir=..."
+            )
         _refuse_own(path, run_dir)
         try:
             self._file, locked = _open_locked(path, patience_s)
@@ -187,7 +193,7 @@ def _describe_self() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": " ".join(shlex.join(sys.orig_argv).split()),  # on one line
+        "command": " ".join(shlex.join(masked_arguments(sys.orig_argv)).split()),  # on one line
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "birth": _birth(os.getpid()),
     }
@@ -206,11 +212,11 @@ def _birth(pid: int) -> str | None:
 def _read(path: Path) -> dict[str, Any]:
     """Read the holder of a file that this process does not hold: opening and closing it would drop its own lock."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
     except OSError:
         return {}
     try:
-        return _content(file) or {}
+        return (_content(file) or {}) if stat.S_ISREG(os.fstat(file).st_mode) else {}
     finally:
         os.close(file)
 

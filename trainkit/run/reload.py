@@ -7,6 +7,7 @@ from trainkit.errors import ConfigError
 from trainkit.run.data_sources import DataSources, read_training_data
 from trainkit.run.feeds import Feeds, make_feeds, validation_data
 from trainkit.run.norms import check_norms
+from trainkit.run.replicas import Replicas
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -38,7 +39,8 @@ class Reload:
         self._turn = turn
         stage, run, old = self._stage, self._run, self._feeds
         stage.drop([old.train, *old.val])
-        new = make_feeds(stage, read_training_data(stage.data, stage.task, stage.engine), old.declared_ranks)
+        data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))
+        new = make_feeds(stage, data, old.declared_ranks)
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):
             raise ConfigError(
                 f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch} train_dataloader() returned "

@@ -1,7 +1,7 @@
 """Stage: everything around a fit, validate, test or predict.
 
-enter   engine started, device pinned -> torch's flags -> run folder agreed and locked -> hooks -> data prepared and set up
-        -> modules compiled
+enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed and locked
+        -> hooks -> data prepared and set up -> modules compiled
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
@@ -22,6 +22,7 @@ from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.store import Store, make_store
 from trainkit.checkpoint.writer import Writer
+from trainkit.console import Output, report_losses_in
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
@@ -40,6 +41,7 @@ from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import job_started, make_run_dir
 from trainkit.run.lock import RunLock, one_at_a_time
 from trainkit.run.logged import hook_log_of
+from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
@@ -60,6 +62,7 @@ class Stage:
         signals: that this process received.
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
         bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
+        replicas: compares what must be equal on all ranks.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Stage:
             )
         self.signals = Signals() if self.elastic is None else self.elastic.signals
         self.run.coordinator = Coordinator(self.engine, self.signals)
+        self.replicas = Replicas(self.engine.comm, None if self.elastic is None else self.elastic.facts)
 
     @property
     def is_elastic(self) -> bool:
@@ -113,9 +117,10 @@ class Stage:
     # -- enter ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Stage:
-        self._announce()
-        self.engine.__enter__()
+        self._stack.enter_context(Output())
         try:
+            self._announce()
+            self.engine.__enter__()
             if self.engine.ranks.takes_part:
                 self._set_up()
         except BaseException:
@@ -148,6 +153,7 @@ class Stage:
 
     def _set_up(self) -> None:
         engine, numerics, run = self.engine, self.options.numerics, self.run
+        self.replicas.compare("settings", lambda: settings_of(self.task, self.data.datamodule, self.options, engine))
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
@@ -158,6 +164,7 @@ class Stage:
         if (limit := self.options.samples.limit) is not None:
             self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
+        report_losses_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self._attach()

@@ -17,6 +17,7 @@ from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
+from trainkit.masking import scrubbed
 
 
 @dataclass
@@ -95,7 +96,7 @@ def about(trainer: RunView, record: StepRecord, why: str, weights_step: int | No
     task, numerics = trainer.task, trainer.options.numerics
     modules = dict(task.named_modules())
     return {
-        "why": why,
+        "why": scrubbed(why, trainer.options.masked_values),
         "step": record.step,
         "epoch": record.epoch,
         "step_in_epoch": record.step_in_epoch,

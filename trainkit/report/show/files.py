@@ -15,6 +15,7 @@ from typing import Any
 
 from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
+from trainkit.masking import masked
 from trainkit.run.state import RunState, read_state
 
 Series = tuple[list[int], list[float]]  # steps, values
@@ -147,7 +148,7 @@ def read_any(folder: Path, name: str) -> FinishedRun:
             held.append(value)
     epochs = {epoch for epoch, _, _ in rows} | {saved.epoch for saved in checkpoints}
     config, goodput = folder / "config.yaml", folder / "goodput.json"
-    settings = flat(read_config(config)) if config.is_file() else {}
+    settings = flat(masked(read_config(config))) if config.is_file() else {}
     seconds = json.loads(goodput.read_text())["seconds"] if goodput.is_file() else {}
     about = (settings, seconds, read_overrides(folder), read_state(folder))
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)

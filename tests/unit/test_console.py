@@ -1,0 +1,48 @@
+"""Streams that may be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from trainkit.console import Output
+
+
+class Broken(io.StringIO):
+    """Accepts some characters."""
+
+    room = 10
+
+    def write(self, text: str) -> int:
+        """Write, or fail."""
+        if self.tell() + len(text) > self.room:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_a_failure_is_reported_once_on_the_other_stream_and_in_a_file(tmp_path: Path) -> None:
+    """What comes after it is dropped without an error; the streams are the caller's again at the end."""
+    out, err = Broken(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with Output() as output, Output() as inner:
+            assert inner is output
+            print("first")
+            print("second, which is too long")
+            print("third")
+            inner.report_in(tmp_path / "logs" / "rank-0.txt")
+        assert sys.stdout is out
+    assert out.getvalue().startswith("first\n")
+    assert err.getvalue().count("stdout cannot be written: [Errno 32] Broken pipe.") == 1
+    assert (tmp_path / "logs/rank-0.txt").read_text().count("stdout cannot be written") == 1
+
+
+def test_both_streams_may_be_lost(tmp_path: Path) -> None:
+    """Nothing is raised, and the file has both."""
+    out, err = Broken(), Broken()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), Output() as output:
+        output.report_in(tmp_path / "rank-0.txt")
+        print("x" * 20)
+        print("y" * 20, file=sys.stderr)
+    assert len((tmp_path / "rank-0.txt").read_text().splitlines()) == 2

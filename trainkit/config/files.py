@@ -1,0 +1,35 @@
+"""Faults of config files that Hydra reads itself: the file, the line and the column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
+
+from trainkit.config.of_run import unreadable
+from trainkit.errors import ConfigError
+
+
+def explain_file(error: Exception, folders: Sequence[Path], name: str) -> NoReturn:
+    """Raise the error of a broken file, found by reading all if the error does not name it."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        raise ConfigError(unreadable(Path(str(error.problem_mark.name).strip("'\" ")), error)) from None
+    if isinstance(error, UnicodeDecodeError):
+        for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+            try:
+                path.read_bytes().decode()
+            except UnicodeDecodeError as fault:
+                raise ConfigError(unreadable(path, fault)) from None
+    if isinstance(error, RecursionError) and not any("omegaconf" in line or "hydra" in line for line in _frames(error)):
+        raise error
+    raise ConfigError(f"{name}.yaml, or a config in its defaults list, includes itself. Take it out of that list.") from None
+
+
+def _frames(error: BaseException) -> list[str]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return found[-50:]

@@ -1,0 +1,143 @@
+"""The config as it leaves the process: resolved, but values of the environment stay interpolations, and secrets are masked."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from trainkit.errors import ConfigError
+from trainkit.masking import MASK, is_secret, masked
+
+_MARK = "trainkit_env_"
+_ENV = re.compile(r"\$\{oc\.env:\s*([\w.]+)")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What files, manifests and loggers receive.
+
+    Attributes:
+        config: of plain values.
+        values: those that it leaves out; they are masked in other texts.
+    """
+
+    config: dict[str, Any]
+    values: tuple[str, ...] = ()
+
+
+def keep(config: DictConfig, resolved: Mapping[str, Any]) -> Kept:
+    """Return what may leave the process.
+
+    Args:
+        config: not resolved.
+        resolved: the same with all interpolations replaced, and perhaps further keys.
+    """
+    raw, values = OmegaConf.to_container(config, resolve=False), list(_secrets_in(resolved))
+    with _marked():
+        found = _with_text(raw, resolved, OmegaConf.create(raw), values)
+    if "run_dir" in resolved:
+        found["run_dir"] = resolved["run_dir"]  # this job's own folder
+    return Kept(masked(found), tuple(dict.fromkeys(values)))
+
+
+def refuse_masks(tree: Any, key: str = "") -> None:
+    """Refuse a config that holds a masked value: it is of a run's file.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            refuse_masks(value, f"{key}.{name}".lstrip("."))
+    elif tree == MASK and is_secret(key):
+        raise ConfigError(
+            f"{key} is masked in the run's config.yaml, since it looks like a secret. Give it again: {key}=... To let later "
+            f"commands find it, put it into the environment: {key}='${{oc.env:NAME}}'."
+        )
+
+
+def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
+    """Return the config of a manifest with the environment's values in it.
+
+    Args:
+        trusted: whether variables that look like secrets are read too.
+
+    Raises:
+        ConfigError: one is not set, or looks like a secret.
+    """
+    for key, text in _texts(config):
+        if hidden := [name for name in _ENV.findall(text) if is_secret(name) and not trusted]:
+            raise ConfigError(f"{key} is {text}: it reads the secret {hidden[0]}. If you trust the file, add trust=[...].")
+    try:
+        found = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"The config of the file cannot be resolved: {str(error).splitlines()[0]}.") from error
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+@contextlib.contextmanager
+def without_environment() -> Iterator[None]:
+    """Within the context `${oc.env:NAME}` is resolved to its own text."""
+    with _registered(lambda name, *default: f"\\${{oc.env:{name}}}"):
+        yield
+
+
+def _marked() -> contextlib.AbstractContextManager[None]:
+    return _registered(lambda name, *default: f"{_MARK}{name}")
+
+
+@contextlib.contextmanager
+def _registered(resolver: Any) -> Iterator[None]:
+    OmegaConf.register_new_resolver("oc.env", resolver, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _with_text(raw: Any, resolved: Any, marked: Any, values: list[str]) -> Any:
+    """Return `resolved` with the text of `raw` for each value that came from the environment; append these to `values`."""
+    if isinstance(raw, dict) and isinstance(resolved, Mapping):
+        return {key: _child(raw, value, marked, key, values) if key in raw else value for key, value in resolved.items()}
+    if isinstance(raw, list) and isinstance(resolved, list):
+        return [_child(raw, value, marked, i, values) for i, value in enumerate(resolved)]
+    return resolved
+
+
+def _child(raw: Any, resolved: Any, marked: Any, key: Any, values: list[str]) -> Any:
+    own = raw[key]
+    if not isinstance(own, str):
+        return _with_text(own, resolved, marked[key], values) if isinstance(own, (dict, list)) else resolved
+    if "${" not in own:
+        return resolved
+    try:
+        value = marked[key]
+        is_plain = _MARK not in str(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
+    except Exception:  # a resolver of the user's own may refuse the mark
+        is_plain = "oc.env" not in own
+    if is_plain:
+        return resolved
+    values.extend(text for _, text in _texts(resolved))
+    return own
+
+
+def _secrets_in(tree: Any) -> Iterator[str]:
+    for key, text in _texts(tree):
+        if is_secret(key):
+            yield text
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, str):
+        yield key, tree
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, Sequence) else ()
+    for name, value in () if isinstance(tree, str) else items:
+        yield from _texts(value, f"{key}.{name}".lstrip("."))
