@@ -27,6 +27,17 @@ def short(path: Path | str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def cell(value: object) -> object:
+    """Return a value for a CSV file: a text that a spreadsheet would run as a formula is quoted; numbers stay numbers."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def plural(count: int, noun: str) -> str:
     """Return "1 rank", "2 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

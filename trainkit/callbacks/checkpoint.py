@@ -263,6 +263,11 @@ def _check_filename(filename: str) -> str:
             f"ModelCheckpoint.filename is '{filename}', and '{{{strange[0]}}}' is no name; there are epoch, step, "
             'and the names of logged values, with "_" for "/".'
         )
+    if "://" in filename or Path(filename).is_absolute() or ".." in Path(filename).parts or not filename.isprintable():
+        raise ConfigError(
+            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, without '..', a leading '/', a "
+            "URL or control characters. To write elsewhere: dirpath=FOLDER."
+        )
     return filename
 
 

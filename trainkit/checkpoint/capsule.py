@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainkit.checkpoint.foreign import read_bounded
 from trainkit.checkpoint.format import (
     MANIFEST,
     WEIGHTS,
@@ -86,7 +87,7 @@ def read(path: str | Path) -> Capsule:
     if not (folder / MANIFEST).is_file():
         raise CheckpointError(_missing(folder))
     try:
-        about = json.loads((folder / MANIFEST).read_text())
+        about = json.loads(read_bounded(folder / MANIFEST))
         files = {
             str(name): {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])} for name, file in about["files"].items()
         }

@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from trainkit.checkpoint.foreign import check_file, read_bounded
 from trainkit.errors import CheckpointError
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
@@ -90,7 +91,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckpointError: it is missing, cannot be read, or is not what was written.
     """
     try:
-        text = (folder / MANIFEST).read_bytes()
+        text = read_bounded(folder / MANIFEST)
         manifest: dict[str, Any] = json.loads(text)
         if _SEAL not in manifest:
             raise ValueError(f"it has no {_SEAL}")
@@ -219,7 +220,7 @@ def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], advice: st
         CheckpointError: one is missing, or is not what was written; ends with `advice`.
     """
     for name, about in files.items():
-        path = folder / name
+        path = check_file(folder, name, about)
         if not path.is_file():
             raise CheckpointError(f"{folder} is damaged: {name} is missing.{advice}")
         if path.stat().st_size != about["bytes"] or sha256_of(path) != about["sha256"]:

@@ -6,6 +6,7 @@ import csv
 from typing import Any, ClassVar
 
 from trainkit.api.lightning_arguments import nothing
+from trainkit.console import cell
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
 
@@ -26,6 +27,7 @@ class CSVLogger(RowLogger):
         if self.path.is_file():
             with self.path.open(newline="") as file:
                 reader = csv.DictReader(line for line in file if "\0" not in line)  # NUL bytes are left by a power failure
+                reader.fieldnames = [_name(text) for text in reader.fieldnames or self._columns]
                 self._rows = [dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))]
                 self._columns = list(reader.fieldnames or self._columns)
         self._rewrite()
@@ -46,11 +48,16 @@ class CSVLogger(RowLogger):
         draft = self.path.with_suffix(".csv.draft")
         with draft.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
+            csv.writer(file).writerow(map(cell, self._columns))
             writer.writerows(self._rows)
         draft.replace(self.path)
         self._file = self.path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, self._columns)
+
+
+def _name(header: str) -> str:
+    """Return the metric's name of a header that `cell` may have quoted."""
+    return header[1:] if header.startswith("'") and cell(header[1:]) == header else header
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

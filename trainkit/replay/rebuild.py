@@ -17,6 +17,7 @@ from torch import nn
 from trainkit.api.task import Task
 from trainkit.arguments import unknown
 from trainkit.checkpoint.capsule import Capsule
+from trainkit.checkpoint.foreign import printable
 from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -130,7 +131,7 @@ def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
         parameter.requires_grad_(name not in about.get("frozen", ()))
 
 
-def load_weights(run: Run, capsule: Capsule, requested: str | None) -> tuple[str, int | None]:
+def load_weights(run: Run, capsule: Capsule, requested: str | None, trusted: bool = False) -> tuple[str, int | None]:
     """Load the step's weights, or the nearest available; return their source, and by how many steps they are older.
 
     Raises:
@@ -141,7 +142,7 @@ def load_weights(run: Run, capsule: Capsule, requested: str | None) -> tuple[str
         _set_groups(run, capsule)
         age = capsule.weights_age
         return f"those of the {'start of training' if age else 'step'}, from the capsule", age
-    path = requested or _checkpoint_of(capsule)
+    path = requested or _checkpoint_of(capsule, trusted)
     with local_copy(path) as copy:
         load_into(run.task, read_weights(copy), path)
         older = _steps_older(Path(copy), capsule)
@@ -152,14 +153,19 @@ def load_weights(run: Run, capsule: Capsule, requested: str | None) -> tuple[str
     return path, older
 
 
-def _checkpoint_of(capsule: Capsule) -> str:
+def _checkpoint_of(capsule: Capsule, trusted: bool) -> str:
     path = capsule.about.get("checkpoint")
     if not path:
         raise CheckpointError(
             f"{capsule.folder} has no weights (the update was made before the loss was known), and the run had no checkpoint "
             "yet. Pass weights=FOLDER or FILE. With trainer.stop_on_nonfinite=true, a capsule stores the step's own weights."
         )
-    if "://" in path:
+    if "://" in str(path):
+        if not trusted:
+            raise CheckpointError(
+                f"{capsule.folder} names a checkpoint at the URL {printable(path)}, which is not opened without trust. If you "
+                "know it, pass weights=URL, or trust=[...]."
+            )
         return str(path)
     beside = capsule.folder.parent.parent / "checkpoints"  # the run's folder may have been moved
     ages = {}

@@ -106,7 +106,7 @@ def replay(
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(stored, changes.get("trainer") or {}, watch, folder)
         with opened(trainer, task, stored) as run:
-            source, older = load_weights(run, stored, weights)
+            source, older = load_weights(run, stored, weights, bool(trust))
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
             error = _take(run, watch, stored, batches, pdb)
             grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}

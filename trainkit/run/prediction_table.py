@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 
 from torch import Tensor
 
+from trainkit.console import cell
 from trainkit.data.sample_names import class_names_of, file_of
 from trainkit.errors import ConfigError
 
@@ -76,9 +77,9 @@ class PredictionTable:
         if self._columns is None:
             self._columns = list(columns)
             self._file = (self._folder / _PARTS.replace("*", f"{self._rank:05d}")).open("w", newline="")
-            csv.writer(self._file).writerow(["place", "rank", "row", *columns])
+            csv.writer(self._file).writerow(["place", "rank", "row", *map(cell, columns)])
         rows = zip(*(columns.get(name, [""] * count) for name in self._columns), strict=True)
-        csv.writer(self._file).writerows([place, self._rank, i, *row] for i, row in enumerate(rows))  # type: ignore[arg-type]
+        csv.writer(self._file).writerows([place, self._rank, i, *map(cell, row)] for i, row in enumerate(rows))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End this rank's rows."""

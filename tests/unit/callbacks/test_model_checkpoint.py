@@ -679,3 +679,10 @@ def test_without_finite_weights_there_is_no_best(tmp_path: Path) -> None:
     assert keeper.best_model_path == ""
     assert not (tmp_path / "checkpoints" / "best").exists()
     assert target(tmp_path / "checkpoints", "last")
+
+
+@pytest.mark.parametrize("filename", ["../x", "/tmp/x", "a/../../x", "s3://b/x", "a\x1b[31m"])
+def test_a_filename_that_leads_elsewhere_is_refused_before_training(filename: str) -> None:
+    """When the callback is made."""
+    with pytest.raises(ConfigError, match="it must name a folder of its own"):
+        ModelCheckpoint(filename=filename)

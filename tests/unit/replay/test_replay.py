@@ -16,7 +16,9 @@ from torch.utils.data import TensorDataset
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule, ModelCheckpoint
+from trainkit.checkpoint.capsule import Capsule
 from trainkit.errors import CheckpointError, ConfigError, DivergenceError
+from trainkit.replay.rebuild import _checkpoint_of
 from trainkit.replay.replay import replay
 from trainkit.replay.show import show
 
@@ -362,3 +364,12 @@ def test_nothing_is_downloaded(tmp_path: Path) -> None:
             raise RuntimeError("there is no network")
 
     assert replay(run(tmp_path, Drops(), poisoned()), Offline()).is_equal
+
+
+def test_a_url_in_a_manifest_is_opened_with_trust_only(tmp_path: Path) -> None:
+    """A capsule from elsewhere makes no connection."""
+    capsule = Capsule(tmp_path, {"checkpoint": "http://evil\x1b[2J/x", "step": 1, "files": {}}, {})
+    with pytest.raises(CheckpointError, match="is not opened without trust") as caught:
+        _checkpoint_of(capsule, trusted=False)
+    assert "\x1b" not in str(caught.value)
+    assert _checkpoint_of(capsule, trusted=True).startswith("http://evil")
