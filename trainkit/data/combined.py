@@ -78,7 +78,7 @@ def joined(data: Any, name: str) -> Any:
     if isinstance(data, CombinedLoader):
         return data.joined(name)
     items = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else []
-    if items and all(isinstance(item, DataLoader) for item in items):
+    if items and isinstance(items[0], DataLoader) and all(isinstance(item, DataLoader) for item in items):
         return CombinedLoader(data, "max_size_cycle").joined(name)
     return data
 
