@@ -17,7 +17,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["errors", "version"],
+    ["callable_package", "errors", "version"],
     ["arguments", "console", "masking", "tracing"],
     ["launch"],
     ["device", "horovod_build"],

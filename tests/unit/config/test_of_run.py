@@ -92,7 +92,7 @@ def test_a_broken_config_is_named(run_dir: Path, capsys: pytest.CaptureFixture[s
     """A file that is no config ends the command with code 2 and its name."""
     (run_dir / "config.yaml").write_text("a: [1\n")
     assert main("validate", ["run_dir=r"]) == 2
-    assert "r/config.yaml cannot be read" in capsys.readouterr().err
+    assert "r/config.yaml, line 2, column 1: " in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
