@@ -288,9 +288,9 @@ def streams() -> dict[str, Any]:
 
 
 def mixed() -> dict[str, Any]:
-    """The image recipe with MixUp, CutMix and repeats; each copy of a sample has noise of its own."""
+    """The image recipe with MixUp, CutMix and repeats; each copy of a sample has noise of its own. Every batch is even."""
     generator = torch.Generator().manual_seed(8)
-    images = torch.randn(WIDTH * BATCH * 3 + 5, 3, 4, 4, generator=generator, dtype=torch.float64)
+    images = torch.randn(WIDTH * BATCH * 4, 3, 4, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(5, (len(images),), generator=generator)
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
