@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers import KINDS, LOOPS, LOOPS_ALL_ON, Job, nothing_printed, sgd, tiny_batches, tiny_mlp
+from benchmarks.peers import LOOPS, LOOPS_ALL_ON, Job, nothing_printed, sgd, tiny_batches, tiny_mlp
 
 WARM, COUNTED = 20, 100
 
@@ -28,12 +28,12 @@ def why_not() -> str:
     return "" if shutil.which("callgrind_control") else "valgrind is not installed"
 
 
-def count(names: Sequence[str], size: int = 32) -> dict[str, float]:
-    """Return the instructions of a step of each contender, by name, or by "name on kind of data", in batches of `size`."""
+def count(names: Sequence[str]) -> dict[str, float]:
+    """Return the instructions of a step of each contender."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted"]
         run = subprocess.run(
-            [*command, sys.executable, "-m", __spec__.name, str(size), *names], capture_output=True, text=True, check=False
+            [*command, sys.executable, "-m", __spec__.name, *names], capture_output=True, text=True, check=False
         )
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])
@@ -71,8 +71,6 @@ class Counted:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for i, named in enumerate(sys.argv[2:]):
-        contender, _, kind = named.partition(" on ")
-        data = KINDS[kind or "a list of batches"](tiny_batches(WARM + COUNTED + 2, int(sys.argv[1])))
+    for i, contender in enumerate(sys.argv[1:]):
         with nothing_printed():
-            (LOOPS | LOOPS_ALL_ON)[contender](Job(tiny_mlp, sgd, data, Counted(i)))
+            (LOOPS | LOOPS_ALL_ON)[contender](Job(tiny_mlp, sgd, tiny_batches(WARM + COUNTED + 2), Counted(i)))
