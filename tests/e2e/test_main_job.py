@@ -35,7 +35,8 @@ def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Comma
     assert done.text.count(ENGINES[launcher]) == 1
     assert done.text.count("epoch 5/5") == 1
     (run,) = (tmp_path / "runs" / "mlp").iterdir()
-    assert {p.name for p in run.iterdir()} == {".hydra", ".lock", "config.yaml", "metrics.csv", "checkpoints", "tensorboard"}
+    files = {".hydra", ".lock", "config.yaml", "metrics.csv", "checkpoints", "tensorboard", "state.json"}
+    assert {p.name for p in run.iterdir()} == files
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 5
     rows = read_rows(run)
     assert max(float(row["val/acc"]) for row in rows if row["val/acc"]) > 0.9
@@ -100,7 +101,7 @@ def test_cfg_prints_the_config_once(command: Command, tmp_path: Path) -> None:
     """--cfg job prints from rank 0 only, and nothing is written."""
     done = command("horovodrun -np 2 python -m trainkit fit conf=resnet50 --cfg job")
     assert done.code == 0
-    assert done.out.count("zero_init_residual") == 1
+    assert done.out.count("image_classifier.ImageClassifier") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,8 +109,8 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     """--help lists commands, configs and groups."""
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
-    assert "gpt, mlp, recommender, resnet18, resnet50" in text
-    assert "digits, imagefolder, ratings, synthetic, text" in text
+    assert "gpt, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50" in text
+    assert "digits, imagefolder, labelled_texts, ratings, synthetic, text, texts" in text
 
 
 @pytest.mark.slow
