@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from recipes.schedule import with_schedule
 from trainkit.arguments import ExistingFile, ExistingFolder, Fraction, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim import decay_groups
@@ -170,11 +171,7 @@ class LanguageModel(trainkit.Task):
         yield decoder.decode(b"", final=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
-        if self.lr is None:
-            return optimizer
-        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
 
 
 class Windows(Dataset):

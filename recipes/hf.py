@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import trainkit
+from recipes.schedule import with_schedule
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
@@ -121,11 +122,7 @@ class TransformersTask(trainkit.Task):
             self.trainer.say(f"pretrained       {short(folder)}")
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
-        if self.lr is None:
-            return optimizer
-        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
 
 
 class HFClassifier(TransformersTask):

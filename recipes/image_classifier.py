@@ -12,6 +12,7 @@ from torch.nn import functional
 import trainkit
 from recipes.augment import Mix
 from recipes.models import image_model
+from recipes.schedule import with_schedule
 from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError
 from trainkit.optim import decay_groups
@@ -105,11 +106,7 @@ class ImageClassifier(trainkit.Task):
         self.results.leave_page(self.trainer)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay))
-        if self.lr is None:
-            return optimizer
-        schedule = self.lr(optimizer, total_steps=self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
 
 
 def _network(model: nn.Module | str, num_classes: int | None, weights: str | None, options: dict[str, Any] | None) -> nn.Module:
