@@ -19,26 +19,24 @@ from trainkit.api.entry_points import checked_calls
 from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import canonical, read_options
-from trainkit.api.state import TrainState
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
 from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveInt, ShortPrecision, checked
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
-from trainkit.loggers.base import Logger, loggers_of
-from trainkit.optim.batch_plan import BatchPlan
+from trainkit.loggers.base import Logger
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import callbacks_with, default_callbacks
 from trainkit.run.elastic import ElasticRun
+from trainkit.run.last_run import LastRun
 from trainkit.run.prediction_table import TableFormat
-from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
 
 @checked
 @checked_calls("fit", "validate", "test", "predict", "save_checkpoint")
-class Trainer:
+class Trainer(LastRun):
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
@@ -154,8 +152,6 @@ class Trainer:
         given = canonical(locals())
         self.options = read_options(given)
         self.callbacks: list[Callback] = default_callbacks(given)
-        self._run: Run | None = None
-        self._fitted: Run | None = None
 
     # -- entry points -----------------------------------------------------------------------------------------------
 
@@ -284,73 +280,3 @@ class Trainer:
             if self._fitted is None:
                 raise ConfigError("No fit has run yet, so there are no trained weights: call fit first.")
             self._fitted.save_checkpoint(filepath, weights_only)
-
-    # -- the run in progress, or the last one -----------------------------------------------------------------------
-
-    @property
-    def run(self) -> Run:
-        """The run in progress, or the last one; hooks receive it.
-
-        Raises:
-            ConfigError: nothing has run yet.
-        """
-        if self._run is None:
-            raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
-        return self._run
-
-    @property
-    def state(self) -> TrainState:
-        """The counters."""
-        return self.run.state
-
-    @property
-    def engine(self) -> Engine:
-        """The ranks."""
-        return self.run.engine
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder, the same on all ranks."""
-        if not self.engine.ranks.takes_part:
-            raise ConfigError("trainer.run_dir: this rank is not in engine.process_set and has no run folder.")
-        return self.run.run_dir
-
-    @property
-    def batch_plan(self) -> BatchPlan:
-        """The arithmetic of batch and learning rate of the last fit."""
-        if self._fitted is None:
-            raise ConfigError("No fit has run yet, so there is no batch plan: call fit first.")
-        return self._fitted.batch_plan
-
-    @property
-    def callback_metrics(self) -> dict[str, float]:
-        """The latest logged values; empty before the first run."""
-        return {} if self._run is None else self._run.callback_metrics
-
-    @property
-    def max_epochs(self) -> int | None:
-        """The limit of epochs."""
-        return self.options.limits.max_epochs
-
-    @property
-    def max_steps(self) -> int | None:
-        """The limit of steps."""
-        return self.options.limits.max_steps
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether training ends after the current step; set it to request that, as in Lightning."""
-        return self.run.should_stop
-
-    @should_stop.setter
-    def should_stop(self, value: bool) -> None:
-        self.run.should_stop = value
-
-    def __getattr__(self, name: str) -> Any:
-        """Ask the run for what a Trainer of Lightning's has too: global_step, world_size, request_stop(reason), ..."""
-        if name in ("logger", "loggers") and self._run is None:  # of the run to come
-            found = loggers_of(self.callbacks)
-            return found if name == "loggers" else next(iter(found), None)
-        if name.startswith("_") or not (hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")):
-            raise AttributeError(f"'Trainer' object has no attribute '{name}'")
-        return getattr(self.run, name)

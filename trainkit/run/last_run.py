@@ -1,0 +1,92 @@
+"""What a Trainer answers about the run in progress, or the last one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainkit.api.callback import Callback
+from trainkit.api.options import Options
+from trainkit.api.state import TrainState
+from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError
+from trainkit.loggers.base import loggers_of
+from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.run import Run
+
+
+class LastRun:
+    """Part of Trainer."""
+
+    options: Options
+    callbacks: list[Callback]
+    _run: Run | None = None
+    _fitted: Run | None = None  # the last one that trained
+
+    @property
+    def run(self) -> Run:
+        """The run in progress, or the last one; hooks receive it.
+
+        Raises:
+            ConfigError: nothing has run yet.
+        """
+        if self._run is None:
+            raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
+        return self._run
+
+    @property
+    def state(self) -> TrainState:
+        """The counters."""
+        return self.run.state
+
+    @property
+    def engine(self) -> Engine:
+        """The ranks."""
+        return self.run.engine
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder, the same on all ranks."""
+        if not self.engine.ranks.takes_part:
+            raise ConfigError("trainer.run_dir: this rank is not in engine.process_set and has no run folder.")
+        return self.run.run_dir
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """The arithmetic of batch and learning rate of the last fit."""
+        if self._fitted is None:
+            raise ConfigError("No fit has run yet, so there is no batch plan: call fit first.")
+        return self._fitted.batch_plan
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The latest logged values; empty before the first run."""
+        return {} if self._run is None else self._run.callback_metrics
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The limit of epochs."""
+        return self.options.limits.max_epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        """The limit of steps."""
+        return self.options.limits.max_steps
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training ends after the current step; set it to request that, as in Lightning."""
+        return self.run.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the run for what a Trainer of Lightning's has too: global_step, world_size, request_stop(reason), ..."""
+        if name in ("logger", "loggers") and self._run is None:  # of the run to come
+            found = loggers_of(self.callbacks)
+            return found if name == "loggers" else next(iter(found), None)
+        if name.startswith("_") or not (hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")):
+            raise AttributeError(f"'Trainer' object has no attribute '{name}'")
+        return getattr(self.run, name)
