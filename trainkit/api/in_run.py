@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ class InRun:
 
     parameters: Callable[..., Iterator[nn.Parameter]]
 
-    @property
-    def trainer(self) -> RunView:
-        """The run in progress."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        @property
+        def trainer(self) -> RunView:
+            """The run in progress."""
 
     @property
     def device(self) -> torch.device:
