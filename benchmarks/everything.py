@@ -23,6 +23,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results.json"
 NAMES = (
     "overhead",
+    "kinds",
     "growth",
     "startup",
     "memory",
