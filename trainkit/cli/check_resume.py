@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import usage_of
 from trainkit.console import plural
@@ -97,7 +98,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
             )
         asked = _read(own, rest)
     except ConfigError as error:
-        return run.fail(error, started, str(error), error.exit_code)
+        return fail(error, started, str(error), error.exit_code)
     pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))  # the config is checked for the ranks of the runs
     equal = [True]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import usage_of
 from trainkit.errors import ConfigError
@@ -36,7 +37,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
             raise ConfigError(f"stage is '{stage}'; it must be one of {', '.join(_STAGES)}.")
         workers = count("workers", own["workers"], least=0) if "workers" in own else None
     except ConfigError as error:
-        return run.fail(error, launcher, str(error), error.exit_code)
+        return fail(error, launcher, str(error), error.exit_code)
 
     def work(job: Job) -> None:
         """Check the job's data. torch is imported here, after all checks."""

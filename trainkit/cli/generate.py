@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli import run
+from trainkit.cli.guard import main_alone
 from trainkit.cli.options import count, module_names, read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import plural
@@ -19,14 +19,14 @@ _KEYS = USAGES["generate"].keys()
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Generate text: RUN_DIR prompt="..." [key=value ...]; return the exit code."""
-    return run.main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
     """Generate. torch is imported here, after all checks."""
     run_dir, request = _read(arguments)
     ckpt_path, trust = request.pop("ckpt_path"), request.pop("trust")
-    from_run: Any = importlib.import_module("trainkit.export.from_run")
+    from_run: Any = importlib.import_module("trainkit.exporting.from_run")
     task, line = from_run.load_task(ckpt_path, run_dir, trust)
     generate = getattr(task, "generate", None)
     if not callable(generate):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import usage_of
 from trainkit.errors import ConfigError
@@ -33,7 +34,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         ranks = count("ranks", own.get("ranks", str(started.world_size)))
         local = count("ranks_per_host", own.get("ranks_per_host", str(min(ranks, 8))))
     except ConfigError as error:
-        return run.fail(error, started, str(error), error.exit_code)
+        return fail(error, started, str(error), error.exit_code)
     engine = engine_of(rest)
     pretend(ranks, min(local, ranks), "torchrun" if engine == "ddp" or started.name == "torchrun" else "horovodrun")
     return run.main(command, rest, _work, started)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainkit.cli import run
+from trainkit.cli.guard import main_alone
 from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, plural, short
@@ -24,7 +24,7 @@ _STARTS = {"horovodrun": "horovodrun -np {} ", "torchrun": "torchrun --nproc-per
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def show_sweep(sweep: Sweep) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli import run
+from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, plural, short
@@ -54,7 +55,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
             raise ConfigError(f"scaling starts its ranks itself: run it without {started.name}, with ranks=1,2.")
         asked = _read(own, rest)
     except ConfigError as error:
-        return run.fail(error, started, str(error), error.exit_code)
+        return fail(error, started, str(error), error.exit_code)
     launcher = launcher_of(engine_of(rest))
     pretend(max(asked.ranks), max(asked.ranks), launcher)  # the config is checked for the largest run
     return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)

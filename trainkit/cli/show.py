@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.cli import run
+from trainkit.cli.guard import main_alone
 from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
@@ -16,7 +16,7 @@ from trainkit.report.show.page import runs_grid, settings_grid, write_show_page
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return run.main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

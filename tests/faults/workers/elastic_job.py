@@ -22,7 +22,7 @@ from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
-from trainkit.cli.run import fail
+from trainkit.cli.guard import fail
 from trainkit.errors import JobEnded
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger

@@ -1,0 +1,86 @@
+"""The end of a command: its exit code, and its error, printed once.
+
+0  done          1  the run failed          2  illegal request; nothing was written
+75  a signal ended the run, and a checkpoint for resuming exists
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainkit.cli.reported import is_first
+from trainkit.config.resources import make_importable
+from trainkit.console import Output
+from trainkit.errors import JobEnded, Preempted, TrainkitError
+from trainkit.launch.environment import Launcher, read_launcher
+
+# How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
+# launcher ends all ranks; otherwise this rank's message is the one that the user needs.
+_RANK_0_FIRST_S = 2.0
+
+
+def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object]) -> int:
+    """Run a command without Hydra on rank 0; return the exit code."""
+    launcher = read_launcher()
+    if not launcher.is_main:
+        return 0
+    if "-h" in arguments or "--help" in arguments:
+        print(usage)
+        return 0
+    make_importable(Path.cwd())
+    return guarded(work, launcher)
+
+
+def guarded(work: Callable[[], object], launcher: Launcher) -> int:
+    """Call `work`; return the exit code, with errors reported by `fail`. Output that cannot be written ends nothing."""
+    with Output():
+        return _guarded(work, launcher)
+
+
+def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
+    try:
+        work()
+        return 0
+    except Preempted as ended:
+        return ended.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except JobEnded as error:
+        return fail(error, launcher, "" if error.is_told else str(error), error.exit_code)
+    except TrainkitError as error:
+        return fail(error, launcher, str(error), error.exit_code)
+    except Exception as error:
+        return fail(error, launcher, traceback.format_exc(), 1)
+
+
+def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
+    """Print an error once, if there is a text, and make sure that this process ends, and with it the job."""
+    if launcher.name == "horovodrun":
+        launcher = read_launcher()  # in an elastic job the rank may have changed
+    if launcher.world_size == 1:
+        _release(error)
+        print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
+        return code
+    if not launcher.is_main:
+        time.sleep(_RANK_0_FIRST_S)
+    if not text or not is_first(text):
+        os._exit(code)
+    host = os.environ.get("HOROVOD_HOSTNAME", "")
+    where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
+    print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
+
+
+def _release(error: BaseException | None) -> None:
+    """Release the objects held by the error's frames, so that loader workers end now, quietly, and not at interpreter exit."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
