@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trainkit.data.streams import sharded as sharded
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
-    from trainkit.export.export import export as export
+    from trainkit.exporting.export import export as export
     from trainkit.launch.environment import rank as rank
     from trainkit.launch.environment import rank_zero_only as rank_zero_only
     from trainkit.launch.environment import world_size as world_size
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from trainkit.loggers import PrometheusLogger as PrometheusLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
-    from trainkit.replay.replay import replay as replay
+    from trainkit.replaying.replay import replay as replay
     from trainkit.run.predictions import read_predictions as read_predictions
     from trainkit.trainer import Trainer as Trainer
 
@@ -73,10 +73,10 @@ _NAMES = {
     "trainkit.data.order": "seed_everything",
     "trainkit.data.streams": "sharded",
     "trainkit.errors": "Preempted TrainkitError",
-    "trainkit.export.export": "export",
+    "trainkit.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",
     "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
-    "trainkit.replay.replay": "replay",
+    "trainkit.replaying.replay": "replay",
     "trainkit.run.predictions": "read_predictions",
     "trainkit.trainer": "Trainer",
 }

@@ -17,7 +17,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["callable_package", "errors", "version"],
+    ["errors", "version"],
     ["arguments", "console", "masking", "tracing"],
     ["launch"],
     ["device", "horovod_build"],
@@ -31,7 +31,7 @@ FLOORS = [
     ["trainer"],
     ["by_hand"],
     ["config"],
-    ["export", "replay", "report"],
+    ["exporting", "replaying", "report"],
     ["doctor"],
     ["cli"],
     ["__main__"],
@@ -53,7 +53,7 @@ HOMES = {
     "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
     "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py"],
     "onnx": [],  # torch.onnx brings it
-    "onnxruntime": ["export/onnx.py"],
+    "onnxruntime": ["exporting/onnx.py"],
     "wandb": ["loggers/wandb.py"],
     "mlflow": ["loggers/mlflow.py"],
     "prometheus_client": ["loggers/prometheus.py"],
@@ -81,7 +81,7 @@ TORCH_FREE = [
     "engine.ranks",
     "engine.select",
     "errors",
-    "export.request",
+    "exporting.request",
     "launch.*",
     "report.timeline.gradients",
     "report.grid",
@@ -148,6 +148,10 @@ def _walk(node: ast.AST, late: bool) -> Iterator[Import]:
                 yield replace(found, for_types=found.for_types or child in node.body)
     else:
         late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            target = node.args[0]
+            if isinstance(target, ast.Constant) and str(target.value).startswith("trainkit."):
+                yield Import(str(target.value), late)
         for child in ast.iter_child_nodes(node):
             yield from _walk(child, late)
 
@@ -247,6 +251,8 @@ def test_core_imports_at_the_top() -> None:
             "callbacks.model_summary.layers",
             "torch.utils.flop_counter",
         ),  # of every install, but slow to import: a start need not wait
+        ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
+        ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("launch.elastic.driver", "horovod.runner.common.util"),
         ("run.compile", "torch._dynamo"),  # slow as well
         ("device.stats", "psutil"),

@@ -6,24 +6,24 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.cli import run
+from trainkit.cli.guard import main_alone
 from trainkit.cli.options import module_names, read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.errors import ConfigError
-from trainkit.export.request import check_format, check_output
+from trainkit.exporting.request import check_format, check_output
 
 _KEYS = USAGES["export"].keys()
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
-    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
     """Export. torch is imported here, after all checks."""
     request = _read(arguments)
-    from_run: Any = importlib.import_module("trainkit.export.from_run")
+    from_run: Any = importlib.import_module("trainkit.exporting.from_run")
     from_run.export_run(**request)
 
 

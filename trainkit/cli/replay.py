@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainkit.cli import run
+from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.errors import ConfigError, did_you_mean
 
@@ -20,14 +20,14 @@ _PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridd
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Replay a step: CAPSULE [key=value ...]; return the exit code."""
-    return run.main_alone(arguments, usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
     """Replay the step and print the results. torch is imported here, after all checks."""
     request = _read(arguments)
-    replaying: Any = importlib.import_module("trainkit.replay.replay")
-    show: Any = importlib.import_module("trainkit.replay.show")
+    replaying: Any = importlib.import_module("trainkit.replaying.replay")
+    show: Any = importlib.import_module("trainkit.replaying.show")
     show.show(replaying.replay(**request))
 
 

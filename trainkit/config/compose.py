@@ -45,7 +45,7 @@ from trainkit.errors import ConfigError, TrainkitError
 from trainkit.masking import masked_arguments, masked_lines
 from trainkit.run.folder import job_started
 
-# Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/run.py).
+# Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/execute.py).
 _QUIET = (
     "hydra.output_subdir=null",
     "hydra.run.dir=.",

@@ -14,7 +14,7 @@ from trainkit.cli.run import main
 from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
-from trainkit.export.request import FORMATS
+from trainkit.exporting.request import FORMATS
 from trainkit.version import __version__
 
 

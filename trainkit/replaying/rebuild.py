@@ -26,7 +26,7 @@ from trainkit.config.instantiate import instantiate
 from trainkit.config.kept import from_manifest
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.replay.watch import Watch
+from trainkit.replaying.watch import Watch
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run

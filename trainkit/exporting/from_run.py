@@ -23,8 +23,8 @@ from trainkit.config.kept import from_manifest
 from trainkit.console import short
 from trainkit.data.order import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError
-from trainkit.export.export import Exported, export
-from trainkit.export.request import FORMATS, check_output
+from trainkit.exporting.export import Exported, export
+from trainkit.exporting.request import FORMATS, check_output
 
 _ROWS = 2  # samples of the example: enough to distinguish a batch size from a constant
 

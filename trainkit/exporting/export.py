@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.errors import TaskError
-from trainkit.export import onnx, program, weights
-from trainkit.export.compare import difference_of, tolerance_of
-from trainkit.export.example import example_of, resized, rows_of
-from trainkit.export.request import check_format, check_output
+from trainkit.exporting import onnx, program, weights
+from trainkit.exporting.compare import difference_of, tolerance_of
+from trainkit.exporting.example import example_of, resized, rows_of
+from trainkit.exporting.request import check_format, check_output
 
 Run = Callable[..., Any]
 

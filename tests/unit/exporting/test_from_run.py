@@ -15,7 +15,7 @@ from recipes.image_classifier import ImageClassifier
 from recipes.mlp import MLP
 from trainkit.checkpoint import format as ckpt
 from trainkit.errors import CheckpointError, ConfigError, TaskError
-from trainkit.export.from_run import export_run
+from trainkit.exporting.from_run import export_run
 
 CONFIG: dict[str, Any] = {
     "conf": "tiny",

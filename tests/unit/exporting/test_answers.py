@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, tensor
 
 from trainkit.errors import TaskError
-from trainkit.export.compare import difference_of, tolerance_of
+from trainkit.exporting.compare import difference_of, tolerance_of
 
 NAN, INF = math.nan, math.inf
 

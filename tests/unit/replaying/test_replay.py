@@ -18,9 +18,9 @@ from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule, ModelCheckpoint
 from trainkit.checkpoint.capsule import Capsule
 from trainkit.errors import CheckpointError, ConfigError, DivergenceError
-from trainkit.replay.rebuild import _checkpoint_of
-from trainkit.replay.replay import replay
-from trainkit.replay.show import show
+from trainkit.replaying.rebuild import _checkpoint_of
+from trainkit.replaying.replay import replay
+from trainkit.replaying.show import show
 
 
 def poisoned(value: float = float("nan"), index: int = 13, size: int = 24) -> TensorDataset:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainkit.api.task import Task
 from trainkit.errors import TaskError
-from trainkit.export.program import REFUSALS, first_line, trace
+from trainkit.exporting.program import REFUSALS, first_line, trace
 
 _MOST_BYTES = 2**31 - 1  # protobuf's limit for one file
 

@@ -17,8 +17,8 @@ from recipes.image_classifier import ImageClassifier
 from tests.helpers import toy
 from trainkit.api.task import Task
 from trainkit.errors import ConfigError, TaskError
-from trainkit.export import onnx
-from trainkit.export.export import export
+from trainkit.exporting import onnx
+from trainkit.exporting.export import export
 
 SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
 GRAPHS = ["torch_export", "onnx"]

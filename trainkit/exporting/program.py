@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from trainkit.api.task import Task
 from trainkit.errors import TaskError
-from trainkit.export.example import is_batch, resized, rows_of
+from trainkit.exporting.example import is_batch, resized, rows_of
 
 # Exceptions of tracers for a forward that they cannot follow (torch._dynamo's own errors are RuntimeErrors).
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError)

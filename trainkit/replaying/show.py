@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainkit.console import console_of, plural
-from trainkit.replay.replay import Replayed
+from trainkit.replaying.replay import Replayed
 
 _MOST = 8
 

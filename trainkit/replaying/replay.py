@@ -20,8 +20,8 @@ from trainkit.checkpoint.stateful import set_random_state
 from trainkit.data.feed import Microbatch, Step
 from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
-from trainkit.replay.rebuild import build_task, load_weights, opened, trainer_of
-from trainkit.replay.watch import Output, Watch, bad_inputs
+from trainkit.replaying.rebuild import build_task, load_weights, opened, trainer_of
+from trainkit.replaying.watch import Output, Watch, bad_inputs
 from trainkit.run.run import Run
 
 

@@ -1,0 +1,1 @@
+"""Runs the step of a crash capsule again, in one process."""
