@@ -6,6 +6,7 @@ So neither order nor augmentation depends on ranks, workers, or interruptions of
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import random
 import time
@@ -25,6 +26,8 @@ _BURST_S = 1e-3
 _MOST_IN_BURST = 16
 Item = TypeVar("Item")
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _twins: list[tuple[np.random.MT19937, np.random.MT19937]] = []  # always at the same place of their numbers
 _spare: list[np.random.MT19937] = []  # making one takes as long as the random numbers of ten samples
 
@@ -62,7 +65,7 @@ class _States:
     """The states of the generators of torch, numpy and random."""
 
     def __init__(self) -> None:
-        self.torch = torch.get_rng_state()
+        self.torch = torch.default_generator.get_state()
         # numpy's generator is swapped as a whole: reading its state takes ten times as long as everything else.
         self.numpy = np.random.mtrand.get_bit_generator()
         self.python = save_python()
@@ -114,7 +117,7 @@ class Witness:
         """Return whether one has drawn, and put all back to where they were."""
         own, twin = self._pair
         drawn = own.random_raw() != twin.random_raw() or save_python() != self._before.python
-        if drawn or _bytes(torch.get_rng_state()) != _bytes(self._before.torch):
+        if drawn or _differ(torch.default_generator.get_state(), self._before.torch):
             self._before.put_back()
             return True
         np.random.mtrand.set_bit_generator(self._before.numpy)
@@ -122,8 +125,8 @@ class Witness:
         return False
 
 
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()  # torch.equal takes ten times as long
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes) != 0  # torch.equal takes five times as long
 
 
 @contextlib.contextmanager

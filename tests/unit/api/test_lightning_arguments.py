@@ -167,7 +167,7 @@ def test_values_may_be_kept_from_the_loggers(tmp_path: Path) -> None:
     assert known <= set(trainer.callback_metrics)
 
 
-def test_values_of_all_ranks_are_gathered() -> None:
+def test_values_of_all_ranks_are_gathered(tmp_path: Path) -> None:
     """all_gather adds a dimension for the ranks, in structures too."""
 
     def work(engine: Any) -> Any:
@@ -182,7 +182,7 @@ def test_values_of_all_ranks_are_gathered() -> None:
                 with pytest.raises(TaskError, match="gathered values carry no gradients"):
                     task.all_gather(torch.ones(1), sync_grads=True)
 
-        quiet("unused", engine=engine, fast_dev_run=True, callbacks=[Gather()]).fit(task, loader(8))
+        quiet(tmp_path, engine=engine, fast_dev_run=True, callbacks=[Gather()]).fit(task, loader(8))
         return found[0]
 
     for found in World(2).run(work):
