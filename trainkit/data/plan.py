@@ -17,6 +17,7 @@ ranks, in as many microbatches as needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class StepPlan:
     pad: bool = False
     declared_ranks: int | None = None
 
-    @property
+    @cached_property
     def global_batch_size(self) -> int:
         """Samples of a full step on all ranks."""
         return self.batch_size * (self.declared_ranks or self.world_size) * self.accumulate

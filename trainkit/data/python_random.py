@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class PythonState(NamedTuple):
-    """A state of `random`: the bytes of the generator or what getstate returns, and the second of a pair of normals."""
-
-    core: Any
-    gauss_next: float | None
+# The bytes of the generator or what getstate returns, and the second of a pair of normals.
+PythonState = tuple[Any, float | None]
 
 
 class _Memory:
@@ -29,11 +25,10 @@ class _Memory:
         self._bytes = (ctypes.c_char * size).from_address(id(generator) + header)
 
     def save(self) -> PythonState:
-        return PythonState(self._bytes.raw, self._generator.gauss_next)  # type: ignore[attr-defined]
+        return self._bytes.raw, self._generator.gauss_next  # type: ignore[attr-defined]
 
     def restore(self, state: PythonState) -> None:
-        self._bytes.raw = state.core
-        self._generator.gauss_next = state.gauss_next  # type: ignore[attr-defined]
+        self._bytes.raw, self._generator.gauss_next = state  # type: ignore[attr-defined]
 
 
 class _Portable:
@@ -43,10 +38,10 @@ class _Portable:
         self._generator = generator
 
     def save(self) -> PythonState:
-        return PythonState(self._generator.getstate(), None)
+        return self._generator.getstate(), None
 
     def restore(self, state: PythonState) -> None:
-        self._generator.setstate(state.core)
+        self._generator.setstate(state[0])
 
 
 def is_plain_memory() -> bool:
