@@ -140,6 +140,12 @@ def compute_gradients(run: Run, step: Step) -> None:
         run.state.batch_idx += microbatch.ends_batch
 
 
+def warm_up(run: Run) -> None:
+    """Compute the gradients of the first step, so that modules are compiled; nothing is updated."""
+    run.step.log.new_step()
+    compute_gradients(run, next(run.train_feed.steps(0)))
+
+
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
     task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx

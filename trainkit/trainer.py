@@ -31,6 +31,7 @@ from trainkit.run.default_callbacks import callbacks_with, default_callbacks
 from trainkit.run.elastic import ElasticRun
 from trainkit.run.last_run import LastRun
 from trainkit.run.prediction_table import TableFormat
+from trainkit.run.rehearsal import rehearse
 from trainkit.run.setup import Stage
 
 
@@ -192,7 +193,7 @@ class Trainer(LastRun):
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
         if asks_for_elastic(callbacks_with(self.callbacks, task.configure_callbacks())):
-            ElasticRun().go(partial(self._fit_once, task, data, start))
+            ElasticRun(partial(rehearse, first_step=loop.warm_up)).go(partial(self._fit_once, task, data, start))
         else:
             self._fit_once(task, data, start)
         return [] if self._run is None else list(self._run.callback_metrics.history)

@@ -78,7 +78,15 @@ def start(tmp_path: Path) -> Run:
         for fault in faults:
             if "host" in fault:
                 fault["hosts_file"] = str(tmp_path / "hosts.txt")
-        wish = {"faults": list(faults), "commit": 3, "every": None, "epochs": EPOCHS, "stall_s": 120, "waits_for": np} | wish
+        wish = {
+            "faults": list(faults),
+            "commit": 3,
+            "every": None,
+            "epochs": EPOCHS,
+            "stall_s": 120,
+            "waits_for": np,
+            "slow_s": 0,
+        } | wish
         elastic = f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
         run_dir = tmp_path / "run"
         line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
@@ -195,6 +203,15 @@ def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
     assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
     seen = [(line["epoch"], line["step"], i) for own in ended.lines.values() for line in own for i in line["ids"]]
     assert len(seen) == len(set(seen)), "a step was trained twice, though nobody was lost"
+
+
+def test_a_newcomer_that_prepares_for_long_keeps_the_others_training(run: Run, undisturbed: Ended) -> None:
+    """Its `setup` and `configure_optimizers` take 3 s each, and the others pause for less than one of them."""
+    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3, slow_s=3, epochs=12)
+    assert ended.code == 0, ended.text
+    assert ended.sizes == [2, 3]
+    print(f"the ranks paused for {ended.pause_s[0]:.2f} s")
+    assert ended.pause_s[0] < 3
 
 
 def test_a_host_that_leaves_and_comes_again(run: Run, undisturbed: Ended) -> None:

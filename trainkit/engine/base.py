@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from trainkit.device.precision import Precision
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
 from trainkit.engine.sync_batchnorm import convert
@@ -85,6 +85,11 @@ class Engine(ABC):
     @abstractmethod
     def _start(self) -> None:
         """Connect the ranks, assign their numbers, and pin the device."""
+
+    def pin(self) -> torch.device:
+        """Make the requested device this rank's, and return it; see pin_device."""
+        self.device = pin_device(self._requested_device, self.ranks)
+        return self.device
 
     # -- the step ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +26,24 @@ class SimulatedCollectives(LocalCollectives):
         """Return the value once for each rank."""
         return [value] * self.ranks.world_size
 
+    def run_on_main(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns here."""
+        return work()
+
 
 class SimulatedEngine(Engine):
-    """An engine of the CPU that stands for the one called `name`, with `local_size` ranks on each host."""
+    """An engine that stands for the one called `name`, with `local_size` ranks on each host, as `rank` of them.
 
-    def __init__(self, name: str, world_size: int, local_size: int) -> None:
+    It is on the CPU by default.
+    """
+
+    def __init__(self, name: str, world_size: int, local_size: int, rank: int = 0, device: torch.device | None = None) -> None:
         ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
         super().__init__("cpu", ranks, heartbeat, SimulatedCollectives(ranks, heartbeat))
         self.name = name
-        self._sizes = world_size, local_size
+        self._place = rank, world_size, rank % local_size, local_size
+        self._device = device or torch.device("cpu")
 
     def _start(self) -> None:
-        world_size, local_size = self._sizes
-        self.ranks.assign(0, world_size, 0, local_size)
-        self.device = torch.device("cpu")
+        self.ranks.assign(*self._place)
+        self.device = self._device

@@ -7,7 +7,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.collectives import LocalCollectives
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
-from trainkit.engine.pinning import Device, pin_device
+from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
 from trainkit.launch.environment import read_launcher
@@ -36,4 +36,4 @@ class SingleEngine(Engine):
                 "alone and write the same files. Use engine=auto, or start one process."
             )
         self.ranks.assign(0, 1, 0, 1)
-        self.device = pin_device(self._requested_device, self.ranks)
+        self.pin()

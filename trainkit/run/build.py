@@ -77,8 +77,8 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds)
     synchronise_norms(stage, feeds, run.batch_plan)
     engine.shard(task)
-    optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
-    use_fused(optimizers)
+    make = partial(_optimizers, task)
+    optimizers, schedules = make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
     check_parameters(task, optimizers)
     stage.replicas.compare("model", lambda: _facts(task, optimizers, schedules, feeds))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
@@ -105,6 +105,12 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
         _begin(run, start)
     engine.prepare(task, optimizers, run.precision)
     return run
+
+
+def _optimizers(task: Task) -> tuple[list[torch.optim.Optimizer], list[ScheduleConfig]]:
+    optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
+    use_fused(optimizers)
+    return optimizers, schedules
 
 
 def _facts(

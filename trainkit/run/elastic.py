@@ -19,7 +19,7 @@ import contextlib
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainkit.api.view import RunView
 from trainkit.checkpoint.in_memory import Memory
@@ -30,6 +30,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError
+from trainkit.run.kept import Kept
 from trainkit.run.signals import Signals
 
 _MAX_FRUITLESS = 5  # recoveries without a step between them, after which an error is an error
@@ -44,7 +45,8 @@ class ElasticState:
         signals: that this process received; handled from the first step on, also while ranks are formed again.
         writer: of checkpoints, which may still be writing when an attempt ends.
         has_begun: whether an attempt has begun in this process.
-        has_data: whether it prepared the data before the others had to wait for it.
+        is_rehearsed: whether it set up the Task and its data before the others had to wait for it.
+        kept: what is made once.
         facts: what this process compared with the other ranks before its first step.
     """
 
@@ -52,7 +54,8 @@ class ElasticState:
         self.memory, self.signals, self.writer = Memory(), Signals(), Writer()
         self.run_dir: Path | None = None
         self.facts: dict[str, dict[str, str]] = {}
-        self.has_begun = self.has_data = False
+        self.has_begun = self.is_rehearsed = False
+        self.kept = Kept()
         self._handling = contextlib.ExitStack()
         self._is_handling = False
         self._run: RunView | None = None
@@ -90,6 +93,7 @@ class ElasticState:
     def close(self) -> None:
         """End the handling of signals, and free the memory."""
         self._handling.close()
+        self.kept.close()
         self.memory.forget()
 
 
@@ -113,12 +117,16 @@ class Attempt(Protocol):
 class ElasticRun:
     """The attempts of one fit.
 
+    Args:
+        rehearse: called with the first attempt of a worker that joins later, before it joins.
+
     Attributes:
         state: outlives an attempt.
         attempt: the latest one; open_stage sets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rehearse: Callable[[Any], None]) -> None:
+        self.rehearse = rehearse
         self.state = ElasticState()
         self.attempt: Attempt | None = None
 

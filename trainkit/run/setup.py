@@ -38,8 +38,9 @@ from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.elastic import ElasticRun, ElasticState
-from trainkit.run.folder import job_started, make_run_dir
-from trainkit.run.lock import RunLock, one_at_a_time
+from trainkit.run.folder import make_run_dir
+from trainkit.run.kept import Kept
+from trainkit.run.lock import RunLock
 from trainkit.run.logged import hook_log_of
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
@@ -63,6 +64,8 @@ class Stage:
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
         bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
         replicas: compares what must be equal on all ranks.
+        kept: what outlives this attempt of an elastic run and is made once.
+        is_rehearsal: whether only the Task's set-up and `kept` outlive this stage.
     """
 
     def __init__(
@@ -87,8 +90,12 @@ class Stage:
         self._continues = False  # whether a later attempt of this process continues with the Task and its data
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
+        self.kept: Kept | None = None
+        self.is_rehearsal = False
+        self._rehearse: Callable[[Stage], None] | None = None
         if attempts is not None:
             attempts.attempt, self.elastic = self, attempts.state
+            self.kept, self._rehearse = attempts.state.kept, attempts.rehearse
             self.engine.ranks.committed_step = attempts.state.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
@@ -129,24 +136,19 @@ class Stage:
         return self
 
     def _announce(self) -> None:
-        """Announce the fit to the launcher; prepare the data now if other ranks wait for this one from its start on."""
+        """Announce the fit to the launcher; prepare all now that this process can prepare alone, if it joins other ranks."""
         state = self.elastic
         if state is not None and state.has_begun:
-            self.has_data = state.has_data
+            self.has_data = state.is_rehearsed
             return
         self.engine.ranks.begin(self.kind)
-        if self.engine.ranks.joins_late:
-            self._attach()
-            with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
-                for source in self.data.owners(self.task):
-                    source.prepare_data()
-            if self.data.datamodule is not None:
-                self.data.datamodule.setup(self.kind)
+        if self.engine.ranks.joins_late and self._rehearse is not None:
+            self._rehearse(self)
             self.has_data = True
         if state is not None:
-            state.has_begun, state.has_data = True, self.has_data
+            state.has_begun, state.is_rehearsed = True, self.has_data
 
-    def _attach(self) -> None:
+    def attach(self) -> None:
         """Let the Task and its data see the run."""
         for owner in self.data.owners(self.task):
             owner._trainer = self.run
@@ -167,11 +169,14 @@ class Stage:
         report_losses_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = self._count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
-        self._attach()
+        self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
-        self._stack.enter_context(compiled(self.task, numerics.compile))
+        if self.kept is not None:
+            self.kept.compile(self.task, numerics.compile)
+        else:
+            self._stack.enter_context(compiled(self.task, numerics.compile))
         run.precision = Precision(numerics.precision, engine.device)
         self.is_set_up = True
         if self.elastic is not None:
@@ -197,7 +202,7 @@ class Stage:
             if self.engine.ranks.local_rank == 0:
                 source.prepare_data()
         self.engine.comm.barrier()
-        if self.is_resumed_here:
+        if self.is_resumed_here or (self.elastic is not None and self.elastic.is_rehearsed):
             self.run.hooks.of_callbacks("setup", self.kind)
             return
         if self.data.datamodule is not None and not self.has_data:
@@ -239,7 +244,7 @@ class Stage:
     # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._continues = self.is_elastic and isinstance(error, (PeerError, RanksChanged))
+        self._continues = self.is_rehearsal or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None

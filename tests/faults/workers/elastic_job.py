@@ -1,6 +1,9 @@
 """What the ranks of test_elastic.py run: a fit in which each rank writes down the samples that it trains on.
 
-elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2}
+elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2,
+                                   "slow_s": 0}
+
+`setup` and `configure_optimizers` take "slow_s" seconds each.
 
 While there are fewer ranks than "waits_for", steps take longer, so that a new worker can join in time.
 """
@@ -46,16 +49,32 @@ class Journal(Callback):
         line |= {"rank": trainer.global_rank, "ranks": trainer.world_size, "generation": int(scope[1:-1])}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        time.sleep(
-            STEP_S if trainer.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 2 * STEP_S
-        )  # a newcomer is to come
+        is_short = trainer.world_size < self._waits_for and "TORCHELASTIC_RUN_ID" not in os.environ
+        time.sleep(4 * STEP_S if is_short else STEP_S)  # a newcomer is to come
+
+
+class Slow(Numbers):
+    """Takes its time before training."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def setup(self, stage: str) -> None:
+        """Take it."""
+        time.sleep(self.seconds)
+
+    def configure_optimizers(self) -> Any:
+        """Take it again."""
+        time.sleep(self.seconds)
+        return super().configure_optimizers()
 
 
 def main() -> None:
     """Fit."""
     run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    task = Numbers()
+    task = Slow(wish["slow_s"])
     callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir, wish["waits_for"])]
     callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
     callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))

@@ -360,6 +360,60 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
     assert others in ([("a", "prepare"), ("a", "setup"), ("b", "setup")], [("a", "setup"), ("b", "prepare"), ("b", "setup")])
 
 
+class Told(Numbers):
+    """Notes when it is set up, and when its optimizer is made; the rate falls in each step."""
+
+    def __init__(self, engine: ElasticThreadEngine, book: list[tuple[str, str, bool]]) -> None:
+        super().__init__()
+        self.__dict__.update(engine=engine, book=book)
+
+    def setup(self, stage: str) -> None:
+        """Note it."""
+        self.book.append((self.engine.worker, "setup", self.engine.worker in self.engine.job.seated))
+
+    def configure_optimizers(self) -> Any:
+        """Note it."""
+        assert self.trainer.estimated_stepping_batches == 2 * -(-SAMPLES // 8)
+        self.book.append((self.engine.worker, "optimizers", self.engine.worker in self.engine.job.seated))
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+
+def test_a_late_rank_sets_up_its_task_before_the_others_wait_for_it(tmp_path: Path) -> None:
+    """Each process sets up once and makes its optimizers once, and what is trained does not change."""
+    seen: list[tuple[str, str, bool]] = []
+    weights: dict[bool, Tensor] = {}
+
+    class Grow(Callback):
+        def on_train_step_end(self, trainer: RunView, task: Line) -> None:
+            engine = trainer.engine
+            assert isinstance(engine, ElasticThreadEngine)
+            if grows and engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
+                engine.job.add("c")
+
+    def work(engine: ElasticThreadEngine) -> None:
+        engine.ranks.joins_late = engine.worker == "c"
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        options: dict[str, Any] = dict.fromkeys(quiet, False)
+        folder = str(tmp_path / str(grows))
+        trainer = Trainer(engine=engine, max_epochs=2, run_dir=folder, callbacks=[Grow(), Elastic()], **options)
+        task = Told(engine, seen)
+        trainer.fit(task, DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True))
+        if engine.worker == "a":
+            weights[grows] = torch.cat([parameter.detach().flatten() for parameter in task.parameters()])
+
+    for grows in (False, True):
+        seen.clear()
+        job = Job(work, 2)
+        job.run("ab")
+        assert job.sizes == ([2, 3] if grows else [2])
+    assert [entry for entry in seen if entry[0] == "c"] == [("c", "setup", False), ("c", "optimizers", False)]
+    assert sorted(entry[:2] for entry in seen if entry[0] != "c") == [
+        (w, what) for w in "ab" for what in ("optimizers", "setup")
+    ]
+    torch.testing.assert_close(weights[True], weights[False], rtol=0, atol=1e-12)
+
+
 def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
     formed, in_time = threading.Event(), list[bool]()

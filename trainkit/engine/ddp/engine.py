@@ -18,7 +18,7 @@ from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.reduce import BucketReducer
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
-from trainkit.engine.pinning import Device, pin_device
+from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks, check_ranks
 from trainkit.engine.reduce.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
@@ -90,7 +90,7 @@ class DDPEngine(Engine):
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.ranks.assign(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
         chosen = None if self._process_set is None else check_ranks(self._process_set, world_size)
-        self.device = pin_device(self._requested_device, self.ranks)
+        self.pin()
         self.comm.connect(self.device)
         if chosen is not None and len(chosen) < world_size:
             self.comm.narrow(chosen)

@@ -27,7 +27,7 @@ from trainkit.engine.horovod.heartbeat import HorovodHeartbeat
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
 from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
-from trainkit.engine.pinning import Device, pin_device
+from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
@@ -111,7 +111,7 @@ class HorovodEngine(Engine):
             tuning = dataclasses.replace(tuning, cycle_time_ms=None if "HOROVOD_CYCLE_TIME" in os.environ else 0.1)
         overruled = tuning.apply(os.environ, running)
         self._connect()
-        self.device = pin_device(self._requested_device, self.ranks)
+        self.pin()
         self._check_adasum()
         self.comm.narrow()
         if self.ranks.is_main:

@@ -1,0 +1,43 @@
+"""What a worker that joins an elastic job later does before it asks for a rank: the other ranks wait for it from then on."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainkit.engine.simulated import SimulatedEngine
+from trainkit.run.build import StartFrom, build_run
+from trainkit.run.folder import job_started
+from trainkit.run.lock import one_at_a_time
+from trainkit.run.run import Run
+from trainkit.run.setup import Stage
+
+
+def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
+    """Prepare the data, build the run as the last of the job's ranks would, in this process alone, and drop it.
+
+    The Task's set-up and `kept` stay: imports, the device, `setup` and `configure_optimizers` take no time of the others. If
+    modules are compiled, the gradients of a first step are computed (`first_step`) and dropped: the Task sees that batch once
+    more than it trains on it.
+    """
+    stage.attach()
+    ranks, task, data = stage.engine.ranks.first_world_size, stage.task, stage.data
+    with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
+        for source in data.owners(task):
+            source.prepare_data()
+    if data.datamodule is not None:
+        data.datamodule.setup(stage.kind)
+    alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
+    with tempfile.TemporaryDirectory() as folder:
+        options = replace(stage.options, engine=alone, run_dir=folder)
+        rehearsal = Stage(stage.kind, task, data, (), options, has_data=True)
+        rehearsal.kept, rehearsal.is_rehearsal = stage.kept, True
+        with rehearsal:
+            run = build_run(rehearsal, StartFrom())
+            if options.numerics.compile and task.automatic_optimization:
+                before = copy.deepcopy(task.state_dict())
+                first_step(run)
+                task.zero_grad(set_to_none=True)
+                task.load_state_dict(before)
