@@ -45,12 +45,14 @@ class Simulated:
             own = (seat.generation if seat else 0) if generation is None else generation
             self._obey(self.state_machine.joined(self.now, name, commit, own))
 
-    def beat(self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None) -> list[dict[str, Any]]:
+    def beat(
+        self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None, raised: bool = False
+    ) -> list[dict[str, Any]]:
         """Workers beat; returns the replies."""
         replies = []
         for name in names:
             seat = self.seat(name)
-            said = {"step": step, "progress": step, "waiting": waiting, "stall_s": stall_s}
+            said = {"step": step, "progress": step, "waiting": waiting, "stall_s": stall_s, "raised": raised}
             self._obey(self.state_machine.beat(self.now, name, said | {"generation": seat.generation if seat else 0}))
             replies.append(self.state_machine.reply(name))
         return replies

@@ -93,6 +93,9 @@ class Ranks:
                 this stage together with the others.
         """
 
+    def report_exception(self) -> None:
+        """Let the launcher know that the code which this rank runs has raised an exception."""
+
     def leave(self) -> None:
         """Close the connections, so that entering the engine again joins the ranks of that time. Call it outside the engine."""
 

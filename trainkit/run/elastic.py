@@ -29,7 +29,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
 from trainkit.engine.ranks import RanksChanged
-from trainkit.errors import EngineError
+from trainkit.errors import EngineError, JobEnded
 from trainkit.run.kept import Kept
 from trainkit.run.signals import Signals
 
@@ -161,6 +161,9 @@ class ElasticRun:
                 if attempt.engine.device.type == "cuda":
                     gc.collect()  # torch's schedulers and optimizers refer to each other: free their memory for the next
         except BaseException as error:
+            is_own = isinstance(error, Exception) and not isinstance(error, (PeerError, RanksChanged, JobEnded))
+            if is_own and self.attempt is not None and self.attempt.is_set_up:
+                self.attempt.engine.ranks.report_exception()
             if set_up is not None and self.attempt is not None and (self.attempt is set_up or not self.attempt.is_set_up):
                 set_up.fail(error)
             raise

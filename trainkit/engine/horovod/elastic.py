@@ -70,6 +70,10 @@ class ElasticRanks(Ranks):
         self._membership.fits += stage == "fit"
         self._membership.beat()
 
+    def report_exception(self) -> None:
+        """See Ranks."""
+        self._membership.report_exception()
+
     def leave(self) -> None:
         """See Ranks."""
         hvd.shutdown()

@@ -79,6 +79,7 @@ class Membership:
         self.stall_s: float | None = None  # seconds after which a worker without progress counts as hung; None: never
         # called from the heartbeat thread when the driver requests the stacks of all threads
         self.on_dump: Callable[[], None] | None = None
+        self.raised = False  # whether the code that this process runs has raised an exception
         self.why = ""  # why the driver wants to form a new generation, "" if it does not
         self._address = address
         self._secret = secret
@@ -191,7 +192,21 @@ class Membership:
     def _beat_once(self, connection: http.client.HTTPConnection) -> dict[str, Any]:
         beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
         waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
-        return self._post(connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s})
+        return self._post(
+            connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s, "raised": self.raised}
+        )
+
+    def report_exception(self) -> None:
+        """Tell the driver that this process fails by an exception, not by its host: the job will end with its exit code."""
+        self.raised = True
+        self._beat_apart()
+
+    def _beat_apart(self) -> None:
+        """Send a heartbeat from this thread; a driver that cannot be reached misses it."""
+        connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
+        with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
+            self._beat_once(connection)
+        connection.close()
 
     def _part(self, pid: int) -> None:
         """Extend the time limit with a last heartbeat when the interpreter, and with it this thread, is about to end."""
@@ -200,10 +215,7 @@ class Membership:
         self._parting.set()
         self._thread.join(_PAUSE_S)  # its pending heartbeat must not come after the last one
         self.stall_s = max(self.stall_s, _PARTING_S)
-        connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
-        with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
-            self._beat_once(connection)
-        connection.close()
+        self._beat_apart()
 
     def _note_silence(self) -> None:
         if self._silent is None:

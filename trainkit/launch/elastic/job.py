@@ -7,7 +7,7 @@ import signal
 from trainkit.console import plural
 from trainkit.launch.elastic.messages import Decision, Over, Rules, Say, Send
 from trainkit.launch.elastic.stalls import Stall
-from trainkit.launch.elastic.workers import Slot, Worker
+from trainkit.launch.elastic.workers import Away, Slot, Worker
 
 
 class Job:
@@ -21,6 +21,7 @@ class Job:
         self.workers: dict[str, Worker] = {}  # workers with a live process, by name
         self.hosts: dict[str, int] = {}  # slots by host, in the order in which they are filled
         self.slots: dict[tuple[str, int], Slot] = {}  # slots by host and number, including those of removed hosts
+        self.away: dict[str, Away] = {}  # hosts to which no connection can be made, by name
         self.members: set[str] = set()  # members of the newest generation that are not done
         self.changes: list[tuple[str, float]] = []  # (event, time) since the newest generation was formed
         self.short_s = 0.0  # seconds with too few workers since a generation was last formed
@@ -113,6 +114,19 @@ class Job:
         self.say(f"{w} {text}; {rest}" if w.name in self.members else f"{w} {text}")
         if w.name in self.members:
             self.changes.append((f"{w} {text}", self.now))
+
+    def miss(self, w: Worker) -> None:
+        """Note that a worker's host could not be reached: it is tried again, for as long as it is one of the job's hosts."""
+        away = self.away.setdefault(w.host, Away())
+        tried = {host for (host, _), slot in self.slots.items() if slot.count}
+        if not self.generation and tried <= self.away.keys() and not self.alive("starting", "waiting"):
+            self.end(1, f"no host can be reached by ssh ({', '.join(sorted(tried))}): see the output above")
+        elif away.ready_at <= self.now:  # not another worker of the same try
+            first, longest = self.rules.pause_s
+            before, away.pause_s = away.pause_s, min(longest, 2 * away.pause_s) or first
+            away.ready_at = self.now + away.pause_s
+            if away.pause_s != before:
+                self.say(f"{w.host} cannot be reached by ssh; it is tried again in {away.pause_s:g} s")
 
     def count_crash(self, w: Worker, text: str) -> None:
         """Count a worker's crash: its slot is refilled at once, after a pause, or never again."""

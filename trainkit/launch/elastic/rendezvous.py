@@ -238,4 +238,5 @@ def _checked(path: str, content: Any) -> dict[str, Any]:
         "progress": int(content["progress"]),
         "waiting": str(content["waiting"]),
         "stall_s": None if stall_s is None else float(stall_s),
+        "raised": bool(content["raised"]),
     }

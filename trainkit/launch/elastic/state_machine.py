@@ -48,6 +48,7 @@ class StateMachine:
         for (host, n), slot in self.job.slots.items():
             if n >= hosts.get(host, 0):
                 slot.forget()
+        self.job.away = {host: away for host, away in self.job.away.items() if host in hosts}
         for w in self.job.alive("starting", "waiting", "running"):
             gone = w.slot >= hosts.get(w.host, 0)
             if gone and not w.unwanted:
@@ -69,6 +70,7 @@ class StateMachine:
         if w is not None:
             w.heard = now
             w.commit = commit
+            self._reached(w)
             if w.phase == "starting":
                 self._came += 1
                 w.came = self._came
@@ -80,11 +82,12 @@ class StateMachine:
         return settle(self.job, now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
-        """A worker's heartbeat: generation, step, progress, waiting, stall_s as in client.py."""
+        """A worker's heartbeat: generation, step, progress, waiting, stall_s, raised as in client.py."""
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
-            w.stall_s = said["stall_s"]
+            w.stall_s, w.raised = said["stall_s"], w.raised or said["raised"]
+            self._reached(w)
             state = said["step"], said["progress"], said["waiting"]
             if state != (w.step, w.progress, w.waiting):
                 w.step, w.progress, w.waiting = state
@@ -92,6 +95,10 @@ class StateMachine:
             if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation and w.got_on:
                 self.job.slots[w.host, w.slot].crashes = 0
         return settle(self.job, now)
+
+    def _reached(self, w: Worker) -> None:
+        if self.job.away.pop(w.host, None) is not None:
+            self.job.say(f"{w.host} can be reached again")
 
     def exited(self, now: float, name: str, code: int | None) -> list[Decision]:
         """A worker's process ended: exit code, minus a signal's number, or None if the connection to it was lost."""
@@ -117,7 +124,9 @@ class StateMachine:
             job.done_at = now if job.done_at is None else job.done_at
         elif code == PREEMPTED and not w.fate:
             self._leave(now, w, job.slots[w.host, w.slot])
-        elif code is None or code < 0 or w.fate or self._is_of_its_own(w):
+        elif code is None and w.phase == "starting" and not w.heard:
+            job.miss(w)
+        elif code is None or code < 0 or w.fate or (self._is_of_its_own(w) and not w.raised):
             job.preempted = False
             job.lose(w, w.fate or describe(code))
             job.count_crash(w, w.fate or describe(code))

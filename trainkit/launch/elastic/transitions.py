@@ -153,13 +153,16 @@ def _fill(job: Job) -> None:
         return
     room = job.rules.most - sum(w.phase != "ending" and not w.unwanted for w in job.workers.values())
     taken = {(w.host, w.slot) for w in job.workers.values()}
+    probed = {w.host for w in job.workers.values()}  # of a host that is away, one worker shows whether it is back
     free = [(host, n) for host, slots in job.hosts.items() for n in range(slots) if (host, n) not in taken]
     for host, n in sorted(free, key=lambda key: job.slots.setdefault(key, Slot()).crashes):
-        slot = job.slots[host, n]
+        slot, away = job.slots[host, n], job.away.get(host)
         if room < 1:
             break
-        if slot.given_up or slot.ready_at > job.now:
+        if slot.given_up or slot.ready_at > job.now or (away is not None and (away.ready_at > job.now or host in probed)):
             continue
+        if away is not None:
+            probed.add(host)
         room -= 1
         slot.count += 1
         slot.left = False
@@ -167,7 +170,7 @@ def _fill(job: Job) -> None:
         w = Worker(f"{host}/{n}#{slot.count}", host, n, born=job.now)
         job.workers[w.name] = w
         job.out.append(Start(w.name, host, n, started - 1 if started <= job.rules.np else None))
-        if slot.count > 1:
+        if slot.count > 1 and away is None:
             job.say(f"{w} is started")
 
 

@@ -31,9 +31,10 @@ class Worker:
     progress: int = -1
     waiting: str = ""
     stall_s: float | None = None
-    heard: float = 0.0  # time of its last sign of life
+    heard: float = 0.0  # time of its last sign of life, 0 before the first
     moved: float = 0.0  # time of its main thread's last progress
     entered: int = 0  # the step from which its generation resumed; beyond it, the worker has made progress
+    raised: bool = False  # whether it has reported an exception of the code that it runs
     dump: bool = False  # whether its stacks are still to be requested
     term_at: float | None = None  # time at which it gets SIGTERM
     kill_at: float | None = None  # time at which it gets SIGKILL
@@ -52,7 +53,7 @@ class Worker:
         """Skip a period in which the driver itself did not run."""
         self.born += gap
         self.joined += gap
-        self.heard += gap
+        self.heard += gap if self.heard else 0.0
         self.moved += gap
 
 
@@ -83,6 +84,14 @@ class Slot:
         self.crashes = 0
         self.ready_at = 0.0
         self.given_up = self.left = False
+
+
+@dataclass
+class Away:
+    """A host to which no connection can be made."""
+
+    pause_s: float = 0.0  # between the last two tries, growing
+    ready_at: float = 0.0  # time of the next one
 
 
 def describe(code: int | None) -> str:

@@ -136,7 +136,15 @@ def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
     m = driver.member()
     m.join(0)
     m.step, m.progress, m.waiting, m.stall_s = 20, 41, "grads", 60.0
-    said = {"worker": "node1/0#1", "generation": 3, "step": 20, "progress": 41, "waiting": "grads", "stall_s": 60.0}
+    said = {
+        "worker": "node1/0#1",
+        "generation": 3,
+        "step": 20,
+        "progress": 41,
+        "waiting": "grads",
+        "stall_s": 60.0,
+        "raised": False,
+    }
     wait(lambda: driver.beats[-1:] == [said])
 
 

@@ -13,7 +13,7 @@ from trainkit.launch.elastic.rendezvous import Request, Server
 from trainkit.launch.elastic.signing import HEADER, sign
 
 SECRET = "ab" * 32
-BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting": "", "stall_s": None}
+BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting": "", "stall_s": None, "raised": False}
 
 
 @pytest.fixture

@@ -642,6 +642,38 @@ def test_a_lost_ssh_connection_is_a_crash() -> None:
     assert "was lost: the ssh connection" in job.said[0] and job.alive == [A, "node1/1#2"]
 
 
+def test_a_host_that_cannot_be_reached_is_tried_again_and_again() -> None:
+    """A reboot, or a broken switch: by one worker at a time, with growing pauses, and its slots are not given up."""
+    job = Simulated({"node1": 1, "node2": 2}, np=1)
+    job.join("node1/0#1")
+    tried = []
+    for _ in range(600):
+        for name in [name for name in job.alive if name.startswith("node2")]:
+            tried.append(job.now)
+            job.exit(name, code=None)
+        job.wait(1)
+        job.beat("node1/0#1", step=1)
+    pauses = [after - before for before, after in zip(tried, tried[1:], strict=False) if after > before]
+    assert pauses[:6] == [1, 2, 4, 8, 16, 32] and set(pauses[6:]) == {60}
+    assert not any("given up" in text for text in job.said)
+    assert len([text for text in job.said if text.startswith("node2 cannot be reached")]) == 7, "each pause is named once"
+    while not (back := [name for name in job.alive if name.startswith("node2")]):
+        job.wait(1)
+        job.beat("node1/0#1", step=1)
+    assert len(back) == 1
+    job.join(*back)
+    assert "node2 can be reached again" in job.said
+    assert len([name for name in job.alive if name.startswith("node2")]) == 2
+
+
+def test_a_job_without_a_host_that_can_be_reached_ends() -> None:
+    """A misspelled name is no reason to wait."""
+    job = Simulated({"noed1": 1, "noed2": 1})
+    job.exit("noed1/0#1", "noed2/0#1", code=None)
+    assert job.code == 1 and job.state_machine.job.over is not None
+    assert "no host can be reached by ssh (noed1, noed2)" in job.state_machine.job.over.why
+
+
 def test_an_unknown_worker_is_told_to_end() -> None:
     """A process that the driver has seen end, or never started."""
     job = started()
@@ -662,6 +694,23 @@ def test_a_newcomer_that_fails_of_itself_is_no_end_of_the_job() -> None:
     job.join(A, commit=6)
     job.exit(late, code=1)
     assert job.code is None and A in job.alive
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_exception_ends_the_job_in_the_first_steps_too(late: bool) -> None:
+    """It is no fault of the host, though the rank has taken no step yet."""
+    job = started()
+    name = B
+    if late:
+        job.beat(A, B, step=5)
+        job.exit(B)
+        job.join(A, commit=5)
+        name = job.alive[-1]
+        job.join(name)
+    job.beat(name, raised=True)
+    job.join(A, commit=6)
+    job.exit(name, code=3)
+    assert job.code == 3
 
 
 def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
