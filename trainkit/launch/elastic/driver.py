@@ -4,6 +4,7 @@
     options.py                      the job's settings
     network.py, rendezvous.py       the server for the workers; their requests become events
     hosts.py, processes.py          hosts that appear or vanish, processes that end: events too
+    upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
 All events go through one queue, so only one thread uses the state machine. There is no polling: a thread waits for each process
