@@ -1,4 +1,4 @@
-"""Horovod's own tests that fail for a reason outside trainkit, by module, class and name; the same with Horovod's own wheel."""
+"""Horovod's own tests that fail for a reason outside trainkit, by module, class and name."""
 
 from __future__ import annotations
 
