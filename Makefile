@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults e2e slow peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults e2e slow horovod-suite peers bench bench-gpu clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -67,6 +67,10 @@ e2e: $(READY)
 # With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
 slow: $(READY)
 	$(BIN)/pytest -q tests -m slow
+
+# Horovod's own tests at its last release, but for those of TensorFlow, MXNet, Ray and Spark: ARGS="parallel single integration".
+horovod-suite: $(READY)
+	$(BIN)/python -m tests.horovod_suite $(ARGS)
 
 # The trainers that the benchmarks compare with, into the same environment; DALI beside it, where it installs: it brings along
 # what torch would take up.

@@ -46,6 +46,7 @@ HOMES = {
         "engine/horovod/elastic.py",
         "engine/horovod/heartbeat.py",
         "launch/elastic/driver.py",
+        "launch/elastic/upstream.py",
         "launch/elastic/__main__.py",
     ],
     "torch.distributed": ["engine/ddp/collectives.py", "engine/ddp/reduce.py"],
@@ -254,6 +255,8 @@ def test_core_imports_at_the_top() -> None:
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("launch.elastic.driver", "horovod.runner.common.util"),
+        ("launch.elastic.upstream", "horovod.runner"),
+        ("launch.elastic.upstream", "horovod.runner.http.http_server"),
         ("run.compile", "torch._dynamo"),  # slow as well
         ("device.stats", "psutil"),
         ("device.stats", "pynvml"),

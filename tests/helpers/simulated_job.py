@@ -67,6 +67,10 @@ class Simulated:
         """Horovodrun gets a signal."""
         self._obey(self.state_machine.signalled(self.now, number))
 
+    def unseated(self) -> None:
+        """A worker calls hvd.init() without a seat."""
+        self._obey(self.state_machine.unseated(self.now))
+
     def wait(self, seconds: float) -> None:
         """Let time pass, in steps of at most a second."""
         end = self.now + seconds

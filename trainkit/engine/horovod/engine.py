@@ -127,9 +127,14 @@ class HorovodEngine(Engine):
         """
         started = self.launcher
         if os.environ.get("HOROVOD_ELASTIC") == "1":
+            cure = (
+                "Leave out hvd.init() before the Trainer: it has horovodrun pass the job to Horovod's driver, as does "
+                "TRAINKIT_ELASTIC_DRIVER=horovod."
+                if os.environ.get("TRAINKIT_ELASTIC_DRIVER") == "horovod"
+                else "Build it with `python -m trainkit horovod install`: its horovodrun takes the same arguments."
+            )
             raise EngineError(
-                "horovodrun runs in Horovod's own elastic mode, which loses samples and lets ranks drift apart. Build it with "
-                "`python -m trainkit horovod install`: its horovodrun takes the same arguments."
+                f"horovodrun runs in Horovod's own elastic mode, which loses samples and lets ranks drift apart. {cure}"
             )
         self.comm.connect(started, self._sums.process_set)
         if started.world_size > 1 and self.ranks.world_size == 1:

@@ -1,5 +1,18 @@
-"""Elastic jobs: horovodrun's elastic mode calls `run_elastic`."""
+"""Elastic jobs: horovodrun's elastic mode asks for `run_elastic`, and runs Horovod's own driver if that is None."""
 
-from trainkit.launch.elastic.driver import run_elastic
+from __future__ import annotations
 
-__all__ = ["run_elastic"]
+import os
+from typing import Any
+
+from trainkit.launch.elastic import driver, upstream
+
+
+def __getattr__(name: str) -> Any:
+    """Return trainkit's driver as `run_elastic`, or None if TRAINKIT_ELASTIC_DRIVER chooses Horovod's."""
+    if name != "run_elastic":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if os.environ.get(upstream.CHOICE) != upstream.HOROVOD:
+        return driver.run_elastic
+    upstream.prepare()
+    return None

@@ -4,6 +4,7 @@
     options.py                      the job's settings
     network.py, rendezvous.py       the server for the workers; their requests become events
     hosts.py, processes.py          hosts that appear or vanish, processes that end: events too
+    upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
 All events go through one queue, so only one thread uses the state machine. There is no polling: a thread waits for each process
@@ -33,6 +34,7 @@ from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess
 from trainkit.launch.elastic.rendezvous import Request, Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
 from trainkit.launch.elastic.state_machine import StateMachine
+from trainkit.launch.elastic.upstream import run_upstream
 
 TICK_S = 0.2
 _DRAIN_S = 2.0
@@ -47,14 +49,15 @@ def run_elastic(args: argparse.Namespace) -> int:
     environ = dict(os.environ)
     config_parser.set_env_from_args(environ, args)
     try:
-        return run(settings_of(args, environ))
+        ended = run(settings_of(args, environ))
     except ConfigError as error:
         print(f"[elastic] {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    return ended if isinstance(ended, int) else run_upstream(args, ended)
 
 
-def run(settings: Settings) -> int:
-    """Run a job to its end, and return its exit code.
+def run(settings: Settings) -> int | Network:
+    """Run a job to its end, and return its exit code, or its network if Horovod's own driver is to run it.
 
     Raises:
         ConfigError: there are no hosts, or they are unreachable.
@@ -65,10 +68,12 @@ def run(settings: Settings) -> int:
         if discovery is not None:
             stack.callback(discovery.close)
         hosts = _first_hosts(settings, discovery, output)
-        driver = Driver(settings, choose(hosts, settings.interfaces), output)
+        network = choose(hosts, settings.interfaces)
+        driver = Driver(settings, network, output)
         stack.callback(driver.close)
         stack.enter_context(_signals(driver))
-        return driver.run(hosts, discovery)
+        code = driver.run(hosts, discovery)
+        return network if code is None else code
 
 
 def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output) -> dict[str, int]:
@@ -114,15 +119,15 @@ class Driver:
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._refused: set[str] = set()
         self.state_machine = StateMachine(settings.rules, time.monotonic())
-        self._server = Server(network.address, self._secret, self._on_join, self._on_beat)
+        self._server = Server(network.address, self._secret, self._on_join, self._on_beat, self._on_unseated)
         self._reaper = Reaper()
 
     def post(self, event: Event) -> None:
         """Queue an event for the loop; called from any thread, and from signal handlers."""
         self._inbox.put(event)
 
-    def run(self, hosts: dict[str, int], discovery: Discovery | None) -> int:
-        """Run the job; return horovodrun's exit code."""
+    def run(self, hosts: dict[str, int], discovery: Discovery | None) -> int | None:
+        """Run the job; return horovodrun's exit code, or None if Horovod's own driver is to run it."""
         self._on_hosts(hosts)
         if discovery is not None:
             discovery.watch(hosts, self._on_hosts, self._output.say)
@@ -138,7 +143,7 @@ class Driver:
         over = self.state_machine.job.over
         assert over is not None
         self._output.drain(_DRAIN_S)
-        self._output.say(f"{over.why}" if over.code == 0 else f"the job ends with exit code {over.code}: {over.why}")
+        self._output.say(over.why if not over.code else f"the job ends with exit code {over.code}: {over.why}")
         return over.code
 
     def close(self) -> None:
@@ -170,6 +175,10 @@ class Driver:
             return self.state_machine.joined(now, content["worker"], content["commit"], content["generation"])
 
         self.post(event)
+
+    def _on_unseated(self) -> None:
+        if self._settings.passes_on:
+            self.post(self.state_machine.unseated)
 
     def _on_beat(self, request: Request) -> None:
         content = request.content

@@ -94,7 +94,7 @@ class Job:
             if w.kill_at is None or w.kill_at > now + self.rules.stop_s:
                 w.term_at, w.kill_at = None, now + self.rules.stop_s
 
-    def end(self, code: int, why: str) -> None:
+    def end(self, code: int | None, why: str) -> None:
         """Declare the job over; workers that join get an answer to end, the others get signals after a while."""
         if self.over is None:
             self.over = Over(code, why)

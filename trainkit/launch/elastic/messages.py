@@ -65,7 +65,7 @@ Decision = Start | Send | Say
 
 @dataclass(frozen=True)
 class Over:
-    """How a job ended: horovodrun's exit code, and the reason."""
+    """How a job ended: horovodrun's exit code (None: Horovod's own driver takes the job), and the reason."""
 
-    code: int
+    code: int | None
     why: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.hosts import parse
 from trainkit.launch.elastic.messages import Rules
+from trainkit.launch.elastic.upstream import chosen_driver
 
 _LONGEST_PAUSE_S = 3600
 
@@ -30,6 +31,7 @@ class Settings:
     output: Path | None  # folder for the workers' output, or None
     with_time: bool  # whether printed lines start with the time
     verbose: bool  # whether to print which process is started where
+    passes_on: bool  # whether a script that calls hvd.init() itself goes to Horovod's own driver
 
 
 def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -60,6 +62,7 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
         output=Path(args.output_filename) if args.output_filename else None,
         with_time=bool(args.prefix_output_with_timestamp),
         verbose=bool(args.verbose),
+        passes_on=chosen_driver(environ) is None,
     )
 
 

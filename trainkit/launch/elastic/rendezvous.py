@@ -51,14 +51,21 @@ class Server:
         address: address to listen at; the system chooses the port.
         secret: the job's secret, see signing.py.
         on_join, on_beat: called with a request in its own thread; they pass it on and return at once.
+        on_unseated: called in a request's thread when a value of no generation is stored: by hvd.init() without a seat.
     """
 
     def __init__(
-        self, address: str, secret: str, on_join: Callable[[Request], None], on_beat: Callable[[Request], None]
+        self,
+        address: str,
+        secret: str,
+        on_join: Callable[[Request], None],
+        on_beat: Callable[[Request], None],
+        on_unseated: Callable[[], None] = lambda: None,
     ) -> None:
         self._store: dict[str, dict[str, bytes]] = {}
         self._lock = threading.Lock()
         self._given_up = 0
+        self._on_unseated = on_unseated
         handler = type("Handler", (_Handler,), {"owner": self})
         self.secret = secret
         self.posts = {"/elastic/join": on_join, "/elastic/beat": on_beat}
@@ -90,6 +97,8 @@ class Server:
         """Store a value."""
         with self._lock:
             self._store.setdefault(scope, {})[key] = value
+        if generation_of(scope) is None:
+            self._on_unseated()
 
     def delete(self, scope: str, key: str) -> None:
         """Delete a value, unless it belongs to a generation.

@@ -1,6 +1,6 @@
 """An elastic job's state machine: maps events and the time to decisions; it neither reads a clock nor starts anything.
 
-    hosts, joined, beat, exited, signalled, tick  ->  [Start, Send, Say]      and then `answer` for workers waiting for a seat
+    hosts, joined, unseated, beat, exited, signalled, tick  ->  [Start, Send, Say]; `answer`: to workers waiting for a seat
 
 Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none runs and enough wait, and
 fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was asked to end or was killed.
@@ -15,8 +15,9 @@ from typing import Any
 
 from trainkit.console import plural
 from trainkit.launch.elastic.job import Job
-from trainkit.launch.elastic.messages import Decision, Rules
+from trainkit.launch.elastic.messages import Decision, Over, Rules
 from trainkit.launch.elastic.transitions import settle
+from trainkit.launch.elastic.upstream import CHOICE, WHY
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
 
 
@@ -81,6 +82,12 @@ class StateMachine:
                 w.phase, w.joined = "waiting", now
         return settle(self.job, now)
 
+    def unseated(self, now: float) -> list[Decision]:
+        """A worker calls hvd.init() without a seat. Before any has one, this says that the script is not trainkit's."""
+        if not self.job.generation and self.job.stop is None:
+            self.job.end(None, WHY)
+        return settle(self.job, now)
+
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
         """A worker's heartbeat: generation, step, progress, waiting, stall_s, raised as in client.py."""
         w = self.job.workers.get(name)
@@ -117,7 +124,9 @@ class StateMachine:
             job.say(f"{w} has left ({describe(code)}): {w.unwanted}")
         elif code == 0 and not job.generation:
             job.end(
-                1, f"{w} ended with 0 and never requested a rank: an elastic job must run trainkit (python -m trainkit fit ...)"
+                1,
+                f"{w} ended with 0 and never requested a rank: an elastic job must run trainkit (python -m trainkit fit ...), "
+                f"or a script with hvd.elastic.run ({CHOICE}=horovod)",
             )
         elif code == 0:
             job.members.discard(name)
@@ -146,6 +155,8 @@ class StateMachine:
     def signalled(self, now: float, number: signal.Signals) -> list[Decision]:
         """Horovodrun received SIGTERM or SIGINT: forward it to all workers."""
         job = self.job
+        if job.over is not None and job.over.code is None:
+            job.over = Over(128 + number, f"{number.name} received")
         if job.stop is None and job.over is None:
             job.say(f"{number.name} received: all workers get it and have {job.rules.stop_s:g} s to end")
             job.stop = number

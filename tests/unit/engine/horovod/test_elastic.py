@@ -43,3 +43,6 @@ def test_horovods_own_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     with pytest.raises(EngineError, match="trainkit horovod install"):
         HorovodEngine("cpu").__enter__()
+    monkeypatch.setenv("TRAINKIT_ELASTIC_DRIVER", "horovod")
+    with pytest.raises(EngineError, match=r"Leave out hvd.init\(\) before the Trainer"):
+        HorovodEngine("cpu").__enter__()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic import network
+from trainkit.launch import elastic
+from trainkit.launch.elastic import driver, network
 from trainkit.launch.elastic.hosts import Discovery, parse
 from trainkit.launch.elastic.network import Network, address_of, choose, is_local
 from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
@@ -107,6 +108,26 @@ def test_a_timeout_in_the_environment_that_is_no_number_is_refused() -> None:
     """By the variable's name."""
     with pytest.raises(ConfigError, match="HOROVOD_ELASTIC_TIMEOUT is 'soon'"):
         settings({"HOROVOD_ELASTIC_TIMEOUT": "soon"})
+
+
+@pytest.mark.parametrize(("value", "passes_on"), [(None, True), ("", True), ("trainkit", False)])
+def test_a_job_is_passed_on_unless_the_variable_keeps_it(value: str | None, passes_on: bool) -> None:
+    """TRAINKIT_ELASTIC_DRIVER=trainkit keeps a script that calls hvd.init() itself."""
+    assert settings({} if value is None else {"TRAINKIT_ELASTIC_DRIVER": value}).passes_on is passes_on
+
+
+def test_a_driver_that_does_not_exist_is_refused() -> None:
+    """By the variable's name, with the legal values."""
+    with pytest.raises(ConfigError, match="TRAINKIT_ELASTIC_DRIVER is 'upstream'; it must be 'trainkit', 'horovod'"):
+        settings({"TRAINKIT_ELASTIC_DRIVER": "upstream"})
+
+
+def test_horovodrun_gets_no_driver_where_horovods_own_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its _run_elastic takes None for trainkit's absence; a bad value gets trainkit's driver, which refuses it."""
+    pytest.importorskip("horovod")
+    for value, expected in (("horovod", None), ("trainkit", driver.run_elastic), ("stock", driver.run_elastic)):
+        monkeypatch.setenv("TRAINKIT_ELASTIC_DRIVER", value)
+        assert elastic.run_elastic is expected
 
 
 def test_workers_do_not_inherit_another_jobs_seat() -> None:

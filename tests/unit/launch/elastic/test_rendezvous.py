@@ -54,6 +54,19 @@ def test_a_generations_values_outlive_the_ranks_that_delete_theirs(server: Serve
     assert ask(server, "GET", "/plain/0") == (404, b"")
 
 
+def test_a_value_without_a_generation_is_reported() -> None:
+    """A worker without a seat stores such values when it calls hvd.init(); trainkit's workers have a seat then."""
+    calls: list[str] = []
+    server = Server("127.0.0.1", SECRET, lambda request: None, lambda request: None, lambda: calls.append("unseated"))
+    ask(server, "PUT", "/g1.global/0", b"x")
+    assert calls == []
+    ask(server, "PUT", "/global/0", b"x", signature="cd" * 32)
+    assert calls == [], "not signed by a worker of this job"
+    ask(server, "PUT", "/global/0", b"x")
+    assert calls == ["unseated"]
+    server.close()
+
+
 def test_older_generations_are_forgotten(server: Server) -> None:
     """A long job does not fill the memory."""
     for scope in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a"):

@@ -771,3 +771,29 @@ def test_a_newcomer_that_prepares_for_long_is_left_alone_while_it_beats() -> Non
     assert late not in job.sent
     job.wait(601)
     assert job.sent[late] == [signal.SIGKILL]
+
+
+def test_a_worker_that_starts_horovod_without_a_seat_has_the_job_passed_on() -> None:
+    """All workers are ended, and no exit code is set: Horovod's own driver takes the job."""
+    job = Simulated()
+    job.unseated()
+    assert job.code is None and job.state_machine.job.over is not None
+    assert set(job.sent) == {A, B}, "the workers have nothing to save"
+    job.exit(A, B, code=-15)
+    assert job.state_machine.finished
+
+
+def test_a_signal_while_a_job_is_passed_on_ends_it() -> None:
+    """Otherwise Horovod's driver would start a job that was asked to end."""
+    job = Simulated()
+    job.unseated()
+    job.signal(signal.SIGTERM)
+    job.exit(A, B, code=-15)
+    assert job.code == 128 + signal.SIGTERM
+
+
+def test_a_job_that_has_seats_is_not_passed_on() -> None:
+    """Its workers are trainkit's, whatever one of them does beside."""
+    job = started()
+    job.unseated()
+    assert job.seats() == [A, B] and job.state_machine.job.over is None
