@@ -107,7 +107,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         undisturbed = Undisturbed(folder / "undisturbed")
         number = options.first_round
-        while (left := options.faults - tally.survived.total()) > 0 and time.monotonic() < until and not tally.findings:
+        while (left := options.faults - tally.survived.total()) > 0 and time.monotonic() < until:
             seed = f"{options.seed}.{number}"
             say(f"round {seed}")
             one_round(folder / f"round-{seed}", seed, min(left, options.per_round), until, tally, undisturbed)
