@@ -20,6 +20,10 @@ LEDGER_S = 1.0  # of each process's start, what comes before the callback's cloc
 _MOMENT_S = 5.0
 EXPECTED = ["checkpoints", "checkpoints/*", "metrics.csv", "goodput.json", "logs", "logs/stacks-*.txt", ".lock"]
 
+# multiprocessing's folder of each process, which a killed one cannot delete; one for torch's compiler; one file of each user's,
+# by which the ranks of a host agree on the one that reports an error
+TEMPORARY = ["pymp-*", "torchinductor_*", "trainkit-*-reported"]
+
 
 class Undisturbed:
     """The same fit to which nothing happens: one process, no launcher. Its weights after each epoch."""
@@ -95,8 +99,7 @@ def _files(storm: Storm) -> Iterator[str]:
         if not any(fnmatch.fnmatch(name, pattern) for pattern in EXPECTED) or (len(parts) == 2 and parts[0] == "checkpoints"):
             yield f"a file is left in the run's folder: {name}"
     left = [path.name for path in storm.temporary.iterdir()]
-    # multiprocessing makes an empty folder for each process, which a killed one cannot delete; torch makes one for its compiler
-    if left := [name for name in left if not fnmatch.fnmatch(name, "pymp-*") and not name.startswith("torchinductor_")]:
+    if left := [name for name in left if not any(fnmatch.fnmatch(name, pattern) for pattern in TEMPORARY)]:
         yield f"{len(left)} files are left in the temporary folder: {left[:5]}"
     if len(whole) > 4 + len(storm.damaged):
         yield f"{len(whole)} checkpoints are left"

@@ -228,7 +228,7 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
 
 
 def test_processes_enter_one_at_a_time_and_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the deleting of the lock's file and the waiting for it interleave, one process is inside; then no file is left."""
+    """However the deleting of the file and the waiting for it interleave, one process is inside; then no file is left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     (tmp_path / "journal").touch()
