@@ -28,7 +28,10 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
-PLACES = [*sorted(ROOT.rglob("*.py")), *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md"))]
+PLACES = [
+    *sorted(ROOT.rglob("*.py")),
+    *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md", "docs/reliability.md")),
+]
 
 
 @functools.cache

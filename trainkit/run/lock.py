@@ -114,14 +114,28 @@ def is_held(run_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Allow one process of this user on this host at a time in the context of a name; wait for the others."""
+    """Allow one process of this user on this host at a time in the context of a name; wait for the others. Leaves no file."""
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
+        while not _is_at(path, file):  # the one before deleted it: another process may have made the next
+            os.close(file)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
     finally:
         os.close(file)
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:

@@ -34,6 +34,18 @@ with RunLock() as lock:
     os.write(1, b"held\\n")
     os.read(0, 1)
 """
+# A process that enters many times, and writes down when it comes and goes.
+VISITOR = """
+import os, sys, time
+from trainkit.run.lock import one_at_a_time
+
+journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+for _ in range(200):
+    with one_at_a_time("visit"):
+        os.write(journal, b"<")
+        time.sleep(0.0005)  # the others come to wait
+        os.write(journal, b">")
+"""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -213,3 +225,15 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
         take(tmp_path)
     (tmp_path / LOCK).unlink()
     take(tmp_path)
+
+
+def test_processes_enter_one_at_a_time_and_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the deleting of the file and the waiting for it interleave, one process is inside; then no file is left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "journal").touch()
+    command = [sys.executable, "-c", VISITOR, str(tmp_path / "journal")]
+    visitors = [subprocess.Popen(command) for _ in range(3)]
+    assert [visitor.wait(60) for visitor in visitors] == [0, 0, 0]
+    assert (tmp_path / "journal").read_text() == "<>" * 600
+    assert list((tmp_path / "temporary").iterdir()) == []

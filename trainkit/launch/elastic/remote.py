@@ -1,8 +1,9 @@
 """A worker on another host: `ssh host sh -c <script>`, with all of the job's data sent through stdin.
 
 The script on the command line contains nothing of the job (SCRIPT). Its stdin carries, as shell text, the environment with the
-job's secret, the folder and the command, up to a marker line; then one line per signal. When stdin ends, because the driver or
-the connection has ended, the worker's group gets SIGTERM, and after 30 s SIGKILL. Exit code: the worker's, 128 + a signal's
+job's secret, the folder and the command, up to a marker line; then one line per signal (SIGINT becomes SIGTERM, since a shell
+starts its background processes with SIGINT ignored). When stdin ends, because the driver or the connection has ended, the
+worker's group gets SIGTERM, and after 30 s SIGKILL. Exit code: the worker's, 128 + a signal's
 number, 255 if ssh failed. The host needs sh, setsid (util-linux) and sleep.
 """
 
@@ -26,7 +27,10 @@ trap : TERM INT HUP
 setsid "$@" 3<&- &
 worker=$!
 {
-    while IFS= read -r name <&3; do kill -s "$name" -- "-$worker"; done
+    while IFS= read -r name <&3; do
+        [ "$name" = INT ] && name=TERM
+        kill -s "$name" -- "-$worker"
+    done
     kill -s TERM -- "-$worker"
     left=30
     while [ $left -gt 0 ] && kill -s 0 -- "-$worker"; do sleep 1; left=$((left - 1)); done

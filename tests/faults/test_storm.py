@@ -1,0 +1,30 @@
+"""A short storm (tests/faults/storm): random faults over an elastic job on simulated hosts, and what must hold after them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.jobs import ROOT
+from tests.faults.storm.hosts import unavailable
+from tests.helpers.launching import run_command
+
+pytestmark = pytest.mark.parallel
+
+SEED = 7
+MINUTES = 1.0  # of faults; the job's start and end, and the checks, come on top
+
+
+def test_a_job_survives_a_short_storm(tmp_path: Path) -> None:
+    """Each sample of each epoch counts once, the weights are the undisturbed run's, and nothing is left behind."""
+    if why := unavailable():
+        pytest.skip(f"no storm: {why}")
+    line = f"{sys.executable} -m tests.faults.storm --seed {SEED} --minutes {MINUTES} --per-round 1000"
+    done = run_command(line, tmp_path, 400, PYTHONPATH=str(ROOT))
+    assert done.code == 0, done.text
+    _, _, summary = done.out.partition("\n{")
+    seen = json.loads("{" + summary)
+    assert sum(seen["survived"].values()) >= 3, done.text
