@@ -51,14 +51,16 @@ def targets(results: Mapping[str, Any]) -> str:
 
 def summary(results: Mapping[str, Any]) -> str:
     """Return the time that each trainer adds to a step, and to a start."""
-    added = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
+    with_log = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
+    kinds = results["kinds"]["tables"][0]
+    of_people = next(row for row in kinds["rows"] if row[0] == "DataLoader over a Dataset")
+    added = dict(zip((name.removesuffix(" adds, us") for name in kinds["columns"][2:]), of_people[2:], strict=True))
     imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
-    bare = results["overhead"]["tables"][0]["rows"][0]
-    head = f"added to a step of {shown(bare[1])} us"
-    rows = [f"| | {head} | with log, progress, checkpoints | import over torch, s |", "| --- | ---: | ---: | ---: |"]
+    head = f"added to a step of {shown(of_people[1])} us, DataLoader over a Dataset"
+    rows = [f"| | {head} | with log, progress, checkpoints, on a list | import over torch, s |", "| --- | ---: | ---: | ---: |"]
     for name in imported:
         if name in added:
-            cells = added[name], added.get(f"{name}, all on"), imported[name]
+            cells = added[name], with_log.get(f"{name}, all on"), imported[name]
             rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
     rates = [f"- {t['what']}: {shown(t['measured'])} {t['unit']}." for t in results["throughput"]["targets"]]
     return "\n".join([*rows, "", "Images per second:", "", *rates])

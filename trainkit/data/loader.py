@@ -222,14 +222,17 @@ class ShardedLoader:
             # A DataLoader seeds its workers from here. By default it would draw from the global random numbers, and the
             # model's dropout would depend on how often data was loaded.
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
-        seeded = SeededDataset(source.dataset, seed)
+        seeded = self._seeded = SeededDataset(source.dataset, seed)
         dataset: Dataset[Any] = seeded
         if guarded:
             dataset, options["collate_fn"] = GuardedDataset(seeded), GuardedCollate(options.get("collate_fn"))
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
-        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split by `plan`."""
+        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split by `plan`.
+
+        Without workers they are read as a DataLoader reads them, in this process, but without its own cost for a batch.
+        """
         if self.source.sampler is not None:
             # Here, not in the sampler: all ranks run this at the same time, and `agree` is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
@@ -238,7 +241,9 @@ class ShardedLoader:
                 own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
             self._drawn = self._agree(own)
         self._sampler.start(plan, epoch, start)
-        return _named_errors(iter(self._loader))
+        if self._loader.num_workers or self._loader.pin_memory or self._seeded is not self._loader.dataset:
+            return _named_errors(iter(self._loader))
+        return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
 
     def close(self) -> None:
         """End the workers; nothing can be iterated afterwards."""

@@ -178,9 +178,12 @@ def in_bursts(items: Iterator[Item], numbers: Callable[[], AbstractContextManage
             burst = list(itertools.islice(items, size))
         if not burst:
             return
-        each_s = max(time.perf_counter() - begun, 1e-9) / len(burst)
-        size = max(1, min(_MOST_IN_BURST, 2 * size, int(_BURST_S / each_s)))
+        size = _next_size(size, (time.perf_counter() - begun) / len(burst))
         yield from burst
+
+
+def _next_size(size: int, each_s: float) -> int:
+    return max(1, min(_MOST_IN_BURST, 2 * size, int(_BURST_S / max(each_s, 1e-9))))
 
 
 def may_draw(dataset: Any) -> bool:
@@ -206,6 +209,22 @@ class SeededDataset(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         return self.__getitems__([key])[0]
+
+    def batches(self, keys: Iterator[list[tuple[int, int]]]) -> Iterator[list[Any]]:
+        """Yield the samples of batches, fast ones read several at a time, so that they need one look at the random numbers."""
+        size = 1
+        while burst := list(itertools.islice(keys, size)):
+            begun = time.perf_counter()
+            try:
+                samples = iter(self.__getitems__([key for batch in burst for key in batch]))
+            except Exception:
+                if len(burst) == 1:
+                    raise
+                yield from map(self.__getitems__, burst)  # up to the one at fault; it may have been another error by chance
+                continue
+            size = _next_size(size, (time.perf_counter() - begun) / len(burst))
+            for batch in burst:
+                yield list(itertools.islice(samples, len(batch)))
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""

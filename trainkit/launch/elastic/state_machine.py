@@ -117,7 +117,7 @@ class StateMachine:
         if job.over is not None:
             pass
         elif job.stop is not None:
-            if w.seat is not None:
+            if w.seat is not None and code is not None:  # a host that is lost says nothing of the others' checkpoint
                 job.codes.append(shell_code(code))
         elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
             job.preempted = False

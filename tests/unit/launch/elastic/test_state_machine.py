@@ -501,6 +501,15 @@ def test_after_a_signal_the_exit_code_is_the_workers(codes: tuple[int, int], cod
     assert job.code == code
 
 
+def test_a_host_that_is_lost_after_a_signal_does_not_change_the_exit_code() -> None:
+    """The other rank has written the checkpoint from which the same command resumes."""
+    job = started()
+    job.signal()
+    job.exit(B, code=None)
+    job.exit(A, code=75)
+    assert job.code == 75
+
+
 def test_who_does_not_heed_a_signal_is_killed() -> None:
     """After 30 seconds of grace."""
     job = started()

@@ -1,0 +1,83 @@
+"""Batches that are read in the training process: a few ahead if they are fast."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.data.loader import ShardedLoader, read_source
+from trainkit.data.order import SeededDataset
+from trainkit.data.plan import StepPlan
+
+
+class Numbers(Dataset[int]):
+    """Returns the index, notes what was read; at `fails` it raises, and with `draws` it adds a random number."""
+
+    def __init__(self, length: int = 40, fails: int = -1, draws: bool = False, takes_s: float = 0.0) -> None:
+        self.length, self.fails, self.draws, self.takes_s = length, fails, draws, takes_s
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.fails:
+            raise OSError("broken")
+        if self.takes_s:
+            time.sleep(self.takes_s)
+        self.seen.append(index)
+        return index + random.random() * self.draws
+
+
+def keys(count: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield the keys of batches of four."""
+    return iter([[(0, index) for index in range(first, first + 4)] for first in range(0, 4 * count, 4)])
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_batches_are_those_of_one_at_a_time(draws: bool) -> None:
+    """Random numbers included."""
+    alone, ahead = SeededDataset(Numbers(draws=draws), 3), SeededDataset(Numbers(draws=draws), 3)
+    assert list(ahead.batches(keys(10))) == [alone.__getitems__(batch) for batch in keys(10)]
+
+
+def test_an_error_comes_after_the_batches_before_it() -> None:
+    """Though it was met when several were read at a time."""
+    found = []
+    with pytest.raises(OSError, match="broken"):
+        for batch in SeededDataset(Numbers(fails=33), 0).batches(keys(10)):
+            found += batch
+    assert found == list(range(32))
+
+
+def test_fast_batches_are_read_ahead_and_slow_ones_are_not() -> None:
+    """Not more than 16."""
+    for takes_s, most in ((0.0, 16), (0.002, 1)):
+        dataset = Numbers(400, takes_s=takes_s)
+        ahead = []
+        for taken, _ in enumerate(SeededDataset(dataset, 0).batches(keys(100 if most > 1 else 5)), 1):
+            ahead.append(len(dataset.seen) // 4 - taken + 1)
+        assert max(ahead) == most
+
+
+def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
+    """The user's collate_fn included."""
+
+    def pairs(samples: list[int]) -> list[tuple[int, int]]:
+        return [(sample, -sample) for sample in samples]
+
+    found = []
+    for workers in (0, 1):
+        source = read_source(DataLoader(Numbers(), 8, shuffle=True, num_workers=workers, collate_fn=pairs), "data", True)
+        assert source is not None
+        loader = ShardedLoader(source, StepPlan(40, 8, 2), 1, 5, lambda order: order)
+        found.append(list(loader.iterate(loader.plan, 1, 1)))
+        loader.close()
+    assert found[0] == found[1] and len(found[0]) == 2
+    assert torch.tensor(found[0][0]).sum() == 0
