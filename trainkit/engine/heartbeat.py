@@ -67,6 +67,10 @@ class Heartbeat:
     def progress(self, progress: int) -> None:
         self._position.progress = progress
 
+    def count_progress(self) -> None:
+        """Let those that watch know that the main thread gets on."""
+        self._position.progress += 1
+
     @property
     def waiting(self) -> str:
         """What the main thread waits for the other ranks with; "" while it computes."""

@@ -47,10 +47,12 @@ class ElasticState:
         has_begun: whether an attempt has begun in this process.
         is_rehearsed: whether it set up the Task and its data before the others had to wait for it.
         kept: what is made once.
+        rehearse: does what a worker that joins later can do before it joins.
         facts: what this process compared with the other ranks before its first step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rehearse: Callable[[Any], None]) -> None:
+        self.rehearse = rehearse
         self.memory, self.signals, self.writer = Memory(), Signals(), Writer()
         self.run_dir: Path | None = None
         self.facts: dict[str, dict[str, str]] = {}
@@ -126,8 +128,7 @@ class ElasticRun:
     """
 
     def __init__(self, rehearse: Callable[[Any], None]) -> None:
-        self.rehearse = rehearse
-        self.state = ElasticState()
+        self.state = ElasticState(rehearse)
         self.attempt: Attempt | None = None
 
     def go(self, fit: Callable[[ElasticRun], None]) -> None:

@@ -33,7 +33,7 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = replace(stage.options, engine=alone, run_dir=folder)
         rehearsal = Stage(stage.kind, task, data, (), options, has_data=True)
-        rehearsal.kept, rehearsal.is_rehearsal = stage.kept, True
+        rehearsal.kept = stage.kept
         with rehearsal:
             run = build_run(rehearsal, StartFrom())
             if options.numerics.compile and task.automatic_optimization:

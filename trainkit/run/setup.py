@@ -64,8 +64,7 @@ class Stage:
         declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
         bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
         replicas: compares what must be equal on all ranks.
-        kept: what outlives this attempt of an elastic run and is made once.
-        is_rehearsal: whether only the Task's set-up and `kept` outlive this stage.
+        kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is set, and `elastic` is not.
     """
 
     def __init__(
@@ -91,11 +90,9 @@ class Stage:
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         self.kept: Kept | None = None
-        self.is_rehearsal = False
-        self._rehearse: Callable[[Stage], None] | None = None
         if attempts is not None:
             attempts.attempt, self.elastic = self, attempts.state
-            self.kept, self._rehearse = attempts.state.kept, attempts.rehearse
+            self.kept = attempts.state.kept
             self.engine.ranks.committed_step = attempts.state.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
@@ -142,8 +139,8 @@ class Stage:
             self.has_data = state.is_rehearsed
             return
         self.engine.ranks.begin(self.kind)
-        if self.engine.ranks.joins_late and self._rehearse is not None:
-            self._rehearse(self)
+        if self.engine.ranks.joins_late and state is not None:
+            state.rehearse(self)
             self.has_data = True
         if state is not None:
             state.has_begun, state.is_rehearsed = True, self.has_data
@@ -167,7 +164,7 @@ class Stage:
             self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
         report_losses_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
-        writer.on_wait = self._count_progress
+        writer.on_wait = engine.heartbeat.count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
@@ -209,9 +206,6 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    def _count_progress(self) -> None:
-        self.engine.heartbeat.progress += 1
-
     # -- while it lasts ---------------------------------------------------------------------------------------------
 
     def mover(self) -> Mover | HookedMover:
@@ -244,7 +238,8 @@ class Stage:
     # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._continues = self.is_rehearsal or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
+        is_rehearsal = self.kept is not None and self.elastic is None
+        self._continues = is_rehearsal or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None

@@ -32,7 +32,7 @@ class Numbers(Dataset[int]):
         if self.takes_s:
             time.sleep(self.takes_s)
         self.seen.append(index)
-        return index + random.random() * self.draws
+        return index + random.random() if self.draws else index
 
 
 def keys(count: int) -> Iterator[list[tuple[int, int]]]:
@@ -57,13 +57,13 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 
 def test_fast_batches_are_read_ahead_and_slow_ones_are_not() -> None:
-    """Not more than 16."""
-    for takes_s, most in ((0.0, 16), (0.002, 1)):
+    """Several, and not more than 16; how many depends on the machine."""
+    for takes_s, least, most in ((0.0, 4, 16), (0.002, 1, 1)):
         dataset = Numbers(400, takes_s=takes_s)
         ahead = []
         for taken, _ in enumerate(SeededDataset(dataset, 0).batches(keys(100 if most > 1 else 5)), 1):
             ahead.append(len(dataset.seen) // 4 - taken + 1)
-        assert max(ahead) == most
+        assert least <= max(ahead) <= most
 
 
 def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
