@@ -18,6 +18,8 @@ from torch.utils.data._utils import worker as torch_worker
 from trainkit.data.order import OwnRandomNumbers, in_bursts, mix
 from trainkit.data.workers import shield
 
+_SAMPLES_IN_BURST = 128  # of a few batches
+
 
 @dataclass(frozen=True)
 class Share:
@@ -70,7 +72,7 @@ class DealtDataset(IterableDataset[Any]):
 
         with numbers():
             samples = iter(self.dataset)
-        samples = in_bursts(samples, numbers)
+        samples = in_bursts(samples, numbers, _SAMPLES_IN_BURST)
         turn = 0
         for batch in itertools.count():
             if batch == share.end:

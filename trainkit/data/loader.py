@@ -23,7 +23,7 @@ from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Sharded
-from trainkit.data.workers import Shielded
+from trainkit.data.workers import Shielded, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
 
@@ -242,7 +242,7 @@ class ShardedLoader:
             self._drawn = self._agree(own)
         self._sampler.start(plan, epoch, start)
         if self._loader.num_workers or self._loader.pin_memory or self._seeded is not self._loader.dataset:
-            return _named_errors(iter(self._loader))
+            return _named_errors(start_workers(self._loader))
         return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
 
     def close(self) -> None:

@@ -165,11 +165,13 @@ class OwnRandomNumbers:
             before.put_back()
 
 
-def in_bursts(items: Iterator[Item], numbers: Callable[[], AbstractContextManager[None]]) -> Iterator[Item]:
+def in_bursts(
+    items: Iterator[Item], numbers: Callable[[], AbstractContextManager[None]], most: int = _MOST_IN_BURST
+) -> Iterator[Item]:
     """Yield the items, pulled within the context `numbers()`; fast ones several at a time.
 
     To change the random numbers and back takes 10 us, so items that come faster than `_BURST_S` are pulled up to
-    `_MOST_IN_BURST` at a time. Which numbers they draw does not depend on it.
+    `most` at a time. Which numbers they draw does not depend on it.
     """
     size = 1
     while True:
@@ -178,12 +180,12 @@ def in_bursts(items: Iterator[Item], numbers: Callable[[], AbstractContextManage
             burst = list(itertools.islice(items, size))
         if not burst:
             return
-        size = _next_size(size, (time.perf_counter() - begun) / len(burst))
+        size = _next_size(size, (time.perf_counter() - begun) / len(burst), most)
         yield from burst
 
 
-def _next_size(size: int, each_s: float) -> int:
-    return max(1, min(_MOST_IN_BURST, 2 * size, int(_BURST_S / max(each_s, 1e-9))))
+def _next_size(size: int, each_s: float, most: int = _MOST_IN_BURST) -> int:
+    return max(1, min(most, 2 * size, int(_BURST_S / max(each_s, 1e-9))))
 
 
 def may_draw(dataset: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Loader workers and signals: shields workers from the signals that a scheduler sends to every process of a job.
+"""Loader workers: their start, and signals that a scheduler sends to every process of a job.
 
 By default a SIGTERM, SIGUSR1 or Ctrl-C kills the worker, while its rank continues to the end of the step; the rank would
 then fail for lack of data instead of saving.
@@ -6,12 +6,17 @@ then fail for lack of data instead of saving.
 
 from __future__ import annotations
 
+import errno
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
+
+from trainkit.console import plural
+from trainkit.errors import DataError
 
 # The longest time that a worker survives after its loader terminates it for not ending in time.
 GRACE_S = 60
@@ -30,6 +35,33 @@ class Shielded:
         signal.signal(signal.SIGTERM, _end_later)
         if self.own is not None:
             self.own(worker)
+
+
+def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return an iterator of a loader, the workers of which need files and shared memory.
+
+    Each batch of a worker is a few open files, and a worker that cannot open one is silent: the soft limit is raised to the
+    hard one, as a process may.
+
+    Raises:
+        DataError: there is no room for them.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if loader.num_workers and soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        return iter(loader)
+    except OSError as error:
+        cure = {
+            errno.ENOSPC: "/dev/shm is full. Free it (df -h /dev/shm), or give a container more (docker run --shm-size=8g).",
+            errno.EMFILE: f"a process may have {hard} open files. Raise the limit (ulimit -n).",
+        }.get(error.errno or 0)
+        if cure is None:
+            raise
+        raise DataError(
+            f"The {plural(loader.num_workers, 'loader worker')} cannot be started: {cure} Or load without workers: "
+            "data.num_workers=0 (DataLoader: num_workers=0)."
+        ) from error
 
 
 def shield(data: Any) -> Any:
