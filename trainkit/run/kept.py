@@ -51,7 +51,7 @@ class Kept:
             self._schedulers = [copy.deepcopy(_settings(config.scheduler)) for config in self._made[1]]
         else:
             for optimizer, state in zip(self._made[0], self._optimizers, strict=True):
-                optimizer.load_state_dict(state)  # copies it
+                optimizer.load_state_dict(copy.deepcopy(state))  # it may take over the tensors
             for config, settings in zip(self._made[1], self._schedulers, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(settings))
         return self._made

@@ -16,15 +16,15 @@ PLAN = BatchPlan(4, 2, 1, "linear", None, 0)
 
 
 class Making:
-    """Makes Adam with a schedule for a task, and counts."""
+    """Makes an optimizer with a schedule for a task, and counts."""
 
-    def __init__(self, task: Line) -> None:
-        self.task, self.times = task, 0
+    def __init__(self, task: Line, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> None:
+        self.task, self.kind, self.times = task, kind, 0
 
     def __call__(self) -> Made:
         """Make them."""
         self.times += 1
-        optimizer = torch.optim.Adam(self.task.parameters(), lr=0.1)
+        optimizer = self.kind(self.task.parameters(), lr=0.1)  # type: ignore[call-arg]
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, eta_min=0.01)
         return read_optimizers({"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}})
 
@@ -51,6 +51,17 @@ def test_optimizers_are_used_again_as_they_were_made() -> None:
     assert used(again, task) == first
     assert make.times == 1
     kept.close()
+
+
+def test_a_state_that_an_optimizer_begins_with_is_kept_as_it_was() -> None:
+    """Adagrad's sums are there before the first step, and steps add to them in place."""
+    task, kept = Line(), Kept()
+    make = Making(task, torch.optim.Adagrad)
+    for _ in range(3):
+        (optimizer,), schedules = kept.optimizers(task, PLAN, make)
+        assert [float(state["sum"].sum()) for state in optimizer.state.values()] == [0.0, 0.0]
+        used(([optimizer], schedules), task)
+    assert make.times == 1
 
 
 def test_they_are_made_again_for_another_plan_or_other_parameters() -> None:
