@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
@@ -30,14 +33,15 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     if data.datamodule is not None:
         data.datamodule.setup(stage.kind)
     alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
-    with tempfile.TemporaryDirectory() as folder:
-        options = replace(stage.options, engine=alone, run_dir=folder)
-        rehearsal = Stage(stage.kind, task, data, (), options, has_data=True)
-        rehearsal.kept = stage.kept
-        with rehearsal:
-            run = build_run(rehearsal, StartFrom())
-            if options.numerics.compile and task.automatic_optimization:
-                before = copy.deepcopy(task.state_dict())
-                first_step(run)
-                task.zero_grad(set_to_none=True)
-                task.load_state_dict(before)
+    nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")  # made by nothing but the Task's own writing
+    options = replace(stage.options, engine=alone, run_dir=str(nowhere))
+    rehearsal = Stage(stage.kind, task, data, (), options, has_data=True)
+    rehearsal.kept = stage.kept
+    with rehearsal:
+        run = build_run(rehearsal, StartFrom())
+        if options.numerics.compile and task.automatic_optimization:
+            before = copy.deepcopy(task.state_dict())
+            first_step(run)
+            task.zero_grad(set_to_none=True)
+            task.load_state_dict(before)
+    shutil.rmtree(nowhere, ignore_errors=True)

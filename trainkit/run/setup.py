@@ -180,6 +180,8 @@ class Stage:
             self.elastic.run_dir = run.run_dir
 
     def _agree_on_folder(self) -> Path:
+        if _is_rehearsal(self):
+            return Path(str(self.options.run_dir))  # not made: the process may be killed before it could remove it
         earlier = None if self.elastic is None else self.elastic.run_dir
         requested = earlier or self.options.run_dir
         run_dir: Path = self.engine.comm.run_on_main(lambda: make_run_dir(requested, type(self.task).__name__))
@@ -238,8 +240,7 @@ class Stage:
     # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        is_rehearsal = self.kept is not None and self.elastic is None
-        self._continues = is_rehearsal or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
+        self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None
@@ -291,3 +292,7 @@ class Stage:
         self.run.hooks.of_task("teardown", self.kind)
         if self.data.datamodule is not None:
             self.data.datamodule.teardown(self.kind)
+
+
+def _is_rehearsal(stage: Stage) -> bool:
+    return stage.kept is not None and stage.elastic is None

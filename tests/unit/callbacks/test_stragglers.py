@@ -122,7 +122,7 @@ def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> No
 
     def work(engine: ThreadEngine) -> list[Straggler]:
         watch = Stragglers(every_n_steps=2)
-        slow = FaultInjection([{"do": "slow", "rank": 1, "step": 0, "seconds": 0.02}])
+        slow = FaultInjection([{"do": "slow", "rank": 1, "step": 0, "seconds": 0.1}])
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
         Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(Line(), loader(16, 2), loader(4, 2))
