@@ -25,7 +25,7 @@ CONTENDERS = [BARE, OURS, QUIETEST, "Fabric", "Accelerate", "Lightning"]
 def measure(short: bool) -> Findings:
     """Let all take turns on each kind of data."""
     torch.set_num_threads(1)
-    steps, rounds = (100, 1) if short else (200, 15)  # short turns: the machine's speed changes within seconds
+    steps, rounds = (100, 1) if short else (200, 45)  # short turns: the machine's speed changes within seconds
     loops = present({name: LOOPS[name] for name in CONTENDERS})
     rows: list[list[Cell]] = []
     settings = {"threads": 1, "batch": BATCH, "steps": steps, "rounds": rounds}

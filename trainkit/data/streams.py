@@ -174,16 +174,17 @@ class DealtStream(Stream):
         if type(data) in (list, tuple):
             return (data[place] for place in range(len(data))[share.start : share.end] if share.has(place))
         if self._draws_batches:
-            return iter(self._loader_of(share, epoch))
+            return self._drawn(share, epoch)
         if self._loader is not None:
             self._dealt.start(share, mix(self._run_seed, epoch))
             return iter(self._loader)
         # pulled under the same random numbers on all ranks
         return (batch for place, batch in enumerate(itertools.islice(iter(data), share.end)) if share.has(place))
 
-    def _loader_of(self, share: Share, epoch: int) -> DataLoader[Any]:
-        """Return a loader of this rank's batches of indices, which rank 0 draws."""
-        batching = self._data.batch_sampler if self._data.batch_sampler is not None else self._data.sampler
+    def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
+        """Return this rank's batches of the indices that rank 0 draws."""
+        data = self._data
+        batching = data.batch_sampler if data.batch_sampler is not None else data.sampler
         for sampler in (batching, getattr(batching, "sampler", None)):
             set_epoch = getattr(sampler, "set_epoch", None)
             if set_epoch is not None:
@@ -191,17 +192,17 @@ class DealtStream(Stream):
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
             drawn = self._agree([b if isinstance(b, int) else [int(i) for i in b] for b in batching])
         own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
-        seeded = SeededDataset(self._data.dataset, self._run_seed)
-        dataset: Dataset[Any] = seeded
-        more: dict[str, Any] = {}
-        if self._guarded:
-            dataset, more = GuardedDataset(seeded), {"collate_fn": GuardedCollate(self._data.collate_fn)}
-        if self._data.batch_sampler is None:  # the data set makes the batches
-            self._loader = loader_like(self._data, dataset, batch_size=None, sampler=[(epoch, b) for b in own], **more)
-        else:
-            batches = [[(epoch, index) for index in batch] for batch in own]
-            self._loader = loader_like(self._data, dataset, batch_sampler=batches, **more)
-        return self._loader
+        whole = data.batch_sampler is None  # the data set makes the batches
+        batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]
+        seeded = SeededDataset(data.dataset, self._run_seed)
+        if not (data.num_workers or data.pin_memory or self._guarded):  # in this process, without a DataLoader's own cost
+            samples = seeded.batches(iter(batches))
+            return map(data.collate_fn, (batch for (batch,) in samples) if whole else samples)
+        dataset: Dataset[Any] = GuardedDataset(seeded) if self._guarded else seeded
+        more: dict[str, Any] = {"collate_fn": GuardedCollate(data.collate_fn)} if self._guarded else {}
+        more |= {"batch_size": None, "sampler": [key for (key,) in batches]} if whole else {"batch_sampler": batches}
+        self._loader = loader_like(data, dataset, **more)
+        return iter(self._loader)
 
     def _numbers(self, epoch: int) -> RandomNumbers:
         if type(self._data) in (list, tuple):
