@@ -214,6 +214,9 @@ class SeededDataset(Dataset[Any]):
 
     def batches(self, keys: Iterator[list[tuple[int, int]]]) -> Iterator[list[Any]]:
         """Yield the samples of batches, fast ones read several at a time, so that they need one look at the random numbers."""
+        if not self._may_draw:
+            yield from map(self.__getitems__, keys)
+            return
         size = 1
         while burst := list(itertools.islice(keys, size)):
             begun = time.perf_counter()
@@ -231,12 +234,12 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
         if not self._may_draw:
-            return [self.dataset[index] for _, index in keys]
+            return self._read(keys)
         if not self._draws:
             witness = self._witness = self._witness or Witness()
             witness.begin()
             try:
-                found = [self.dataset[index] for _, index in keys]
+                found = self._read(keys)
             except BaseException as error:
                 self._draws = witness.end()
                 if not self._draws or not isinstance(error, Exception):
@@ -252,6 +255,14 @@ class SeededDataset(Dataset[Any]):
                 _seed(_mixed(begun[epoch], index) >> 1)  # mix(seed, epoch, index)
                 samples.append(self.dataset[index])
         return samples
+
+    def _read(self, keys: list[tuple[int, int]]) -> list[Any]:
+        """Return the samples, as a DataLoader's worker reads them: at once, if the data set can."""
+        indices = [index for _, index in keys]
+        at_once = getattr(self.dataset, "__getitems__", None)
+        if at_once is None or len(indices) == 1:
+            return [self.dataset[index] for index in indices]
+        return list(at_once(indices))
 
 
 def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: Sequence[int] | None) -> Sequence[int]:

@@ -264,3 +264,23 @@ def test_samples_that_draw_nothing_are_read_once() -> None:
         assert found == (random.random(), np.random.rand(), torch.rand(()).item())
         if data.draw is None:
             assert data.reads == [*range(len(data.reads))]
+
+
+class ReadAtOnce(Draws):
+    """Reads several samples in one call, as the datasets library does."""
+
+    def __getitems__(self, indices: list[int]) -> list[float]:
+        self.calls = [*getattr(self, "calls", []), indices]
+        return [self[index] for index in indices]
+
+
+def test_samples_are_read_at_once_from_data_that_can() -> None:
+    """As by torch's own loader; samples that draw are read one by one, each from its own seed."""
+    data = ReadAtOnce(None)
+    assert SeededDataset(data, 5).__getitems__([(0, i) for i in range(4)]) == [0.0, 1.0, 2.0, 3.0]
+    assert data.calls == [[0, 1, 2, 3]]
+    draws = ReadAtOnce(random.random)
+    alone = [SeededDataset(Draws(random.random), 5)[0, index] for index in range(8)]
+    seeded = SeededDataset(draws, 5)
+    assert [*seeded.__getitems__([(0, i) for i in range(4)]), *seeded.__getitems__([(0, i) for i in range(4, 8)])] == alone
+    assert len(draws.calls) == 1
