@@ -142,8 +142,9 @@ class GivenUp(RendezvousHandler):
     """A driver that has formed another generation: no rank joins this one."""
 
     def do_GET(self) -> None:
-        """Say so."""
-        self.send_status_code(410)
+        """Say so, signed."""
+        if self._verified() is not None:
+            self.send_status_code(410)
 
 
 def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +157,24 @@ def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.Monk
         assert "refuses GET /g1.global/1 (410)" in facts["error"]
         assert facts["ms"] < 15_000
         assert rank.wait(20) == 0
+    finally:
+        ranks.end()
+
+
+class Stranger(RendezvousHandler):
+    """Listens where the job's server was, and would end the rank at once."""
+
+    def do_GET(self) -> None:
+        """Answer without a signature."""
+        self.send_status_code(410)
+
+
+def test_answer_of_a_stranger_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank asks again, and in the end names the reason; it takes no value and no refusal without the job's signature."""
+    monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
+    ranks = Ranks(Stranger)
+    try:
+        assert "in 3 attempts: an answer without this job's signature" in first_line(ranks.start("fail", 0, 2))["error"]
     finally:
         ranks.end()
 

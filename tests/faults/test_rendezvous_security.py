@@ -6,9 +6,11 @@ import http.server
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ import pytest
 from horovod.runner.common.util.codec import dumps_base64
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http import http_client, signature
-from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
+from horovod.runner.http.http_server import SINGLE_REQUEST_TIMEOUT, BoundedHTTPServer, KVStoreServer, RendezvousServer
 
 from tests.faults.jobs import WORKERS, wait_for
 from tests.helpers.launching import BIN, run_command
@@ -42,9 +44,13 @@ class Payload:
         return Path.touch, (self.file,)
 
 
-def answer(method: str, url: str, body: bytes = b"", signature: str | None = None) -> int:
+NONCE = f"{'ab' * 16}.1"
+
+
+def answer(method: str, url: str, body: bytes = b"", signature: str | None = None, **more: str) -> int:
     """Send a request and return the status of its answer."""
-    headers = {} if signature is None else {signing.HEADER: signature}
+    headers = {} if signature is None else {signing.HEADER: signature, signing.NONCE: NONCE}
+    headers |= more
     request = urllib.request.Request(url, data=body or None, method=method, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answered:
@@ -57,10 +63,10 @@ def answer(method: str, url: str, body: bytes = b"", signature: str | None = Non
 def attacks(target: str, body: bytes) -> list[tuple[str, bytes, str | None]]:
     """Return requests that must be refused: without a signature, and with one of something else."""
     wrong = [
-        signing.sign("0" * 64, "PUT", target, body),
-        signing.sign(SECRET, "PUT", target, b"another body"),
-        signing.sign(SECRET, "PUT", "/another/key", body),
-        signing.sign(SECRET, "GET", target, body),
+        signing.sign("0" * 64, "PUT", target, NONCE, body),
+        signing.sign(SECRET, "PUT", target, NONCE, b"another body"),
+        signing.sign(SECRET, "PUT", "/another/key", NONCE, body),
+        signing.sign(SECRET, "GET", target, NONCE, body),
         "\xe9",
         "",
     ]
@@ -131,7 +137,7 @@ def test_running_job_refuses_strangers(job: Job, tmp_path: Path) -> None:
     target, body = "/worker_addresses/localhost:0", dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False)
     url = f"http://127.0.0.1:{job.port}{target}"
     assert {answer(method, url, sent, given) for method, sent, given in attacks(target, body)} == {403}
-    assert answer("GET", url, signature=signing.sign(job.secret, "GET", target)) == 404
+    assert answer("GET", url, signature=signing.sign(job.secret, "GET", target, NONCE)) == 404
     assert not (tmp_path / "was-run").exists()
 
 
@@ -200,6 +206,46 @@ def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: 
         server.stop()
 
 
+@pytest.fixture
+def store(secret: str) -> Iterator[int]:
+    """The port of a key-value store, as horovod.run() starts it."""
+    server = KVStoreServer(verbose=0)
+    yield server.start_server("127.0.0.1")
+    server.shutdown_server()
+
+
+def test_large_body_of_a_stranger_is_not_read(store: int) -> None:
+    """A body above 1 MiB needs a signed length, and a length is a number of at most 15 digits."""
+    url = f"http://127.0.0.1:{store}/scope/key"
+    large, signed = str(2**20 + 1), signing.sign(SECRET, "PUT", "/scope/key", NONCE, b"x")
+    begun = time.monotonic()
+    assert answer("PUT", url, b"x", signed, **{"Content-Length": large}) == 413
+    assert answer("PUT", url, b"x", signed, **{"Content-Length": large, signature.LENGTH_HEADER: signed}) == 413
+    for length in ("9" * 5000, "-1", "1e3", ""):
+        assert answer("PUT", url, b"x", signed, **{"Content-Length": length}) == 400
+    assert time.monotonic() - begun < SINGLE_REQUEST_TIMEOUT, "it waited for a body"
+    http_client.put_data_into_kvstore("127.0.0.1", store, "scope", "key", b"x" * 2**21)
+    assert http_client.read_data_from_kvstore("127.0.0.1", store, "scope", "key") == b"x" * 2**21
+
+
+def test_request_counts_once(store: int) -> None:
+    """Recorded and sent again, it is refused."""
+    signed = signing.sign(SECRET, "PUT", "/scope/key", NONCE, b"x")
+    assert [answer("PUT", f"http://127.0.0.1:{store}/scope/key", b"x", signed) for _ in range(2)] == [200, 403]
+
+
+def test_silent_clients_hold_no_server(store: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread of its own, and the oldest gives way if there are too many."""
+    monkeypatch.setattr(BoundedHTTPServer, "most_connections", 2)
+    silent = [socket.create_connection(("127.0.0.1", store), timeout=2) for _ in range(3)]
+    begun = time.monotonic()
+    assert silent[0].recv(1) == b""
+    assert answer("GET", f"http://127.0.0.1:{store}/scope/key") == 403
+    assert time.monotonic() - begun < SINGLE_REQUEST_TIMEOUT
+    for one in silent:
+        one.close()
+
+
 def test_results_of_functions_come_from_ranks_only(secret: str, tmp_path: Path) -> None:
     """The key-value store from which horovod.run() unpickles results takes those of ranks only."""
     server = KVStoreServer(verbose=0)
@@ -228,7 +274,9 @@ class Impostor(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(self.body)))
         if self.secret:
-            self.send_header(signing.HEADER, signing.sign(self.secret, "ANSWER", self.path, self.body))
+            self.send_header(
+                signing.HEADER, signing.sign(self.secret, "ANSWER 200", self.path, self.headers[signing.NONCE], self.body)
+            )
         self.end_headers()
         self.wfile.write(self.body)
 
@@ -250,8 +298,10 @@ def test_rank_unpickles_no_answer_of_a_stranger(known: str, secret: str, tmp_pat
 
 def test_both_sides_of_trainkit_sign_alike() -> None:
     """Horovod's signing module and trainkit's sign a request alike."""
-    assert (signature.HEADER, signature.SECRET) == (signing.HEADER, signing.SECRET)
-    request = ("PUT", "/g3.global/0", pickle.dumps({"a": 1}))
+    names = ("HEADER", "NONCE", "SECRET")
+    assert [getattr(signature, name) for name in names] == [getattr(signing, name) for name in names]
+    assert signature.answer_to(200) == signing.answer_to(200)
+    request = ("PUT", "/g3.global/0", NONCE, pickle.dumps({"a": 1}))
     assert signature.sign(SECRET, *request) == signing.sign(SECRET, *request)
     assert signature.is_signed(SECRET, *request, signing.sign(SECRET, *request))
     assert not signature.is_signed(SECRET, *request, None)

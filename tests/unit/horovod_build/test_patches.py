@@ -183,11 +183,11 @@ def test_cpp_signs_as_python_does(tmp_path: Path) -> None:
         int main(int, char** given) {
           std::string body(std::stoul(given[3]), 0);
           for (std::size_t i = 0; i < body.size(); ++i) body[i] = char(7 * i + i / 256);
-          std::puts(horovod::common::signature::Sign(given[1], "PUT", given[2], body).c_str());
+          std::puts(horovod::common::signature::Sign(given[1], "PUT", given[2], "c0ffee.7", body).c_str());
         }""")
     subprocess.run(["c++", "-std=c++14", "-Wall", "-Werror", "main.cc", "-o", "main"], cwd=tmp_path, check=True)
     for size in [0, 1, 30, 31, 32, *range(50, 70), *range(110, 130), 4096, 70_001]:
         secret = "".join(random.choices("0123456789abcdef", k=random.choice([1, 63, 64, 65, 200])))
         signed = subprocess.check_output([tmp_path / "main", secret, "/g3.global/0", str(size)], text=True).strip()
         body = bytes((7 * i + i // 256) % 256 for i in range(size))
-        assert signed == signing.sign(secret, "PUT", "/g3.global/0", body), size
+        assert signed == signing.sign(secret, "PUT", "/g3.global/0", "c0ffee.7", body), size

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainkit.errors import Dismissed, JobEnded
-from trainkit.launch.elastic.signing import HEADER, SECRET, sign
+from trainkit.launch.elastic.connections import SignedConnection
+from trainkit.launch.elastic.signing import SECRET
 
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
@@ -149,7 +150,7 @@ class Membership:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:
-            connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
+            connection = SignedConnection(self._address, self._secret, _POLL_S)
             try:
                 return self._post(connection, "/elastic/join", request)
             except (OSError, http.client.HTTPException) as error:
@@ -160,23 +161,20 @@ class Membership:
                 connection.close()
             time.sleep(_PAUSE_S)
 
-    def _post(self, connection: http.client.HTTPConnection, target: str, content: dict[str, Any]) -> dict[str, Any]:
-        body = json.dumps(content).encode()
-        signature = sign(self._secret, "POST", target, body)
-        connection.request("POST", target, body, {"Content-Type": "application/json", HEADER: signature})
-        response = connection.getresponse()
-        text = response.read()
-        if response.status != http.client.OK:
+    def _post(self, connection: SignedConnection, target: str, content: dict[str, Any]) -> dict[str, Any]:
+        status, text = connection.post(target, content)
+        if status != http.client.OK:
             raise JobEnded(
-                f"The elastic driver at {self._address[0]}:{self._address[1]} answered {response.status} {response.reason} "
-                f"to {target} of worker {self.worker}: {text.decode(errors='replace')[:200]}"
+                f"The elastic driver at {self._address[0]}:{self._address[1]} answered {status} "
+                f"{http.client.responses.get(status, '')} to {target} of worker {self.worker}: "
+                f"{text.decode(errors='replace')[:200]}"
             )
         self._silent = None
         answer: dict[str, Any] = json.loads(text)
         return answer
 
     def _send_beats(self) -> None:
-        connection = http.client.HTTPConnection(*self._address, timeout=_POLL_S)
+        connection = SignedConnection(self._address, self._secret, _POLL_S)
         while not self._parting.is_set():
             try:
                 answer = self._beat_once(connection)
@@ -189,7 +187,7 @@ class Membership:
                     self.on_dump()
             self._parting.wait(BEAT_S)
 
-    def _beat_once(self, connection: http.client.HTTPConnection) -> dict[str, Any]:
+    def _beat_once(self, connection: SignedConnection) -> dict[str, Any]:
         beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
         waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
         return self._post(
@@ -203,7 +201,7 @@ class Membership:
 
     def _beat_apart(self) -> None:
         """Send a heartbeat from this thread; a driver that cannot be reached misses it."""
-        connection = http.client.HTTPConnection(*self._address, timeout=BEAT_S)
+        connection = SignedConnection(self._address, self._secret, BEAT_S)
         with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
             self._beat_once(connection)
         connection.close()

@@ -3,22 +3,22 @@
     GET, PUT, DELETE /scope/key         values are bytes; 410 for a value that will never be stored
     POST /elastic/join, /elastic/beat   JSON; passed to the driver's loop, which answers now or later
 
-Unsigned requests (signing.py) get 403 and no information. The server listens at one address, that of the job's interface.
+Unsigned and repeated requests (signing.py) get 403 and no information. The server listens at one address, that of the job's
+interface.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import socketserver
+import re
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from trainkit.launch.elastic.signing import HEADER, is_signed
+from trainkit.launch.elastic.connections import Connections
+from trainkit.launch.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer
@@ -69,7 +69,8 @@ class Server:
         handler = type("Handler", (_Handler,), {"owner": self})
         self.secret = secret
         self.posts = {"/elastic/join": on_join, "/elastic/beat": on_beat}
-        self._http = _Http((address, 0), handler)
+        self._http = Connections((address, 0), handler)
+        self.nonces = Nonces()
         self.port: int = self._http.server_address[1]
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="rendezvous", daemon=True)
         self._thread.start()
@@ -125,41 +126,13 @@ def generation_of(scope: str) -> int | None:
     return int(head[1:]) if dot and head[:1] == "g" and head[1:].isdecimal() else None
 
 
-class _Http(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 256  # all workers connect at once
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._open: set[socket.socket] = set()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Record a connection, and serve it."""
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Forget a closed connection."""
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        """Stop listening, and close all connections."""
-        super().server_close()
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error of a worker that was killed during a request: the driver reports it elsewhere."""
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
     disable_nagle_algorithm = True
     owner: Server
+    server: Connections
+    _nonce: str | None = None  # of the present request, if it is signed; then its answer is signed too
 
     def do_GET(self) -> None:
         """Answer with a value, or 404; with 410 if it will never come."""
@@ -203,13 +176,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read(self) -> bytes | None:
         """Return the body of a signed request; otherwise answer with an error and return None."""
+        self._nonce = None
         length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length) > LARGEST:
+        if re.fullmatch("[0-9]{1,15}", length) is None or int(length) > LARGEST:
             self.close_connection = True  # the body is not read
             self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
         body = self.rfile.read(int(length))
-        if is_signed(self.owner.secret, self.command, self.path, body, self.headers.get(HEADER)):
+        nonce, given, secret = self.headers.get(NONCE), self.headers.get(HEADER), self.owner.secret
+        is_ours = is_signed(secret, self.command, self.path, nonce, body, given)
+        if nonce is not None and is_ours and self.owner.nonces.take(nonce):
+            self._nonce = nonce
+            self.server.know(self.connection)
             return body
         self.close_connection = True
         self._send(HTTPStatus.FORBIDDEN)
@@ -226,6 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, body: bytes = b"") -> None:
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
         head += "Connection: close\r\n" if self.close_connection else ""
+        if self._nonce is not None:
+            head += f"{HEADER}: {sign(self.owner.secret, answer_to(status), self.path, self._nonce, body)}\r\n"
         self.wfile.write(head.encode() + b"\r\n" + body)  # one write: a second would wait for the first one's ACK
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
 
+from trainkit.launch.elastic import connections
 from trainkit.launch.elastic import rendezvous as module
+from trainkit.launch.elastic.connections import NotSigned, SignedConnection
 from trainkit.launch.elastic.rendezvous import Request, Server
-from trainkit.launch.elastic.signing import HEADER, sign
+from trainkit.launch.elastic.signing import HEADER, Client, sign
 
 SECRET = "ab" * 32
 BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting": "", "stall_s": None, "raised": False}
@@ -29,8 +32,8 @@ def ask(
 ) -> tuple[int, bytes]:
     """Send a request, correctly signed unless a signature is given; None: unsigned."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-    signed = {} if signature is None else {HEADER: signature or sign(SECRET, method, target, body)}
-    connection.request(method, target, body, signed | headers)
+    signed = {} if signature is None else Client(SECRET).headers(method, target, body)
+    connection.request(method, target, body, signed | ({HEADER: signature} if signature else {}) | headers)
     response = connection.getresponse()
     text = response.read()
     connection.close()
@@ -87,7 +90,7 @@ def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) 
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
-@pytest.mark.parametrize("signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", b"x")])
+@pytest.mark.parametrize("signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", f"{'ab' * 16}.1", b"x")])
 def test_an_unsigned_request_is_refused(server: Server, method: str, signature: str | None) -> None:
     """403, and nothing is done."""
     server.put("a", "b", b"before")
@@ -130,7 +133,38 @@ def test_who_is_not_answered_in_time_asks_again(server: Server, monkeypatch: pyt
 
 def test_a_body_that_is_too_large_is_not_read(server: Server) -> None:
     """413, by its length alone."""
-    assert ask(server, "PUT", "/a/b", b"", **{"Content-Length": str(module.LARGEST + 1)})[0] == 413
+    for length in (str(module.LARGEST + 1), "9" * 5000, "-1", "\xb2"):
+        assert ask(server, "PUT", "/a/b", b"", **{"Content-Length": length})[0] == 413
+
+
+def test_a_request_counts_once(server: Server) -> None:
+    """Recorded and sent again by a stranger, it is refused."""
+    recorded = Client(SECRET).headers("PUT", "/a/b", b"x")
+    assert [ask(server, "PUT", "/a/b", b"x", None, **recorded)[0] for _ in range(2)] == [200, 403]
+
+
+def test_an_answer_is_used_if_it_is_signed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker takes the driver's word; a program at its address that lacks the secret is as good as none."""
+    address = "127.0.0.1", server.port
+    connection = SignedConnection(address, SECRET, 5)
+    assert connection.post("/elastic/beat", BEAT) == (200, json.dumps(BEAT).encode())
+    monkeypatch.setattr(module, "sign", lambda *_: "00" * 32)
+    with pytest.raises(NotSigned, match="signature"):
+        connection.post("/elastic/beat", BEAT)
+    connection.close()
+
+
+def test_strangers_cannot_fill_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest silent connection is closed for a new one; those of workers stay open."""
+    monkeypatch.setattr(connections, "MOST_STRANGERS", 2)
+    worker = SignedConnection(("127.0.0.1", server.port), SECRET, 5)
+    worker.post("/elastic/beat", BEAT)
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(3)]
+    assert silent[0].recv(1) == b""
+    monkeypatch.setattr(connections.http.client.HTTPConnection, "connect", None)  # the worker's connection is still the first
+    assert worker.post("/elastic/beat", BEAT)[0] == 200
+    for one in (worker, *silent):
+        one.close()
 
 
 def test_a_request_has_its_answer_from_another_thread() -> None:

@@ -1,0 +1,99 @@
+"""The two ends of a connection to a job's rendezvous server: the server's sockets, and a worker's signed requests."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import socketserver
+import threading
+from typing import Any
+
+from trainkit.launch.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
+
+MOST_STRANGERS = 1024  # connections without a signed request so far
+
+
+class NotSigned(http.client.HTTPException):
+    """An answer that lacks the job's signature: another program listens at the driver's address."""
+
+
+class SignedConnection:
+    """A worker's connection to the driver; one request at a time. It is opened again after `close`."""
+
+    def __init__(self, address: tuple[str, int], secret: str, timeout_s: float) -> None:
+        self._http = http.client.HTTPConnection(*address, timeout=timeout_s)
+        self._secret = secret
+        self._client = Client(secret)
+
+    def post(self, target: str, content: dict[str, Any]) -> tuple[int, bytes]:
+        """Send a request as JSON; return the answer's status and body.
+
+        Raises:
+            OSError, http.client.HTTPException: there is no answer, or none that is signed. A refusal (400 and above) need not
+                be.
+        """
+        body = json.dumps(content).encode()
+        headers = self._client.headers("POST", target, body)
+        self._http.request("POST", target, body, {"Content-Type": "application/json"} | headers)
+        response = self._http.getresponse()
+        text, given = response.read(), response.headers.get(HEADER)
+        if response.status < http.client.BAD_REQUEST and not is_signed(
+            self._secret, answer_to(response.status), target, headers[NONCE], text, given
+        ):
+            raise NotSigned("its answer lacks this job's signature")
+        return response.status, text
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+class Connections(socketserver.ThreadingTCPServer):
+    """The server's connections, a thread for each. If strangers hold too many, the oldest of theirs is closed."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 256  # all workers connect at once
+
+    def __init__(self, *args: Any) -> None:
+        self._open: dict[socket.socket, bool] = {}  # whether it has brought a signed request; the oldest first
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Record a connection, and serve it."""
+        with self._lock:
+            self._open[request] = False
+            strangers = [one for one, is_known in self._open.items() if not is_known]
+        for one in strangers[:-MOST_STRANGERS]:
+            _shut(one)
+        super().process_request(request, client_address)
+
+    def know(self, request: Any) -> None:
+        """Note that a connection has brought a signed request."""
+        with self._lock:
+            self._open[request] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a closed connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Stop listening, and close all connections."""
+        super().server_close()
+        with self._lock:
+            left = list(self._open)
+        for one in left:
+            _shut(one)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the error of a worker that was killed during a request: the driver reports it elsewhere."""
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
