@@ -16,7 +16,7 @@ from trainkit.checkpoint.format import MANIFEST, read_manifest
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.errors import CheckpointError
-from trainkit.masking import MASK
+from trainkit.safety.masking import MASK
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

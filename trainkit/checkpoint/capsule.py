@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.checkpoint.foreign import read_bounded
 from trainkit.checkpoint.format import (
     MANIFEST,
     WEIGHTS,
@@ -31,6 +30,7 @@ from trainkit.checkpoint.format import (
     write_safetensors,
 )
 from trainkit.errors import CheckpointError
+from trainkit.safety.foreign import read_bounded
 
 STEP = "step.pt"
 FOLDER = "capsules"  # in the run's folder

@@ -27,8 +27,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from trainkit.checkpoint.foreign import check_file, read_bounded
 from trainkit.errors import CheckpointError
+from trainkit.safety.foreign import check_file, read_bounded
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
 _SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal

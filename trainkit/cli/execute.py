@@ -18,8 +18,8 @@ from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
 from trainkit.errors import Dismissed, summary
 from trainkit.launch.environment import read_launcher
-from trainkit.masking import scrubbed
 from trainkit.run.state import write_state
+from trainkit.safety.masking import scrubbed
 
 
 class RunFiles(Callback):

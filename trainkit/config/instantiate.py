@@ -15,7 +15,7 @@ from trainkit.config.schema import SAMPLE_KEYS, samples_of
 from trainkit.data.order import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
-from trainkit.masking import masked
+from trainkit.safety.masking import masked
 from trainkit.trainer import Trainer
 
 

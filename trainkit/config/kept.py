@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from trainkit.errors import ConfigError
-from trainkit.masking import MASK, is_secret, masked
+from trainkit.safety.masking import MASK, is_secret, masked
 
 _MARK = "trainkit_env_"
 _ENV = re.compile(r"\$\{oc\.env:\s*([\w.]+)")

@@ -17,7 +17,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError
-from trainkit.masking import masked_arguments
+from trainkit.safety.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.

@@ -29,8 +29,8 @@ from trainkit.config.of_run import OVERRIDES
 from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
-from trainkit.masking import masked_arguments
 from trainkit.run.state import RunState, read_state, write_state
+from trainkit.safety.masking import masked_arguments
 
 FOLDER = "sweep"  # below the sweep's run_dir: a note of each run, and Hydra's own files
 _BASIC = ("BasicSweeper", "BasicLauncher")

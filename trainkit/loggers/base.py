@@ -20,8 +20,8 @@ from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
 from trainkit.errors import ConfigError
 from trainkit.loggers.background import Background
-from trainkit.masking import masked
 from trainkit.metrics.media import Media
+from trainkit.safety.masking import masked
 
 _SETTLE_S = 5.0
 _HURRY_S = 10.0  # limit for a run that was preempted or failed, or never reached its server

@@ -17,7 +17,6 @@ from torch import nn
 from trainkit.api.task import Task
 from trainkit.arguments import unknown
 from trainkit.checkpoint.capsule import Capsule
-from trainkit.checkpoint.foreign import printable
 from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
 from trainkit.checkpoint.store import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -31,6 +30,7 @@ from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
+from trainkit.safety.foreign import printable
 from trainkit.trainer import Trainer
 
 # Of the Trainer's arguments, those that affect a single step.

@@ -30,7 +30,6 @@ from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.order import mix, seed_everything
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.masking import masked
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
@@ -54,6 +53,7 @@ from trainkit.run.resume import declared_ranks, find_saved, restore
 from trainkit.run.run import Run, StepParts
 from trainkit.run.setup import Stage
 from trainkit.run.stopping import Stopping
+from trainkit.safety.masking import masked
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.masking import masked_arguments
+from trainkit.safety.masking import masked_arguments
 
 LOCK = ".lock"
 

@@ -17,7 +17,7 @@ from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
-from trainkit.masking import scrubbed
+from trainkit.safety.masking import scrubbed
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any
 
 from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
-from trainkit.masking import masked
 from trainkit.run.state import RunState, read_state
+from trainkit.safety.masking import masked
 
 Series = tuple[list[int], list[float]]  # steps, values
 RATE = "throughput/samples_per_s"

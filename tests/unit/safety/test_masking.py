@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.masking import is_secret, masked, masked_arguments, scrubbed
+from trainkit.safety.masking import is_secret, masked, masked_arguments, scrubbed
 
 
 @pytest.mark.parametrize(

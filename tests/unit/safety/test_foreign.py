@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.checkpoint import foreign
 from trainkit.checkpoint.capsule import read
-from trainkit.checkpoint.foreign import check_file, read_bounded
 from trainkit.console import cell
 from trainkit.errors import CheckpointError
+from trainkit.safety import foreign
+from trainkit.safety.foreign import check_file, read_bounded
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "\x1b[31mred", "a\\b", 3])

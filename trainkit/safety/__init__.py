@@ -1,0 +1,1 @@
+"""What leaves this process (secrets are masked), and what comes from elsewhere (names and sizes are checked)."""
