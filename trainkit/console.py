@@ -6,17 +6,35 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come from anywhere.
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """Return a text for a terminal: each control character but the line's end and the tab is shown, not obeyed."""
+    return text.translate(_SHOWN)
+
+
+class _Console(Console):
+    """Prints the control characters of texts as `visible` does; rich's own, for colours, stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield segments."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 def console_of() -> Console:
     """Return a console; without a terminal its lines are long enough not to be folded."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=200)
 
 
 def short(path: Path | str) -> str:

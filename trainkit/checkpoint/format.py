@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import check_file, read_bounded
+from trainkit.safety.foreign import check_archive, check_file, read_bounded
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
 _SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal
@@ -196,8 +196,9 @@ def load_plain(path: Path) -> dict[str, Any]:
     """Return the tensors and plain values of a file, on the CPU.
 
     Raises:
-        CheckpointError: the file would run code.
+        CheckpointError: the file would run code, or claims far more bytes than it has.
     """
+    check_archive(path)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_unpickler
 from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, verify
 from trainkit.errors import CheckpointError
+from trainkit.safety.foreign import check_archive
 
 _LEGAL = "a checkpoint's folder, a .safetensors file, a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
 _WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
@@ -66,6 +67,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 def _load(path: Path) -> Any:
     """Return the contents of a file of torch.save; objects that torch considers unsafe become stand-ins."""
+    check_archive(path.resolve())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.load, about old formats: real faults become errors
         try:

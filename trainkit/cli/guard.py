@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainkit.cli.reported import is_first
 from trainkit.config.resources import make_importable
-from trainkit.console import Output
+from trainkit.console import Output, visible
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 
@@ -61,6 +61,7 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """Print an error once, if there is a text, and make sure that this process ends, and with it the job."""
+    text = visible(text)
     if launcher.name == "horovodrun":
         launcher = read_launcher()  # in an elastic job the rank may have changed
     if launcher.world_size == 1:

@@ -15,6 +15,7 @@ import torch
 
 from trainkit.errors import DataError
 from trainkit.run.prediction_table import clear_table
+from trainkit.safety.foreign import check_archive
 
 _SUFFIX = ".pt"
 
@@ -47,11 +48,13 @@ def read_predictions(folder: str | Path) -> Iterator[Any]:
 
     Raises:
         DataError: there is none in it.
+        CheckpointError: a file is none that `predict` wrote: a link, or records that claim far more bytes than it has.
     """
     files = _files(Path(folder))
     if not files:
         raise DataError(f"{folder} holds no predictions. `python -m trainkit predict ... run_dir=RUN` writes RUN/predictions.")
     for path in files:
+        check_archive(path)
         yield torch.load(path, weights_only=True, map_location="cpu")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 from trainkit.errors import CheckpointError
 
 MOST_OF_MANIFEST = 64 << 20  # bytes
+MOST_UNPACKED = 4 << 30  # bytes of a compressed file, once unpacked
+_CHUNK, _MOST_AT_ONCE = 1 << 16, 1 << 24  # bytes in, bytes out
 
 
 def check_name(folder: Path, name: object) -> Path:
@@ -50,6 +55,42 @@ def read_bounded(path: Path) -> bytes:
     if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_OF_MANIFEST:
         raise ValueError(f"it is no plain file, or larger than {MOST_OF_MANIFEST >> 20} MiB")
     return path.read_bytes()
+
+
+def check_archive(path: Path) -> None:
+    """Check a file of torch.save before torch allocates what its records claim; a file that is no zip archive passes.
+
+    Raises:
+        CheckpointError: it is a link or no plain file, or its records claim far more bytes than it has. (torch.save does not
+            compress them, TorchScript compresses code.)
+    """
+    check_name(path.parent, path.name)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            claimed = sum(record.file_size for record in archive.infolist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError):
+        return  # torch's own error follows
+    size = path.stat().st_size
+    if claimed > size + MOST_OF_MANIFEST:
+        raise CheckpointError(f"{path} is refused: its records claim {claimed:,} bytes, and the file has {size:,}.")
+
+
+def unpack_bounded(content: bytes) -> bytes:
+    """Return what gzip packed; of a file that was cut off or damaged, the intact beginning.
+
+    Raises:
+        CheckpointError: it is larger than MOST_UNPACKED.
+    """
+    text, unpacker = bytearray(), zlib.decompressobj(31)
+    with contextlib.suppress(zlib.error):
+        for at in range(0, len(content), _CHUNK):
+            rest = content[at : at + _CHUNK]
+            while rest:
+                text += unpacker.decompress(rest, _MOST_AT_ONCE)
+                rest = unpacker.unconsumed_tail
+                if len(text) > MOST_UNPACKED:
+                    raise CheckpointError(f"A recording is refused: unpacked it has more than {MOST_UNPACKED >> 20} MiB.")
+    return bytes(text)
 
 
 def printable(value: object) -> str:

@@ -11,16 +11,15 @@ The first event describes the rank: `About`.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from trainkit.safety.foreign import check_name, unpack_bounded
+
 Event = dict[str, Any]
-_CHUNK = 1 << 16
 
 ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
 FOLDER = "timeline"  # in a run's folder; it has a folder per recording
@@ -140,17 +139,8 @@ def about_of(events: list[Event]) -> About | None:
 
 
 def _read(path: Path) -> bytes:
-    content = path.read_bytes()
-    if content[:2] != b"\x1f\x8b":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error):  # cut off or damaged: decompress the intact beginning
-        text, rest = bytearray(), zlib.decompressobj(31)
-        with contextlib.suppress(zlib.error):
-            for i in range(0, len(content), _CHUNK):
-                text += rest.decompress(content[i : i + _CHUNK])
-        return bytes(text)
+    content = check_name(path.parent, path.name).read_bytes()
+    return unpack_bounded(content) if content[:2] == b"\x1f\x8b" else content
 
 
 def _as_far_as_it_goes(text: str) -> Iterator[Event]:
