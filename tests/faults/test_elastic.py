@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,3 +305,31 @@ def test_no_process_is_left(run: Run) -> None:
     ended = run({"do": "kill", "rank": 1, "step": 3}, epochs=1)
     assert ended.code == 0, ended.text
     assert not [pid for pid in ended.lines if os.path.exists(f"/proc/{pid}")]
+
+
+def _at_step(journals: Path, step: int) -> bool:
+    lines = [line for path in journals.glob("journal-*.jsonl") for line in path.read_text().splitlines()]
+    return any(json.loads(line)["step"] >= step for line in lines if line.endswith("}"))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_clock_that_jumps_changes_nothing(
+    run: Run, undisturbed: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of day of driver and workers jumps an hour ahead, then two hours back, before and after a worker is replaced."""
+    library, offset = tmp_path / "clock.so", tmp_path / "offset"
+    subprocess.run(["cc", "-shared", "-fPIC", WORKERS / "clock.c", "-o", library, "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("CLOCK_OFFSET_FILE", str(offset))
+
+    def jump() -> None:
+        for step, hours in ((5, 1), (20, -1)):
+            wait_for(lambda step=step: _at_step(tmp_path / "run", step), f"step {step}", 120)  # type: ignore[misc]
+            offset.write_text(str(3600 * hours))
+
+    jumps = threading.Thread(target=jump)
+    jumps.start()
+    ended = run({"do": "kill", "rank": 1, "step": 10}, stall_s=20)
+    jumps.join()
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.console import console_of, plural, try_to_write
 from trainkit.data.feed import StreamFeed
+from trainkit.tracing.moments import Moment
 
 FILE = "goodput.json"
 PARTS = {
@@ -39,7 +41,7 @@ class Ledger:
         seconds: by part, see PARTS.
         furthest: the highest step ever reached; steps below it are repeated.
         ranks: [first step, number of ranks] for each start and each change.
-        until: rank 0's wall clock at the last write.
+        until: the moment of the last write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +50,12 @@ class Ledger:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.furthest = 0
         self.ranks: list[list[int]] = []
-        self.until: float | None = None
+        self.until: Moment | None = None
         try:
             kept = json.loads(path.read_text())
             self.seconds |= {part: float(kept["seconds"][part]) for part in PARTS}
-            self.furthest, self.ranks, self.until = int(kept["furthest_step"]), list(kept["ranks"]), float(kept["until"])
+            self.furthest, self.ranks = int(kept["furthest_step"]), list(kept["ranks"])
+            self.until = Moment(**kept["until"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
@@ -63,10 +66,10 @@ class Ledger:
 
     def write(self) -> None:
         """Write the file atomically."""
-        self.until = time.time()
+        self.until = Moment.now()
         content = {"goodput": self.goodput, "seconds": self.seconds, "furthest_step": self.furthest, "ranks": self.ranks}
         draft = self._path.with_name(f".{self._path.name}.draft")
-        draft.write_text(json.dumps(content | {"until": self.until}, indent=1))
+        draft.write_text(json.dumps(content | {"until": asdict(self.until)}, indent=1))
         draft.replace(self._path)
 
 
@@ -95,7 +98,7 @@ class Goodput(Callback):
         self.ledger = ledger = Ledger(trainer.run_dir / FILE)
         self._mark = self._flushed = time.perf_counter()
         own = self._mark - self._began
-        gap = own if ledger.until is None else max(own, time.time() - ledger.until)
+        gap = own if ledger.until is None else max(own, Moment.now().seconds_since(ledger.until))
         if trainer.checkpoints.resumed_from_memory:
             ledger.seconds["recovering"] += gap
         else:

@@ -30,6 +30,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
+from trainkit.tracing.moments import boot_id
 
 LOCK = ".lock"
 
@@ -217,10 +218,9 @@ def _birth(pid: int) -> str | None:
     """Return a text that is unique among all processes ever with this number; None if it is not alive."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-    return None if state in "ZX" else f"{boot} {rest[18]}"  # the 22nd field of all: ticks from the boot to its start
+    return None if state in "ZX" else f"{boot_id()} {rest[18]}"  # the 22nd field of all: ticks from the boot to its start
 
 
 def _read(path: Path) -> dict[str, Any]:

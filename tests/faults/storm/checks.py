@@ -107,7 +107,7 @@ def _files(storm: Storm) -> Iterator[str]:
 
 def _ledger(storm: Storm) -> Iterator[str]:
     kept = json.loads((storm.run_dir / "goodput.json").read_text())
-    wall = kept["until"] - float((storm.notes / "began").read_text())
+    wall = kept["until"]["unix_s"] - float((storm.notes / "began").read_text())
     total = sum(kept["seconds"].values())
     storm.say(f"    goodput's ledger: {total:.2f} s of {wall:.2f} s; {kept['goodput']:.2f} of it steps that count")
     if abs(total - wall) > LEDGER_S:

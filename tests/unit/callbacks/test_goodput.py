@@ -22,14 +22,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.jump = 0.0
 
     def perf_counter(self) -> float:
         """The time of one process."""
         return self.now
 
+    def monotonic(self) -> float:
+        """The time that processes of a boot share."""
+        return self.now
+
     def time(self) -> float:
-        """The time that processes share."""
-        return 1e9 + self.now
+        """The time of day."""
+        return 1e9 + self.now + self.jump
 
 
 @pytest.fixture
@@ -37,6 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that Goodput reads."""
     clock = Clock()
     monkeypatch.setattr("trainkit.callbacks.goodput.time", clock)
+    monkeypatch.setattr("trainkit.tracing.moments.time", clock)
     return clock
 
 
@@ -118,10 +124,17 @@ def test_what_takes_time_is_told_apart(tmp_path: Path, clock: Clock, capsys: pyt
     assert "goodput" in (tmp_path / "metrics.csv").read_text().splitlines()[0]
 
 
-def test_steps_that_were_lost_do_not_count_twice(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps since."""
+@pytest.mark.parametrize("jump_s", [0, 3600, -3600])
+def test_steps_that_were_lost_do_not_count_twice(
+    jump_s: int, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps since.
+
+    It was down for as long as it was, also if the time of day was set to another one.
+    """
     first = fit(tmp_path, Slow(clock), {"do": "raise", "step": 7})
     clock.now += 1000
+    clock.jump = jump_s
     second = fit(tmp_path, Slow(clock))
     assert (first["furthest_step"], second["furthest_step"]) == (7, 12)
     assert second["seconds"]["repeating"] == STEP_S  # step 7 itself

@@ -129,5 +129,5 @@ def test_control_characters_never_reach_a_terminal(capsys: pytest.CaptureFixture
     console_of().print(table, Text(evil), evil, soft_wrap=True, markup=False)
     assert fail(CheckpointError(evil), Launcher("none", 0, 1, 0, 1), evil, 1) == 1
     shown = "".join(capsys.readouterr())
-    assert shown.count("x1b]0;tit") == 5
+    assert shown.count("x1b]0;tit") == 6
     assert not {"\x1b", "\x07", "\x9b", "\r"} & set(shown)

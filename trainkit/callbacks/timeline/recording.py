@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
+from trainkit.tracing.moments import boot_id
 from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
@@ -199,7 +200,7 @@ def _about(trainer: RunView) -> About:
         rank=engine.ranks.rank,
         world_size=engine.ranks.world_size,
         host=platform.node(),
-        boot=_boot(),
+        boot=boot_id() or platform.node(),
         monotonic_ns=time.perf_counter_ns(),
         unix_ns=time.time_ns(),
         engine=engine.name,
@@ -213,14 +214,6 @@ def _about(trainer: RunView) -> About:
 
 def _computes_on_gpu(trainer: RunView) -> bool:
     return trainer.engine.device.type == "cuda"
-
-
-def _boot() -> str:
-    """Return an id of this boot of the host: processes with the same id share a monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
 
 
 def _profiler(on_gpu: bool) -> profile:
