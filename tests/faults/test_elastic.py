@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,6 @@ def test_a_clock_that_jumps_changes_nothing(
     jumps.join()
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "last" / "manifest.json").read_text())
+    ago = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["written"])
+    assert ago > timedelta(hours=1), "the clock did not jump"
