@@ -13,7 +13,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
-from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks import DivergenceGuard, ModelCheckpoint
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.checkpoint.format import load_weights, verify
@@ -157,14 +157,15 @@ def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any)
 
 
 def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:
-    """A plain Trainer shows, logs and saves; checkpoints come last, since they save the others' changes."""
+    """A plain Trainer compares its ranks, shows, logs and saves; checkpoints come last, since they save the others' changes."""
 
     class Own(Callback):
         """Nothing."""
 
     callbacks = Trainer(max_epochs=1, callbacks=[ModelCheckpoint(monitor="a"), Own()]).callbacks
-    assert [type(c) for c in callbacks] == [Banner, Own, ProgressBar, CSVLogger, TensorBoardLogger, ModelCheckpoint]
-    assert quiet(tmp_path).callbacks == []
+    shown = [Banner, Own, DivergenceGuard, ProgressBar, CSVLogger, TensorBoardLogger, ModelCheckpoint]
+    assert [type(c) for c in callbacks] == shown
+    assert [type(c) for c in quiet(tmp_path).callbacks] == [DivergenceGuard]
 
 
 def test_one_logger_or_callback_needs_no_list() -> None:

@@ -32,32 +32,47 @@ class DivergenceGuard(Callback):
     bytes per tensor), and the host waits only then. Batch norm's running statistics are left out if each rank has its own
     (without trainer.sync_batchnorm): they differ by design, and rank 0's are evaluated and saved.
 
+    A Trainer without it has `DivergenceGuard(every_n_steps=None, action="warn")`, which compares the parameters alone: ranks on
+    processors of different kinds may compute other last bits, and do no harm.
+
     Args:
-        every_n_steps: optimizer steps between two comparisons.
-        action: "stop" ends the run on all ranks; "repair" broadcasts rank 0's tensors, reports it and continues.
+        every_n_steps: optimizer steps between two comparisons; null: parameters alone are compared, after the first step and
+            before each validation.
+        action: "stop" ends the run on all ranks; "repair" broadcasts rank 0's tensors, reports it and continues; "warn" reports
+            it once.
     """
 
     config_key = "callbacks.divergence_guard"
 
-    def __init__(self, every_n_steps: PositiveInt = 100, action: Literal["stop", "repair"] = "stop") -> None:
+    def __init__(self, every_n_steps: PositiveInt | None = 100, action: Literal["stop", "repair", "warn"] = "stop") -> None:
         self.every_n_steps, self.action = every_n_steps, action
         self.repairs = 0
+        self._is_first, self._has_warned = False, False
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Compare once before the first step: a difference at the start never vanishes."""
-        self._compare(trainer, task)
+        self._is_first = True
+        if self.every_n_steps is not None:
+            self._compare(trainer, task)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        if trainer.global_step % self.every_n_steps == 0:
+        if self._is_first if self.every_n_steps is None else trainer.global_step % self.every_n_steps == 0:
+            self._compare(trainer, task)
+        self._is_first = False
+
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
+        if self.every_n_steps is None and not self._is_first and not trainer.sanity_checking:
             self._compare(trainer, task)
 
     def _compare(self, trainer: RunView, task: Task) -> None:
         engine = trainer.engine
-        if engine.ranks.world_size == 1:
+        if engine.ranks.world_size == 1 or self._has_warned:
             return
-        tensors = dict(_tensors(task, trainer.optimizers))
-        for callback in trainer.callbacks:
-            tensors |= callback.shared_tensors()
+        tensors: dict[str, Tensor] = dict(task.named_parameters())
+        if self.every_n_steps is not None:
+            tensors = dict(_tensors(task, trainer.optimizers))
+            for callback in trainer.callbacks:
+                tensors |= callback.shared_tensors()
         hashes = torch.stack([hash_of(tensor).to(engine.device) for tensor in tensors.values()]).tolist() if tensors else []
         ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
@@ -71,6 +86,13 @@ class DivergenceGuard(Callback):
                 f"{what} Look for work that differs by rank: weights drawn or changed by rank, a nondeterministic operation. "
                 "The last checkpoint holds rank 0's weights; action=repair would continue with them."
             )
+        if self.action == "warn":
+            self._has_warned = True
+            trainer.say(
+                f"{what} Training continues, with gradients that are means over different models. If that is not meant, look "
+                "for work that differs by rank; callbacks=divergence_guard stops such a run, or repairs it."
+            )
+            return
         for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
             _send(engine, tensors[name])
         self.repairs += 1

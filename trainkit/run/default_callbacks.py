@@ -8,6 +8,7 @@ from typing import Any
 from trainkit.api.callback import Callback
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
+from trainkit.callbacks.divergence_guard import DivergenceGuard
 from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.profiler import PROFILERS
 from trainkit.callbacks.progress.progress import ProgressBar
@@ -25,6 +26,8 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     quick = bool(arguments["fast_dev_run"])  # leaves no files
     found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
     found += [given] if isinstance(given, Callback) else list(given or [])
+    if not any(isinstance(callback, DivergenceGuard) for callback in found):
+        found.append(DivergenceGuard(every_n_steps=None, action="warn"))
     if arguments["max_time"] is not None and not quick:
         found.append(Timer(arguments["max_time"]))
     if profiler is not None:

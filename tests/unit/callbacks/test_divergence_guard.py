@@ -80,7 +80,7 @@ def test_the_odd_ranks_are_named(hashes: list[Any], told: str | None) -> None:
 
 
 def test_bad_arguments() -> None:
-    """every_n_steps is at least 1, and there are two actions."""
+    """every_n_steps is at least 1, and there are three actions."""
     with pytest.raises(ConfigError, match=r"divergence_guard\.every_n_steps is 0; it must be a whole number, 1 or more"):
         DivergenceGuard(every_n_steps=0)
     with pytest.raises(ConfigError, match=r"action is 'fix'; it must be one of 'stop', 'repair'"):
@@ -108,6 +108,30 @@ def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
 
     first, second = World(2).run(work)
     assert torch.equal(first, second)
+
+
+def test_a_difference_is_reported_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a callback of one's own: once, at the next validation, and training continues."""
+
+    def work(engine: ThreadEngine) -> tuple[int, list[DivergenceGuard]]:
+        trainer = quiet(tmp_path, engine=engine, callbacks=[Drift()], max_epochs=3)
+        trainer.fit(Line(), loader(24), loader(8))
+        return trainer.global_step, [c for c in trainer.callbacks if isinstance(c, DivergenceGuard)]
+
+    for steps, guards in World(2).run(work):
+        assert steps == 9
+        assert [(guard.every_n_steps, guard.action) for guard in guards] == [(None, "warn")]
+    said = capsys.readouterr().out
+    assert said.count("ranks no longer hold the same model: 'model.weight' of rank 1") == 1
+    assert "At step 3" in said and "callbacks=divergence_guard stops such a run" in said
+
+
+def test_equal_ranks_are_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default comparison says nothing of them; a guard of one's own takes its place."""
+    own = DivergenceGuard(every_n_steps=5)
+    World(2).run(lambda engine: quiet(tmp_path, engine=engine, max_epochs=2).fit(Line(), loader(24), loader(8)))
+    assert "same model" not in capsys.readouterr().out
+    assert [c for c in quiet(tmp_path, callbacks=[own]).callbacks if isinstance(c, DivergenceGuard)] == [own]
 
 
 class Table(Line):
