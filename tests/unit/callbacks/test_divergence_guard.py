@@ -27,6 +27,7 @@ def test_a_hash_shows_every_change(dtype: torch.dtype, count: int) -> None:
         other = values.clone()
         other[i] = not values[i] if dtype == torch.bool else values[i] + 1
         seen.add(tuple(hash_of(other).tolist()))
+        assert hash_of(values, is_quick=True).tolist() != hash_of(other, is_quick=True).tolist()
     assert len(seen) == count + 1
     wide = torch.stack([values, values], 1)
     assert torch.equal(hash_of(wide), hash_of(wide.t().contiguous().t()))
