@@ -17,6 +17,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.console import console_of, plural, try_to_write
 from trainkit.data.feed import StreamFeed
+from trainkit.launch.environment import job_started
 from trainkit.tracing.moments import Moment
 
 FILE = "goodput.json"
@@ -69,7 +70,7 @@ class Ledger:
         self.until = Moment.now()
         content = {"goodput": self.goodput, "seconds": self.seconds, "furthest_step": self.furthest, "ranks": self.ranks}
         draft = self._path.with_name(f".{self._path.name}.draft")
-        draft.write_text(json.dumps(content | {"until": asdict(self.until)}, indent=1))
+        draft.write_text(json.dumps(content | {"until": asdict(self.until), "job": job_started()}, indent=1))
         draft.replace(self._path)
 
 

@@ -42,7 +42,7 @@ from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.run.folder import job_started
+from trainkit.launch.environment import job_started
 from trainkit.safety.masking import masked_arguments, masked_lines
 
 # Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/execute.py).

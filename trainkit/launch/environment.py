@@ -97,6 +97,11 @@ def rank_zero_only(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
     return on_rank_zero
 
 
+def job_started() -> str:
+    """Return the start time of this process's elastic job, as set by its launcher; "" outside of one."""
+    return os.environ.get("TRAINKIT_JOB_STARTED", "")
+
+
 def rank() -> int:
     """Return the rank of this process, from 0; in a loader worker, that of its parent."""
     return read_launcher().rank

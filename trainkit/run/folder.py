@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
+import json
 import time
 from pathlib import Path
 
 from trainkit.errors import ConfigError
+from trainkit.launch.environment import job_started
 
+LEDGER = "goodput.json"
 # A run's files, which a new run in the folder must not find.
-_OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", "goodput.json", "timeline", "reports", "capsules")
+_OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", LEDGER, "timeline", "reports", "capsules")
 
 
 def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
@@ -40,11 +42,6 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
     return folder
 
 
-def job_started() -> str:
-    """Return the start time of this process's elastic job, as set by its launcher; "" outside of one."""
-    return os.environ.get("TRAINKIT_JOB_STARTED", "")
-
-
 def _new_folder(path: Path) -> Path:
     """Make a folder that no other run has: two may start in the same second."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +58,18 @@ def _new_folder(path: Path) -> Path:
 def set_aside(run_dir: Path) -> None:
     """Move an earlier run's files in the folder to `before-<time>/` in it, and report it. Nothing is mixed or lost."""
     there = [run_dir / name for name in _OF_A_RUN if (run_dir / name).exists()]
+    there = [path for path in there if path.name != LEDGER or not _is_of_this_job(path)]  # it counts what the job has lost
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     for path in there:
         path.rename(place / path.name)
     print(f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume it: ckpt_path=last", flush=True)
+
+
+def _is_of_this_job(ledger: Path) -> bool:
+    """Return whether an elastic job that lost all workers before its first checkpoint has begun this ledger."""
+    try:
+        return bool(job_started()) and json.loads(ledger.read_text())["job"] == job_started()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainkit.engine.simulated import SimulatedEngine
+from trainkit.launch.environment import job_started
 from trainkit.run.build import StartFrom, build_run
-from trainkit.run.folder import job_started
 from trainkit.run.lock import one_at_a_time
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage

@@ -148,3 +148,19 @@ def test_a_file_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
     """A ledger that cannot be written does not end the run."""
     (tmp_path / "goodput.json").write_text('{"seconds": 3')
     assert Ledger(tmp_path / "goodput.json").seconds == dict.fromkeys(PARTS, 0.0)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_an_elastic_job_that_begins_again_keeps_its_ledger(
+    is_same: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers may be lost before the first checkpoint; another job's ledger is moved with that job's files."""
+    monkeypatch.setenv("TRAINKIT_JOB_STARTED", "2026-01-01_00-00-00")
+    first = fit(tmp_path, Slow(clock), {"do": "raise", "step": 2})
+    clock.now += 100
+    if not is_same:
+        monkeypatch.setenv("TRAINKIT_JOB_STARTED", "2026-01-02_00-00-00")
+    second = fit(tmp_path, Slow(clock))
+    assert first["seconds"]["steps"] == 2 * STEP_S
+    assert second["seconds"]["down"] == (100 if is_same else 0)
+    assert second["seconds"]["repeating"] == (2 * STEP_S if is_same else 0)
