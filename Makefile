@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults e2e slow horovod-suite peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults e2e ray slow horovod-suite peers bench bench-gpu clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,7 +25,7 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check unit golden parallel faults e2e
+test: check unit golden parallel faults e2e ray
 
 setup: $(READY)
 
@@ -63,6 +63,10 @@ faults: $(READY)
 
 e2e: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadscope tests/e2e -m "not slow"
+
+# One cluster of raylets on this machine for all tests.
+ray: $(READY)
+	$(BIN)/pytest -q tests/ray -m "not slow"
 
 # With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
 slow: $(READY)

@@ -36,6 +36,7 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
   python -m trainkit fit conf=resnet50                             one process
   horovodrun -np 2 python -m trainkit fit conf=resnet50            two, on Horovod
   torchrun --nproc-per-node 2 -m trainkit fit conf=resnet50        two, on torch.distributed
+  python -m trainkit fit conf=resnet50 launcher=ray                two, on a Ray cluster (docs/ray.md)
   python -m trainkit fit conf=resnet50 --cfg job                   print the config and stop
   python -m trainkit fit -m conf=resnet50 optimizer.lr=0.05,0.1    one run for each value
 """

@@ -21,6 +21,7 @@ HEAVY = {
     "onnx",
     "pandas",
     "PIL",
+    "ray",
     "plotly",
     "prometheus_client",
     "psutil",

@@ -30,7 +30,10 @@ INSTEAD = {
 }
 PLACES = [
     *sorted(ROOT.rglob("*.py")),
-    *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md", "docs/reliability.md")),
+    *(
+        ROOT.parent / name
+        for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md", "docs/ray.md", "docs/reliability.md")
+    ),
 ]
 
 

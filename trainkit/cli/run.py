@@ -35,14 +35,22 @@ def main(
             _print_help(command)
         return 0
     is_main = launcher.is_main
+    codes = [0]
+
+    def own_work(job: Any) -> Any:
+        if not job.config.get("launcher") or launcher.name != "none":
+            return _work(job)
+        # Chosen here alone: ray is imported below.
+        codes.append(importlib.import_module("trainkit.cli.launch").launch(job, arguments))
+        return None
 
     def run() -> None:
         # Hydra is imported here, so that --help costs nothing.
         config = importlib.import_module("trainkit.config.compose")
         is_training = command == "fit" and work is None  # of several fits a table is printed
-        config.run(command, arguments, is_main, work or _work, _show_sweep if is_training else None)
+        config.run(command, arguments, is_main, work or own_work, _show_sweep if is_training else None)
 
-    return guarded(run, launcher)
+    return guarded(run, launcher) or codes[-1]
 
 
 def _work(job: Any) -> Any:

@@ -22,6 +22,7 @@ ALLOWED = (
     "trainkit.callbacks",
     "trainkit.data",
     "trainkit.engine",
+    "trainkit.launch.ray.launcher",
     "trainkit.loggers",
     "trainkit.optim",
     "trainkit.report.resume.recorder",

@@ -228,7 +228,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     # One time for all jobs of a sweep, also those of other processes; Hydra would read the clock for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, started), replace=True)
     OmegaConf.clear_cache(config)
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    # The launcher is a start's, and not the run's: it is in no file of the run.
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "launcher")])
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -243,10 +244,12 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     _refuse_a_new_folder(plain, own)
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
-    schema.check(plain, command, unused)
+    launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
+    schema.check(plain | {"launcher": launcher}, command, unused)
     shown, kept = masked_arguments([as_typed(override) for override in overrides]), keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
     files |= {".hydra/config.yaml": masked_lines(text), OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
+    plain |= {"launcher": launcher} if launcher else {}
     return Job(command, plain, files, changes(primary.saved, kept.config), kept)
 
 

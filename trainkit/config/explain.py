@@ -51,7 +51,8 @@ def explain(error: Exception) -> NoReturn:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         _explain_missing_plugin(str(error.missing_cfg_file), error)
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if "/" in group and options_of(group.rpartition("/")[2], conf_folders(Path.cwd())):
+        is_hydras = group.startswith("hydra/")  # hydra/launcher is a group of Hydra's own, launcher one of ours
+        if "/" in group and not is_hydras and options_of(group.rpartition("/")[2], conf_folders(Path.cwd())):
             own, _, meant = group.rpartition("/")
             raise ConfigError(_RELATIVE.format(own, meant, name)) from error
         # For a list, as logger=[csv,tensorbord], Hydra does not list the options.

@@ -21,7 +21,7 @@ from trainkit.safety.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")
 # The start of a run, and what only the command line may give; a command on the run's results has its own.
-_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust")
+_NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust", "launcher")
 _NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
 OVERRIDES = ".hydra/overrides.yaml"

@@ -9,6 +9,7 @@ import torch
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.environment import own_gpu
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -20,7 +21,7 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
 
     Raises:
         ConfigError: CUDA was requested and there is none.
-        EngineError: this host has more ranks than GPUs.
+        EngineError: this host has more ranks than GPUs, and shows all of them to each rank.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if requested == "cpu" or (requested == "auto" and gpus == 0):
@@ -30,7 +31,7 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
         return torch.device("cpu")
     if gpus == 0:
         raise ConfigError("engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu.")
-    if ranks.local_size > gpus:
+    if own_gpu() is None and ranks.local_size > gpus:
         raise EngineError(
             f"This host runs {ranks.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''}; each rank needs "
             "its own. Start fewer ranks (-np, --nproc-per-node), or use engine.device=cpu."

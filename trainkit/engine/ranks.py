@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch.environment import Launcher
+from trainkit.launch.environment import Launcher, own_gpu
 
 
 class RanksChanged(EngineError):
@@ -67,8 +67,9 @@ class Ranks:
 
     @property
     def gpu_index(self) -> int:
-        """This rank's GPU among those of its host."""
-        return self.local_rank
+        """This rank's GPU among those that it sees: all of its host, unless the launcher shows each rank its own alone."""
+        own = own_gpu()
+        return self.local_rank if own is None else own
 
     @property
     def first_world_size(self) -> int:

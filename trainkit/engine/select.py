@@ -41,14 +41,15 @@ def auto_engine(**options: Any) -> Engine:
     return make_engine(name, **given)
 
 
-def target_of(target: str) -> tuple[str, dict[str, str]]:
+def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, str]]:
     """Return the class that a config's `engine` is checked against, and the message for each option that it lacks.
 
     Args:
         target: the config's `engine._target_`; auto_engine stands for the launcher's engine.
+        launched: the engine of the ranks that this process is to start, None if it is a rank itself.
     """
     if target == f"{__name__}.{auto_engine.__name__}":
-        name = read_launcher().engine
+        name = launched or read_launcher().engine
         return ".".join(_HOMES[name]), refusals(name, by_launcher=True)
     names = [name for name, home in _HOMES.items() if target == ".".join(home)]
     return target, refusals(names[0]) if names else {}

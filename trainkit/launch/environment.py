@@ -1,7 +1,8 @@
 """Detects the launcher of this process: the only reader of the launchers' environment variables. Imports no torch.
 
 horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
-OMPI_COMM_WORLD_*; srun SLURM_*. A process without launcher has none of them and is rank 0 of 1.
+OMPI_COMM_WORLD_*; srun SLURM_*. A process without launcher has none of them and is rank 0 of 1. Ranks of launcher=ray have
+horovodrun's.
 """
 
 from __future__ import annotations
@@ -85,6 +86,17 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
             world = number(size, 1)
             return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
     return Launcher("none", 0, 1, 0, 1)
+
+
+def is_rank_of_ray(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether launcher=ray started this process as a rank (default: by `os.environ`)."""
+    return (os.environ if environ is None else environ).get("TRAINKIT_LAUNCHER") == "ray"
+
+
+def own_gpu() -> int | None:
+    """Return the index of this rank's GPU if its launcher shows each rank its own GPUs alone; None: all of the host's."""
+    text = os.environ.get("TRAINKIT_GPU", "")
+    return int(text) if text.isdecimal() else None
 
 
 def rank_zero_only(function: Callable[_P, _T]) -> Callable[_P, _T | None]:

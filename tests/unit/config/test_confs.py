@@ -47,7 +47,7 @@ def test_a_top_level_config_builds(conf: str) -> None:
 def test_an_option_of_a_group_composes(option: str) -> None:
     """Each choice of each group passes the schema in conf=mlp, which has all groups, or in the config of its data and task."""
     (job,) = jobs_of(f"conf={HOMES.get(option, 'mlp')}", option, *NEEDED.get(option, []))
-    assert option.split("=")[0] in (*job.config, "augment")  # augment=... sets parts of data and task
+    assert option.split("=")[0] in (*job.config, "augment", "launcher")  # augment=... sets parts of data and task
 
 
 @pytest.mark.parametrize("conf", ["mlp", "resnet18", "resnet50"])

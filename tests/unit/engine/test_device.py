@@ -33,6 +33,12 @@ def test_more_ranks_than_gpus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
         device_on(0, 2, gpus=1, monkeypatch=monkeypatch)
 
 
+def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows each rank its own GPU: with TRAINKIT_GPU=0 local rank 2 of 4 takes cuda:0, and one GPU is enough."""
+    monkeypatch.setenv("TRAINKIT_GPU", "0")
+    assert device_on(2, 4, gpus=1, monkeypatch=monkeypatch) == torch.device("cuda", 0)
+
+
 def test_without_gpus_the_cpu_is_taken_unless_cuda_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """auto falls back to the CPU; cuda does not."""
     assert device_on(0, 1, gpus=0, monkeypatch=monkeypatch) == torch.device("cpu")

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.client import Membership
-from trainkit.launch.environment import Launcher
+from trainkit.launch.environment import Launcher, own_gpu
 
 
 class ElasticRanks(Ranks):
@@ -42,7 +42,8 @@ class ElasticRanks(Ranks):
     @property
     def gpu_index(self) -> int:
         """This process's GPU: local ranks change, but a process keeps its GPU."""
-        return int(os.environ["TRAINKIT_SLOT"])
+        own = own_gpu()
+        return int(os.environ["TRAINKIT_SLOT"]) if own is None else own
 
     @property
     def first_world_size(self) -> int:

@@ -3,7 +3,8 @@
     run_elastic(args)                   called by horovodrun, with its parsed arguments
     options.py                      the job's settings
     network.py, rendezvous.py       the server for the workers; their requests become events
-    hosts.py, processes.py          hosts that appear or vanish, processes that end: events too
+    hosts.py                        hosts that appear or vanish: events too
+    backend.py, processes.py        starts workers here and by ssh; their ends are events (launch/ray has another backend)
     upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
@@ -20,17 +21,18 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from trainkit.errors import ConfigError
+from trainkit.launch.elastic.backend import Backend, HostBackend, HostSource, Started
 from trainkit.launch.elastic.hosts import EVERY_S, Discovery
 from trainkit.launch.elastic.messages import Decision, Say, Send, Start
 from trainkit.launch.elastic.network import Network, choose, is_local
-from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
+from trainkit.launch.elastic.options import Settings, settings_of
 from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess
 from trainkit.launch.elastic.rendezvous import Request, Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
 from trainkit.launch.elastic.state_machine import StateMachine
@@ -69,11 +71,17 @@ def run(settings: Settings) -> int | Network:
             stack.callback(discovery.close)
         hosts = _first_hosts(settings, discovery, output)
         network = choose(hosts, settings.interfaces)
-        driver = Driver(settings, network, output)
-        stack.callback(driver.close)
-        stack.enter_context(_signals(driver))
-        code = driver.run(hosts, discovery)
+        code = drive(Driver(settings, network, output, HostBackend(settings)), hosts, discovery)
         return network if code is None else code
+
+
+def drive(driver: Driver, hosts: dict[str, int], source: HostSource | None) -> int | None:
+    """Run a driver to its end, with this process's signals, and close it; arguments and result are those of Driver.run."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(driver.close)
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            stack.enter_context(_signals(driver))
+        return driver.run(hosts, source)
 
 
 def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output) -> dict[str, int]:
@@ -107,30 +115,30 @@ def _signals(driver: Driver) -> Iterator[None]:
 class Driver:
     """One job's loop and its parts: server, processes, and workers waiting for an answer."""
 
-    def __init__(self, settings: Settings, network: Network, output: Output) -> None:
+    def __init__(self, settings: Settings, network: Network, output: Output, backend: Backend) -> None:
         self._settings = settings
+        self._backend = backend
         self._network = network
         self._output = output
         self._secret = new_secret()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._asking: dict[str, Request] = {}
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, Started] = {}
         self._generation = 0
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._refused: set[str] = set()
         self.state_machine = StateMachine(settings.rules, time.monotonic())
         self._server = Server(network.address, self._secret, self._on_join, self._on_beat, self._on_unseated)
-        self._reaper = Reaper()
 
     def post(self, event: Event) -> None:
         """Queue an event for the loop; called from any thread, and from signal handlers."""
         self._inbox.put(event)
 
-    def run(self, hosts: dict[str, int], discovery: Discovery | None) -> int | None:
-        """Run the job; return horovodrun's exit code, or None if Horovod's own driver is to run it."""
+    def run(self, hosts: dict[str, int], source: HostSource | None) -> int | None:
+        """Run the job; return its exit code, or None if its script calls hvd.init() itself (`passes_on`)."""
         self._on_hosts(hosts)
-        if discovery is not None:
-            discovery.watch(hosts, self._on_hosts, self._output.say)
+        if source is not None:
+            source.watch(hosts, self._on_hosts, self._output.say)
         while not self.state_machine.finished:
             try:
                 event = self._inbox.get(timeout=TICK_S)
@@ -151,7 +159,7 @@ class Driver:
         for process in self._processes.values():
             process.send(signal.SIGKILL)
         self._server.close()
-        self._reaper.close()
+        self._backend.close()
 
     # ---- events from other threads
 
@@ -224,22 +232,14 @@ class Driver:
             self._start(decision)
 
     def _start(self, start: Start) -> None:
-        environ = worker_environment(self._settings, self._given(start))
-        settings = self._settings
-        if settings.verbose:
-            self._output.say(f"{start.worker} is started: {' '.join(settings.command)}")
+        if self._settings.verbose:
+            self._output.say(f"{start.worker} is started: {' '.join(self._settings.command)}")
+        on_exit = functools.partial(self._on_exit, start.worker)
         try:
-            if is_local(start.host):
-                process = Process(settings.command, environ)
-            else:
-                ssh = settings.ssh_port, settings.ssh_identity_file
-                process = RemoteProcess(start.host, *ssh, settings.command, environ)
+            self._processes[start.worker] = self._backend.start(start, self._given(start), self._output, on_exit)
         except OSError as error:
             self._output.say(f"{start.worker} cannot be started: {error}")
             self._on_exit(start.worker, 127)
-            return
-        self._processes[start.worker] = process
-        process.follow(start.worker, self._output, self._reaper, functools.partial(self._on_exit, start.worker))
 
     def _given(self, start: Start) -> Mapping[str, str]:
         """Return the job's variables in a worker's environment. The numbers are placeholders until it has a seat."""

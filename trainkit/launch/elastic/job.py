@@ -23,6 +23,7 @@ class Job:
         self.slots: dict[tuple[str, int], Slot] = {}  # slots by host and number, including those of removed hosts
         self.away: dict[str, Away] = {}  # hosts to which no connection can be made, by name
         self.members: set[str] = set()  # members of the newest generation that are not done
+        self.failed: set[int] = set()  # numbers of the generations of which a member crashed
         self.changes: list[tuple[str, float]] = []  # (event, time) since the newest generation was formed
         self.short_s = 0.0  # seconds with too few workers since a generation was last formed
         self.stop: signal.Signals | None = None  # the signal that ends the job
@@ -65,8 +66,10 @@ class Job:
 
     @property
     def may_form(self) -> bool:
-        """Whether --reset-limit allows one more generation."""
-        return self.is_ending or self.rules.reset_limit is None or self.generation - 1 < self.rules.reset_limit
+        """Whether the limits of changes and of failures allow one more generation."""
+        limit, failures = self.rules.reset_limit, self.rules.max_failures
+        may = (limit is None or self.generation - 1 < limit) and (failures is None or len(self.failed) <= failures)
+        return self.is_ending or may
 
     @property
     def can_grow(self) -> bool:
@@ -108,7 +111,8 @@ class Job:
         if not others:
             rest = "no rank is left"
         elif others < self.need:
-            rest = f"{plural(others, 'rank')} {'waits' if others == 1 else 'wait'} for {self.need - others} more (--min-np)"
+            rest = f"{plural(others, 'rank')} {'waits' if others == 1 else 'wait'} for {self.need - others} more"
+            rest += f" ({self.rules.words.min_np})"
         else:
             rest = f"{plural(others, 'rank')} {'continues' if others == 1 else 'continue'}"
         self.say(f"{w} {text}; {rest}" if w.name in self.members else f"{w} {text}")
@@ -120,18 +124,20 @@ class Job:
         away = self.away.setdefault(w.host, Away())
         tried = {host for (host, _), slot in self.slots.items() if slot.count}
         if not self.generation and tried <= self.away.keys() and not self.alive("starting", "waiting"):
-            self.end(1, f"no host can be reached by ssh ({', '.join(sorted(tried))}): see the output above")
+            which = f"no host {self.rules.words.unreachable.replace('cannot', 'can')}"
+            self.end(1, f"{which} ({', '.join(sorted(tried))}): see the output above")
         elif away.ready_at <= self.now:  # not another worker of the same try
             first, longest = self.rules.pause_s
             before, away.pause_s = away.pause_s, min(longest, 2 * away.pause_s) or first
             away.ready_at = self.now + away.pause_s
             if away.pause_s != before:
-                self.say(f"{w.host} cannot be reached by ssh; it is tried again in {away.pause_s:g} s")
+                self.say(f"{w.host} {self.rules.words.unreachable}; it is tried again in {away.pause_s:g} s")
 
     def count_crash(self, w: Worker, text: str) -> None:
         """Count a worker's crash: its slot is refilled at once, after a pause, or never again."""
         slot = self.slots[w.host, w.slot]
         slot.crashes += 1
+        self.failed |= {self.generation} if w.name in self.members else set()
         tried = [s for s in self.slots.values() if s.count]
         if not self.generation and all(s.crashes for s in tried) and not self.alive("waiting"):
             self.end(1, f"no worker got as far as a rank; the last one, {w.name}, {text}: see its output")

@@ -1,9 +1,24 @@
-"""The settings of the state machine (Rules), and its decisions (Start, Send, Say)."""
+"""The settings of the state machine (Rules, Words), and its decisions (Start, Send, Say)."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+
+from trainkit.launch.elastic.upstream import WHY
+
+
+@dataclass(frozen=True)
+class Words:
+    """The names of a job's options, and of its links to hosts, in its messages; by default horovodrun's, and ssh."""
+
+    np: str = "-np"
+    min_np: str = "--min-np"
+    timeout: str = "--elastic-timeout"
+    reset_limit: str = "--reset-limit"
+    unreachable: str = "cannot be reached by ssh"
+    lost: str = "the ssh connection to its host broke, or could not be made"
+    unseated: str = WHY  # why the job ends if its script calls hvd.init() itself
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,8 @@ class Rules:
     fresh_s: float = 10.0
     dump_s: float = 2.0  # time between the request for stacks and the action on a stall
     crashes: int = 5  # maximum number of crashes of a slot while the job's step does not advance
+    max_failures: int | None = None  # maximum number of generations that end by a crash; None: no limit
+    words: Words = Words()
 
     @property
     def most(self) -> float:

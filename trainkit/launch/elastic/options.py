@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainkit.errors import ConfigError
@@ -22,16 +22,16 @@ class Settings:
     rules: Rules
     command: tuple[str, ...]  # the workers' command
     environ: Mapping[str, str]  # environment of all workers, including HOROVOD_* tuning variables
-    script: str | None  # the host discovery script, or None
-    hosts: Mapping[str, int]  # slots by host if there is no script
-    slots: int | None  # slots of hosts that the script prints without a number; None: 1
-    interfaces: tuple[str, ...] | None  # the user's choice, or None
-    ssh_port: int | None  # None: ssh's default
-    ssh_identity_file: str | None  # None: ssh's default
-    output: Path | None  # folder for the workers' output, or None
-    with_time: bool  # whether printed lines start with the time
-    verbose: bool  # whether to print which process is started where
-    passes_on: bool  # whether a script that calls hvd.init() itself goes to Horovod's own driver
+    script: str | None = None  # the host discovery script, or None
+    hosts: Mapping[str, int] = field(default_factory=dict)  # slots by host if there is no script
+    slots: int | None = None  # slots of hosts that the script prints without a number; None: 1
+    interfaces: tuple[str, ...] | None = None  # the user's choice, or None
+    ssh_port: int | None = None  # None: ssh's default
+    ssh_identity_file: str | None = None  # None: ssh's default
+    output: Path | None = None  # folder for the workers' output, or None
+    with_time: bool = False  # whether printed lines start with the time
+    verbose: bool = False  # whether to print which process is started where
+    passes_on: bool = False  # whether a script that calls hvd.init() itself ends the job, for Horovod's own driver to take it
 
 
 def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:

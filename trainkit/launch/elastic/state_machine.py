@@ -17,7 +17,7 @@ from trainkit.console import plural
 from trainkit.launch.elastic.job import Job
 from trainkit.launch.elastic.messages import Decision, Over, Rules
 from trainkit.launch.elastic.transitions import settle
-from trainkit.launch.elastic.upstream import CHOICE, WHY
+from trainkit.launch.elastic.upstream import CHOICE
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
 
 
@@ -85,7 +85,7 @@ class StateMachine:
     def unseated(self, now: float) -> list[Decision]:
         """A worker calls hvd.init() without a seat. Before any has one, this says that the script is not trainkit's."""
         if not self.job.generation and self.job.stop is None:
-            self.job.end(None, WHY)
+            self.job.end(None, self.job.rules.words.unseated)
         return settle(self.job, now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
@@ -111,7 +111,7 @@ class StateMachine:
         """A worker's process ended: exit code, minus a signal's number, or None if the connection to it was lost."""
         job = self.job
         job.now = max(job.now, now)
-        w = job.workers.pop(name)
+        w, how = job.workers.pop(name), describe(code, job.rules.words.lost)
         if w.seat is not None and w.seat.generation == job.generation and w.seat.rank == 0:
             job.main_code = shell_code(code)
         if job.over is not None:
@@ -121,7 +121,7 @@ class StateMachine:
                 job.codes.append(shell_code(code))
         elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
             job.preempted = False
-            job.say(f"{w} has left ({describe(code)}): {w.unwanted}")
+            job.say(f"{w} has left ({how}): {w.unwanted}")
         elif code == 0 and not job.generation:
             job.end(
                 1,
@@ -137,10 +137,10 @@ class StateMachine:
             job.miss(w)
         elif code is None or code < 0 or w.fate or (self._is_of_its_own(w) and not w.raised):
             job.preempted = False
-            job.lose(w, w.fate or describe(code))
-            job.count_crash(w, w.fate or describe(code))
+            job.lose(w, w.fate or how)
+            job.count_crash(w, w.fate or how)
         else:
-            job.end(code, f"{w} {describe(code)}: see its output")
+            job.end(code, f"{w} {how}: see its output")
         return settle(job, now)
 
     def _is_of_its_own(self, w: Worker) -> bool:

@@ -81,7 +81,8 @@ def _form(job: Job) -> None:
     """Form a generation if no worker runs and enough wait."""
     if job.generation and job.is_broken and not job.may_form:
         what = job.changes[-1][0] if job.changes else "the ranks joined again"
-        job.end(1, f"{what}, and the {job.rules.reset_limit} changes that --reset-limit allows are used up")
+        most = job.rules.reset_limit if job.rules.max_failures is None else job.rules.max_failures
+        job.end(1, f"{what}, and the {most} changes that {job.rules.words.reset_limit} allows are used up")
         return
     waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
     if len(waiting) < job.need or job.alive("running"):
@@ -207,8 +208,9 @@ def _run_short(job: Job, gap: float) -> None:
     there = len(job.coming)
     lost = [f"slot {n} of {host} {s}" for (host, n), s in job.slots.items() if n < job.hosts.get(host, 0) and str(s)]
     hosts = ", ".join(f"{host}:{slots}" for host, slots in job.hosts.items()) or "none"
-    option = "--min-np" if job.generation else "-np"
-    text = f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s (--elastic-timeout), and {job.need} are needed ({option})"
+    words = job.rules.words
+    option = words.min_np if job.generation else words.np
+    text = f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s ({words.timeout}), and {job.need} are needed ({option})"
     job.end(1, f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job again when enough are available")
 
 

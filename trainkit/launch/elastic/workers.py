@@ -94,10 +94,10 @@ class Away:
     ready_at: float = 0.0  # time of the next one
 
 
-def describe(code: int | None) -> str:
-    """Describe how a process ended: exit code, minus a signal's number, or None for a lost connection."""
+def describe(code: int | None, lost: str) -> str:
+    """Describe how a process ended: exit code, minus a signal's number, or None for a lost connection, described by `lost`."""
     if code is None:
-        return "was lost: the ssh connection to its host broke, or could not be made"
+        return f"was lost: {lost}"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

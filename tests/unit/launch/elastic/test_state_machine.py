@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.simulated_job import Simulated
+from trainkit.launch.elastic.messages import Words
 
 A, B = "node1/0#1", "node1/1#1"
 
@@ -649,6 +650,37 @@ def test_a_lost_ssh_connection_is_a_crash() -> None:
     job = started()
     job.exit(B, code=None)
     assert "was lost: the ssh connection" in job.said[0] and job.alive == [A, "node1/1#2"]
+
+
+def test_another_backends_words_are_used() -> None:
+    """The text for a lost link, and the options' names, are those of the backend: no word of ssh, no option of horovodrun."""
+    words = Words(
+        "launcher.num_workers", "launcher.num_workers", lost="its actor ended", unreachable="cannot be reached by Ray"
+    )
+    job = Simulated(words=words, min_np=2)
+    job.join(A, B)
+    job.exit(B, code=None)
+    assert job.said[-2].endswith("was lost: its actor ended; 1 rank waits for 1 more (launcher.num_workers)")
+    job = Simulated({"node1": 1}, np=1, words=words)
+    job.exit("node1/0#1", code=None)
+    assert "no host can be reached by Ray (node1)" in job.state_machine.job.over.why  # type: ignore[union-attr]
+
+
+def test_failures_are_limited_and_growth_is_none() -> None:
+    """max_failures counts generations that a crash ended: two ranks lost at once are one, a rank that comes is none."""
+    job = Simulated({"node1": 2}, np=2, min_np=1, max_failures=1)
+    job.join(A, B)
+    job.hosts({"node1": 2, "node2": 1})
+    job.join(job.alive[-1])
+    job.join(A, B)
+    assert job.state_machine.job.generation == 2 and not job.state_machine.job.failed
+    job.exit(A, B)
+    assert job.state_machine.job.over is None and len(job.state_machine.job.failed) == 1
+    for name in list(job.alive):
+        job.join(name)
+    assert job.state_machine.job.generation == 3
+    job.exit(job.alive[0])
+    assert job.code == 1
 
 
 def test_a_host_that_cannot_be_reached_is_tried_again_and_again() -> None:

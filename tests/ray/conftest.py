@@ -1,0 +1,49 @@
+"""One Ray cluster for all tests of this folder: raylets on this machine, in a folder of its own, ended by their process ids."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+ROOT = Path(__file__).parents[2]
+NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray's own code warns of what it does with files and sockets; a test of ranks needs more than the default time."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            item.add_marker(pytest.mark.parallel)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A ray.cluster_utils.Cluster of two nodes with 2 CPUs each; RAY_ADDRESS names it. Tests may add nodes of their own."""
+    folder = tempfile.mkdtemp(prefix="rt", dir="/tmp")  # short: sockets' paths have at most 107 characters
+    before = dict(os.environ)
+    os.environ |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    os.environ["PYTHONPATH"] = str(ROOT)  # the raylets' processes have it
+    os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"  # read by the head: a job gets so long to write its checkpoint
+    made = cluster_utils.Cluster(
+        initialize_head=True, head_node_args=NODE | {"include_dashboard": True, "dashboard_agent_listen_port": 0}
+    )
+    try:
+        made.add_node(**NODE)
+        made.wait_for_nodes()
+        os.environ["RAY_ADDRESS"] = made.address
+        yield made
+    finally:
+        made.shutdown()  # kills the processes that it started, by their ids
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""RayExecutor on a real cluster: functions on ranks, their results by rank, and the first error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainkit
+from trainkit.callbacks import Elastic
+from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.ray import RayExecutor
+
+
+@pytest.fixture(scope="module")
+def ranks(cluster: Any) -> Iterator[RayExecutor]:
+    """Two ranks, one on each node."""
+    with RayExecutor(2, placement_strategy="STRICT_SPREAD") as executor:
+        yield executor
+
+
+def summed(value: float, scale: float = 1.0) -> tuple[int, int, float]:
+    """Sum over all ranks."""
+    hvd.init()
+    total = hvd.allreduce(torch.tensor([value * (hvd.rank() + 1)]), op=hvd.Sum).item()
+    return hvd.rank(), hvd.local_size(), total * scale
+
+
+class Line(trainkit.Task):
+    """A line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0]).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fitted(folder: str, fails: bool = False) -> tuple[int, int, list[float]]:
+    """Fit with a Trainer."""
+    torch.set_num_threads(1)
+    task = Line()
+    trainer = trainkit.Trainer(
+        max_epochs=2, run_dir=folder, logger=False, enable_progress_bar=False, callbacks=[Elastic(commit_every_n_steps=1)]
+    )
+    rows = torch.arange(16.0).reshape(8, 2) / 16
+    trainer.fit(task, train_dataloaders=DataLoader(TensorDataset(rows), batch_size=2))
+    if fails and trainer.global_rank == 1:
+        raise ValueError("of the user's")
+    return trainer.global_rank, trainer.world_size, task.net.weight.flatten().tolist()
+
+
+def failing() -> None:
+    """Raise on rank 1, while rank 0 waits for it."""
+    hvd.init()
+    if hvd.rank() == 1:
+        raise KeyError("of rank 1")
+    hvd.allreduce(torch.ones(1), name="never")
+
+
+def exiting() -> None:
+    """End the process of rank 1, while rank 0 waits for it."""
+    hvd.init()
+    if hvd.rank() == 1:
+        os._exit(3)
+    hvd.allreduce(torch.ones(1), name="never")
+
+
+def test_results_come_by_rank(ranks: RayExecutor) -> None:
+    """Arguments reach each rank, and a second call finds the same ranks, on two nodes."""
+    assert ranks.run(summed, args=(1.0,), kwargs={"scale": 2.0}) == [(0, 1, 6.0), (1, 1, 6.0)]
+    assert ranks.run(summed, args=(2.0,)) == [(0, 1, 6.0), (1, 1, 6.0)]
+
+
+def test_a_trainer_runs_in_the_ranks(ranks: RayExecutor, tmp_path: Path) -> None:
+    """engine=auto is Horovod's there, and both ranks have the same weights."""
+    first, second = ranks.run(fitted, args=(str(tmp_path),))
+    assert (first[:2], second[:2], first[2]) == ((0, 2), (1, 2), second[2])
+
+
+@pytest.mark.parametrize(("fn", "kind"), [(failing, KeyError), (exiting, Exception)])
+def test_the_first_error_ends_all(cluster: Any, fn: Any, kind: type[Exception]) -> None:
+    """A rank's own exception comes out of `run`, though another rank waits for it; then the executor has no ranks."""
+    with RayExecutor(2) as executor:
+        with pytest.raises(kind, match="of rank 1" if kind is KeyError else "died"):
+            executor.run(fn)
+        with pytest.raises(EngineError, match="An error has ended the ranks"):
+            executor.run(summed, args=(1.0,))
+
+
+def test_an_elastic_executor_fits(cluster: Any, tmp_path: Path) -> None:
+    """With two numbers the ranks are processes under the elastic driver; results are those of the ranks at the end."""
+    with RayExecutor((2, 3)) as executor:
+        results = executor.run(fitted, args=(str(tmp_path),))
+        assert [rank for rank, _, _ in results] == list(range(len(results))) and len(results) >= 2
+        assert all(result[2] == results[0][2] for result in results)
+        with pytest.raises(ValueError, match="of the user's"):
+            executor.run(fitted, args=(str(tmp_path / "other"), True))
+
+
+def test_a_function_without_trainer_needs_a_fixed_number(cluster: Any) -> None:
+    """hvd.init() in an elastic executor would wait forever: it is refused, with what to use."""
+    with RayExecutor((1, 2)) as executor, pytest.raises(EngineError, match="RayExecutor with a fixed num_workers"):
+        executor.run(summed, args=(1.0,))
+
+
+def test_resources_that_never_come_are_reported(cluster: Any) -> None:
+    """More workers than the cluster can ever have: after start_timeout_s, what was asked, and what is free."""
+    executor = RayExecutor(3, resources_per_worker={"CPU": 2}, start_timeout_s=2)
+    with pytest.raises(ConfigError, match=r"asks for 3 x \{CPU: 2\} .* within 2 s .*free now: .*CPU: "):
+        executor.__enter__()

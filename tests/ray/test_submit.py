@@ -1,0 +1,87 @@
+"""`ray job submit` and `stop`, two jobs that want the same resources, and what a real cluster refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.launching import BIN
+from tests.ray.conftest import ROOT
+from tests.ray.jobs import check_samples, started, wait_for, write_project
+
+FIT = "python -m trainkit fit conf=journal launcher=ray"
+
+
+def ray_job(cluster: Any, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `ray job ...` as a user does; its output."""
+    address = f"http://{cluster.head_node.address_info['webui_url']}"
+    command = [str(BIN / "ray"), "job", words[0], "--address", address, *words[1:]]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_submitted_job_runs_and_stops(cluster: Any, tmp_path: Path) -> None:
+    """Its output has the ranks; `ray job stop` leaves a checkpoint, from which the same command resumes to the end."""
+    write_project(tmp_path)
+    fit = [sys.executable, *FIT.split()[1:], f"run_dir={tmp_path}/run", "resume=auto"]
+    variables = {"TRAINKIT_JOURNAL": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    given = ("--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": variables}), "--submission-id")
+    command = ("submit", *given, "first", "--no-wait", "--", *fit)  # a new cluster takes no jobs for some seconds
+    wait_for(lambda: ray_job(cluster, *command, cwd=tmp_path).returncode == 0, "a job", timeout_s=90)
+    try:
+        wait_for(lambda: any(tmp_path.glob("journal-*")), "training", timeout_s=90)
+    except AssertionError:
+        raise AssertionError(ray_job(cluster, "logs", "first", cwd=tmp_path).stdout) from None
+    assert "succeeded" not in ray_job(cluster, "stop", "first", cwd=tmp_path).stdout
+    text = ray_job(cluster, "logs", "first", cwd=tmp_path).stdout
+    found = re.search(r"the run ended after step (\d+)", text)
+    assert found and "the job ends with exit code 75" in text, text
+    (tmp_path / "hurry").touch()
+    again = ray_job(cluster, "submit", *given, "second", "--", *fit, cwd=tmp_path)
+    assert again.returncode == 0 and "Job 'second' succeeded" in again.stdout, again.stdout + again.stderr
+    assert "[0]<stdout>:engine         horovod, 2 ranks" in again.stdout
+    with started(tmp_path, command="true") as job:
+        check_samples(job)
+
+
+def test_two_jobs_share_a_cluster_one_after_the_other(cluster: Any, tmp_path: Path) -> None:
+    """Both want three of four CPUs: the second says what it waits for, and both end."""
+    words = ("launcher.num_workers=3", "task.pause_s=0.05")
+    with started(tmp_path / "first", *words) as first:
+        first.wait_for_step(0, ranks=3)
+        with started(tmp_path / "second", *words) as second:
+            wait_for(lambda: "[elastic] waiting for 3 x {CPU: 1} (PACK); free now: " in second.text, "the wait", second)
+            assert first.process.poll() is None
+            assert (first.end(), second.end()) == (0, 0), first.text + second.text
+        check_samples(second)
+    check_samples(first)
+
+
+def test_workers_that_never_come_are_reported(cluster: Any, tmp_path: Path) -> None:
+    """After start_timeout_s: what was asked, and what is free; exit code 2, and no folder of a run."""
+    with started(tmp_path, "launcher.num_workers=9", "launcher.start_timeout_s=2") as job:
+        assert job.end() == 2
+    text = r"Error: launcher.num_workers asks for 9 x \{CPU: 1\} \(PACK\), and they did not come within 2 s .*free now: .*CPU"
+    assert re.search(text, job.text), job.text
+    assert not (tmp_path / "run").exists() and "Traceback" not in job.text
+
+
+def test_a_folder_that_is_not_shared_is_found_before_training(cluster: Any, tmp_path: Path) -> None:
+    """With a working_dir of Ray's the ranks' current folder is a copy: a relative run_dir is another folder there."""
+    with started(tmp_path, "launcher.runtime_env={working_dir: .}") as job:
+        assert job.end() == 2, job.text
+    text = r"Error: run_dir is 'run', and \S+ does not see it \(its folder is \S+\): it is not shared"
+    assert re.search(text, job.text), job.text
+    assert not list(tmp_path.glob("journal-*")) and not (tmp_path / "run").exists()
+
+
+def test_an_environment_that_cannot_be_made_is_reported(cluster: Any, tmp_path: Path) -> None:
+    """A runtime_env with a Python that no node has: a sentence, and no actor's traceback."""
+    environment = "{py_executable: /nowhere/python}"
+    with started(tmp_path, f"launcher.runtime_env={environment}", "launcher.start_timeout_s=15") as job:
+        assert job.end() == 2, job.text
+    assert re.search("No worker can be started on|Ray cannot start the job's environment", job.text), job.text
+    assert "Traceback" not in job.text, job.text

@@ -1,0 +1,111 @@
+"""Connects to a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one that is started here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from trainkit.errors import ConfigError
+from trainkit.launch.ray.options import Options, shown
+
+_HEAD_S = 1.0  # time for the head to accept a connection
+_NO_CLUSTER = (
+    "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running cluster's head (host:6379), or "
+    "unset RAY_ADDRESS to start a cluster on this machine."
+)
+_SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
+
+
+@contextlib.contextmanager
+def connected(options: Options) -> Iterator[None]:
+    """Connect to the cluster, unless this process is connected already, and disconnect at the end.
+
+    Raises:
+        ConfigError: the address is of another kind, no cluster answers, or a cluster started here is too small.
+    """
+    if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    _refuse(address)
+    if address not in ("", "auto", "local") and not head_answers(address):  # Ray itself would try for minutes
+        raise ConfigError(_NO_CLUSTER.format(address, "the connection is refused"))
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    given |= {} if address else {"include_dashboard": False}
+    runtime_env = dict(options.runtime_env) if options.runtime_env else None
+    try:
+        ray.init(address="auto" if address else "local", runtime_env=runtime_env, **given)
+    except (ConnectionError, RayError, TimeoutError) as error:
+        raise ConfigError(_NO_CLUSTER.format(address, _first_line(error))) from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(
+            f"Ray cannot start the job's environment: {_first_line(error)} launcher.runtime_env is "
+            f"{dict(options.runtime_env or {})}; it must be as Ray takes it, and not repeat what `ray job submit` has set."
+        ) from None
+    try:
+        if not address:
+            _refuse_too_small(options)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def free_and_total() -> str:
+    """Return what is free in the cluster, and what it has, in words."""
+    free, total = ray.available_resources(), ray.cluster_resources()
+    return f"free now: {shown(_plain(free))} of {shown(_plain(total))} on {len(_alive())} nodes"
+
+
+def head_answers(address: str) -> bool:
+    """Return whether the cluster's head at "host:port" accepts a connection."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+    except (OSError, ValueError):  # ValueError: no port
+        return False
+    return True
+
+
+def _refuse(address: str) -> None:
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"RAY_ADDRESS is '{address}', an address of Ray Client: the driver would be outside of the cluster, where ranks "
+            f"cannot reach it. Submit the command as a job: {_SUBMIT}"
+        )
+    if "://" in address:
+        raise ConfigError(
+            f"RAY_ADDRESS is '{address}', the address of the dashboard, to which jobs are submitted: {_SUBMIT}. To attach "
+            "from a node of the cluster use RAY_ADDRESS=auto."
+        )
+
+
+def _refuse_too_small(options: Options) -> None:
+    total = ray.cluster_resources()
+    for name, amount in options.resources.items():
+        if amount * options.least > total.get(name, 0):
+            raise ConfigError(
+                f"launcher.num_workers and launcher.resources_per_worker ask for {options.asked}, and this machine, on which "
+                f"Ray was started for the job, has {shown(_plain(total))}. Ask for less (with "
+                "launcher.resources_per_worker={CPU: 0.5} two ranks share a core), or set RAY_ADDRESS to a cluster's."
+            )
+
+
+def _plain(resources: Mapping[str, float]) -> dict[str, float]:
+    own = ("node:", "object_store", "bundle")
+    return {name: amount for name, amount in resources.items() if not name.startswith(own) and "_group_" not in name}
+
+
+def _alive() -> list[Any]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]

@@ -1,0 +1,184 @@
+"""RayLauncher: runs a command on several ranks of a Ray cluster, under trainkit's elastic driver in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.elastic.driver import Driver, drive
+from trainkit.launch.elastic.messages import Rules, Words
+from trainkit.launch.elastic.network import Network
+from trainkit.launch.elastic.options import Settings
+from trainkit.launch.elastic.output import Output
+from trainkit.launch.ray.backend import RayBackend, Work
+from trainkit.launch.ray.cluster import connected, free_and_total
+from trainkit.launch.ray.options import Options, options_of, refuse_shared_gpus
+from trainkit.launch.ray.slots import EVERY_S, Slots
+
+_WORDS = Words(
+    np="launcher.num_workers",
+    min_np="launcher.num_workers",
+    timeout="launcher.start_timeout_s",
+    reset_limit="launcher.max_failures",
+    unreachable="cannot be reached by Ray",
+    lost="its actor or its node has ended",
+    unseated="the script calls hvd.init() itself, without the Trainer: such a function runs in trainkit.launch.ray.RayExecutor "
+    "with a fixed num_workers",
+)
+_STARTED = time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+class RayLauncher:
+    """Ranks of a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one started on this machine.
+
+    Lost workers are replaced in their slots, and the living ones continue from memory; see docs/ray.md.
+
+    Args:
+        num_workers: ranks; of two numbers, [least, most], the job begins with the first, grows up to the second as resources
+            come, and continues with fewer, down to the first, as nodes go.
+        resources_per_worker: Ray's resources of a rank, as {CPU: 2, GPU: 1}; memory in bytes.
+        placement_strategy: of the first ranks' bundles.
+        workers_per_bundle: ranks that share a bundle, and so a host: with STRICT_SPREAD so many on each host.
+        max_failures: so often ranks may be lost by crashes; null: any number. 0: the first loss ends the job, as under
+            horovodrun -np.
+        start_timeout_s: the job ends after fewer ranks than needed were available for so long.
+        runtime_env: Ray's environment of the workers: pip, env_vars, working_dir.
+
+    Raises:
+        ConfigError: a setting is not legal.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int | list[int] = 2,
+        resources_per_worker: dict[str, float] | None = None,
+        placement_strategy: str = "PACK",
+        workers_per_bundle: int = 1,
+        max_failures: int | None = None,
+        start_timeout_s: float = 600.0,
+        runtime_env: dict[str, Any] | None = None,
+    ) -> None:
+        self.options = options_of(
+            "launcher.",
+            num_workers,
+            {"CPU": 1} if resources_per_worker is None else resources_per_worker,
+            placement_strategy,
+            workers_per_bundle=workers_per_bundle,
+            max_failures=max_failures,
+            start_timeout_s=start_timeout_s,
+            runtime_env=runtime_env,
+        )
+
+    def run(self, command: Sequence[str], run_dir: str | None = None) -> int:
+        """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75 with a checkpoint.
+
+        Args:
+            command: a first word "python" is the Python of the worker's node.
+            run_dir: a folder that all nodes must share, as the command knows it; None: not checked.
+
+        Raises:
+            ConfigError: there is no such cluster, its resources do not come, or its nodes lack what workers need.
+            EngineError: the command calls hvd.init() itself.
+        """
+        refuse_shared_gpus("launcher.", self.options)
+        folder = (
+            os.getcwd()
+        )  # before Ray is connected: raylets of one machine share a submitted job's folder, and may remove it
+        with connected(self.options):
+            code, _ = run_job(self.options, command, folder, run_dir)
+        return code
+
+
+def run_job(
+    options: Options, command: Sequence[str], folder: str, run_dir: str | None = None, call: bytes | None = None
+) -> tuple[int, dict[str, bytes]]:
+    """Run a command on the cluster that this process is connected to; return its exit code, and the workers' results.
+
+    Args:
+        options: of the ranks.
+        command, run_dir: see RayLauncher.run.
+        folder: the folder in which workers start, on nodes that have it.
+        call: a pickled function for the command, or None.
+    """
+    rules = Rules(
+        np=options.least,
+        min_np=options.least,
+        max_np=options.most,
+        timeout_s=options.start_timeout_s,
+        max_failures=options.max_failures,
+        words=_WORDS,
+    )
+    environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ)
+    output = Output(None, False)
+    at = None if options.runtime_env and "working_dir" in options.runtime_env else folder
+    with _token(run_dir) as token, contextlib.closing(Slots(options)) as slots:
+        hosts = _first_hosts(slots, output)
+        backend = RayBackend(slots, Work(command, environ, at, token, run_dir or "", call))
+        try:
+            backend.check(hosts, options.start_timeout_s)
+        except BaseException:
+            backend.close()
+            raise
+        network = Network(ray.util.get_node_ip_address(), ("lo",))  # each keeper finds its own node's interface
+        driver = Driver(Settings(rules, tuple(command), environ, passes_on=True), network, output, backend)
+        slots.on_head_lost = lambda: driver.post(lambda now: driver.state_machine.signalled(now, signal.SIGTERM))
+        code = drive(driver, hosts, slots)
+        if slots.is_head_lost and code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # to disconnect, Ray would wait for the head, and then abort this process
+    if code is None:
+        raise EngineError(f"The job was ended: {_WORDS.unseated}.")
+    return code, backend.results
+
+
+def _first_hosts(slots: Slots, output: Output) -> dict[str, int]:
+    """Wait until the first ranks have their places.
+
+    Raises:
+        ConfigError: they have not in time.
+    """
+    options = slots.options
+    end, reported = time.monotonic() + options.start_timeout_s, False
+    while sum((hosts := slots.ask()).values()) < options.least:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"launcher.num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
+                f"{options.start_timeout_s:g} s (launcher.start_timeout_s); {free_and_total()}. Ask for less, wait for other "
+                "jobs to end, or add nodes."
+            )
+        if not reported and time.monotonic() > end - options.start_timeout_s + 2 * EVERY_S:
+            output.say(f"waiting for {options.asked} ({options.strategy}); {free_and_total()}")
+            reported = True
+        time.sleep(EVERY_S / 2)
+    return hosts
+
+
+@contextlib.contextmanager
+def _token(run_dir: str | None) -> Iterator[str | None]:
+    """Write a file into the run's folder, by which a node shows that it sees the same folder; yield its path."""
+    if run_dir is None:
+        yield None
+        return
+    path = Path(run_dir, f".shared-{secrets.token_hex(4)}")
+    before = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
+        for folder in before:  # made for the file alone, if the job did not start
+            with contextlib.suppress(OSError):
+                folder.rmdir()
