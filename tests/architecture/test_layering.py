@@ -31,7 +31,7 @@ FLOORS = [
     ["trainer"],
     ["by_hand"],
     ["config"],
-    ["exporting", "replaying", "report"],
+    ["exporting", "replaying", "report", "tuning"],
     ["doctor"],
     ["cli"],
     ["__main__"],
