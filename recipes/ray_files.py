@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import trainkit
@@ -72,8 +73,15 @@ class RayFiles(trainkit.DataModule):
                 f"data.reader is '{self.reader}'; it must be one of {', '.join(readers)}.{did_you_mean(self.reader, readers)}"
             )
         try:
-            return getattr(module, f"read_{self.reader}")(paths, **self.options)
+            return getattr(module, f"read_{self.reader}")(_absolute(paths), **self.options)
         except TypeError as error:
             raise ConfigError(f"data.options: ray.data.read_{self.reader} refuses its arguments: {error}") from error
         except (OSError, ValueError) as error:
             raise DataError(f"data.{key} is {paths}, and Ray cannot read it: {error}") from error
+
+
+def _absolute(paths: str | list[str]) -> str | list[str]:
+    """Return local paths as seen from here: Ray's workers have folders of their own."""
+    if isinstance(paths, list):
+        return [str(_absolute(path)) for path in paths]
+    return paths if "://" in paths else str(Path(paths).absolute())

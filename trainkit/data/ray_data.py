@@ -230,10 +230,11 @@ def _named(function: Callable[[], Any]) -> Any:
 
 def _in_words(error: BaseException) -> str:
     """Return the cause of an error of Ray's, which begins with the traces of its workers."""
+    place = -1
     while getattr(error, "cause", None) is not None:
-        error = error.cause  # type: ignore[attr-defined]
+        error, place = error.cause, 0  # type: ignore[attr-defined]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    return f"{type(error).__name__}: {lines[place] if lines else 'no message'}"
 
 
 def _tensor(array: Any) -> Any:
