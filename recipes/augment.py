@@ -91,7 +91,11 @@ class Augment:
 
     def of_validation(self, image_size: int) -> list[v2.Transform]:
         """Return resize and centre crop."""
-        return [v2.Resize(int(image_size / self.test_crop_ratio)), v2.CenterCrop(image_size)]
+        return [v2.Resize(self.resize_of(image_size)), v2.CenterCrop(image_size)]
+
+    def resize_of(self, image_size: int) -> int:
+        """Return the length of an image's shorter side before the centre crop of validation."""
+        return int(image_size / self.test_crop_ratio)
 
     def of_tensors(self, dataset: Dataset[Any]) -> Dataset[Any]:
         """Return a data set of (image from -1 to 1, label) with policy and erasing; itself if there are neither."""

@@ -7,6 +7,7 @@ Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-lear
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,13 @@ class Digits(trainkit.DataModule):
         held_out = torch.arange(len(labels)) % 5 == 0
         self.train = self.augment.of_tensors(TensorDataset(images[~held_out], labels[~held_out]))
         self.val = TensorDataset(images[held_out], labels[held_out])
+
+    def describe_input(self) -> dict[str, Any]:
+        half = (0.5, 0.5, 0.5)
+        return {
+            "image": {"resize": self.image_size, "crop": self.image_size, "mean": half, "std": half},
+            "classes": [str(digit) for digit in range(10)],
+        }
 
     def train_dataloader(self) -> DataLoader:
         return self.augment.loader(self.train, self.batch_size, num_workers=self.num_workers)

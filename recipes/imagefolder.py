@@ -75,6 +75,13 @@ class ImageFolder(trainkit.DataModule):
             self.train = self._read("train", self.augment.of_photographs(self.image_size, tail))
         self.val = self._read("val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]))
 
+    def describe_input(self) -> dict[str, Any]:
+        resize = self.augment.resize_of(self.image_size)
+        return {
+            "image": {"resize": resize, "crop": self.image_size, "mean": MEAN, "std": STD},
+            "classes": self.val.classes,
+        }
+
     def train_dataloader(self) -> DataLoader:
         return self.augment.loader(self.train, self.batch_size, **self._loading())
 

@@ -32,7 +32,7 @@ FLOORS = [
     ["trainer"],
     ["by_hand"],
     ["config"],
-    ["exporting", "replaying", "report"],
+    ["exporting", "replaying", "report", "tuning"],
     ["doctor"],
     ["cli"],
     ["__main__"],

@@ -106,5 +106,5 @@ def test_what_is_read_first_is_short(module: str, most: int) -> None:
 
 
 def test_the_top_of_the_package_fits_a_screen() -> None:
-    """There are at most 28 rooms at the top: files and packages."""
-    assert len({name.split(".")[0] for name in modules() if name}) <= 28
+    """There are at most 29 rooms at the top: files and packages. The 29th is `tuning`: searches over settings."""
+    assert len({name.split(".")[0] for name in modules() if name}) <= 29

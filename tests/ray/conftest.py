@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.launching import BIN, command
+
+__all__ = ["command"]
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
@@ -19,11 +23,17 @@ NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray's own code warns of what it does with files and sockets; a test of ranks needs more than the default time."""
+    """Ray leaves files and sockets to the garbage collector, whose warnings are errors elsewhere."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.filterwarnings("default"))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
             item.add_marker(pytest.mark.parallel)
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +42,13 @@ def cluster() -> Iterator[Any]:
     folder = tempfile.mkdtemp(prefix="rt", dir="/tmp")  # short: sockets' paths have at most 107 characters
     before = dict(os.environ)
     os.environ |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    os.environ["PYTHONPATH"] = str(ROOT)  # the raylets' processes have it
+    os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}  # the raylets' processes have them
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"  # read by the head: a job gets so long to write its checkpoint
     made = cluster_utils.Cluster(
-        initialize_head=True, head_node_args=NODE | {"include_dashboard": True, "dashboard_agent_listen_port": 0}
+        initialize_head=True,
+        head_node_args=NODE
+        | {"include_dashboard": True, "dashboard_port": _free_port(), "dashboard_agent_listen_port": 0},
     )
     try:
         made.add_node(**NODE)
@@ -43,6 +56,7 @@ def cluster() -> Iterator[Any]:
         os.environ["RAY_ADDRESS"] = made.address
         yield made
     finally:
+        ray.shutdown()
         made.shutdown()  # kills the processes that it started, by their ids
         os.environ.clear()
         os.environ.update(before)

@@ -27,6 +27,11 @@ class DataHooks:
         """Return a batch as `training_step` and its kin get it: augmentation on the device, for example."""
         return batch
 
+    def describe_input(self) -> dict[str, Any]:
+        """Return what an export's description says of the input, for `serve`: "classes", the names by place in the output; and
+        "image", how a picture becomes a sample: resize (the shorter side), crop, mean, std, as in validation."""
+        return {}
+
     def prepare_data(self) -> None:
         """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
 

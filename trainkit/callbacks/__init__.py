@@ -21,6 +21,8 @@ from trainkit.callbacks.profiler import AdvancedProfiler as AdvancedProfiler
 from trainkit.callbacks.profiler import PyTorchProfiler as PyTorchProfiler
 from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
+from trainkit.callbacks.ray_report import RayReport as RayReport
+from trainkit.callbacks.ray_report import TuneReport as TuneReport
 from trainkit.callbacks.spike_detection.spike_detection import SpikeDetection as SpikeDetection
 from trainkit.callbacks.stragglers import Stragglers as Stragglers
 from trainkit.callbacks.throughput import ThroughputMonitor as ThroughputMonitor

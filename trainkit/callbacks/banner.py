@@ -11,7 +11,8 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.console import console_of, plural, short
 from trainkit.data.feed import MapFeed, StreamFeed
-from trainkit.data.streams import DealtStream
+from trainkit.data.ray_data import RayStream
+from trainkit.data.streams import DealtStream, Stream
 
 
 class Banner(Callback):
@@ -37,9 +38,7 @@ class Banner(Callback):
         frozen = sum(p.numel() for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
-            dealt = isinstance(trainer.train_feed.stream, DealtStream)
-            how = "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"
-            rows.append(("data", f"a stream: {how}"))
+            rows.append(("data", f"a stream: {_reading(trainer.train_feed.stream)}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
         rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps)
         rows.append(("run", _plan(trainer)))
@@ -89,3 +88,10 @@ def _plan(trainer: RunView) -> str:
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
     return f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"
+
+
+def _reading(stream: Stream) -> str:
+    if isinstance(stream, RayStream):
+        return "Ray Data reads it, and rank 0 splits its batches over the ranks"
+    dealt = isinstance(stream, DealtStream)
+    return "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"

@@ -149,10 +149,15 @@ class TrialRunner:
     def _record(self, number: int, run_dir: Path, error: Exception, overrides: Sequence[str]) -> None:
         text = str(error) if isinstance(error, TrainkitError) else "".join(traceback.format_exception(error))
         print(f"Error in run {number}: {text.rstrip()}", file=sys.stderr, flush=True)
-        if not (run_dir / OVERRIDES).is_file():
-            (run_dir / OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
-            (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(masked_arguments(overrides))))
-        write_state(run_dir, "failed", summary(error))
+        record_failure(run_dir, summary(error), overrides)
+
+
+def record_failure(run_dir: Path, error: str, overrides: Sequence[str]) -> None:
+    """Write into a run's folder that it failed, and with which overrides, if it did not come to that itself."""
+    if not (run_dir / OVERRIDES).is_file():
+        (run_dir / OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(masked_arguments(overrides))))
+    write_state(run_dir, "failed", error)
 
 
 def is_basic(part: Mapping[str, Any]) -> bool:
@@ -204,7 +209,7 @@ def sweep_settings(hydra: Mapping[str, Any], config: Mapping[str, Any], typed: S
         ConfigError: the metric or its direction is missing, or several ranks cannot run it.
     """
     sweeper, launcher = hydra["sweeper"], hydra["launcher"]
-    metric, mode = _metric_of(config, sweeper)
+    metric, mode = metric_of(config, sweeper)
     returns = not is_basic(sweeper)
     sweep = Sweep(Path(config["run_dir"]).absolute(), metric, mode, returns)
     _refuse_ranks(sweeper, launcher)
@@ -233,7 +238,7 @@ def sweep_settings(hydra: Mapping[str, Any], config: Mapping[str, Any], typed: S
     return sweep, [f"hydra.sweeper.{key}={value}" for key, value in own.items() if f"hydra.sweeper.{key}" not in given]
 
 
-def _metric_of(config: Mapping[str, Any], sweeper: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def metric_of(config: Mapping[str, Any], sweeper: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return optimized_metric, by default what a callback monitors, and whether "min" or "max" is best, if that is known."""
     callbacks = [node for node in (config.get("callbacks") or {}).values() if isinstance(node, dict) and node.get("monitor")]
     metric = config.get("optimized_metric") or next((str(node["monitor"]) for node in callbacks), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trainkit.exporting import onnx, program, weights
 from trainkit.exporting.compare import difference_of, tolerance_of
 from trainkit.exporting.example import example_of, resized, rows_of
 from trainkit.exporting.request import check_format, check_output
+from trainkit.exporting.serving.description import describe, write_description
 
 Run = Callable[..., Any]
 
@@ -52,6 +53,7 @@ def export(
     example_input: Any = None,
     *,
     rebuilt: Task | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Write a Task's forward, in evaluation mode, to a file, and compare the file's outputs with the Task's.
 
@@ -63,6 +65,8 @@ def export(
             the Task's `example_input_array`.
         rebuilt: a second Task of the same kind that takes the weights, for the check of "safetensors"; without it the Task
             itself is called with the weights of the file.
+        about: how a picture becomes an input, and the classes' names, for the description beside the file
+            (`<name>.predict.json`, which `serve` reads); see DataModule.describe_input.
 
     Raises:
         ConfigError: format, output or example_input is not legal.
@@ -78,7 +82,10 @@ def export(
     with _still(task):
         args = example_of(task, example_input)
         _call_twice(task, args)
-        return _write_and_check(task, path, format, args, rebuilt)
+        exported = _write_and_check(task, path, format, args, rebuilt)
+    if format != "safetensors":
+        write_description(path, describe(args, exported.any_batch_size, about or {}))
+    return exported
 
 
 def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None) -> Exported:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -22,7 +23,7 @@ from trainkit.config.instantiate import data_of, instantiate
 from trainkit.config.kept import from_manifest
 from trainkit.console import short
 from trainkit.data.order import seed_everything
-from trainkit.errors import CheckpointError, ConfigError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
 from trainkit.exporting.export import Exported, export
 from trainkit.exporting.request import FORMATS, check_output
 
@@ -55,13 +56,16 @@ def export_run(
     config = _config_of(manifest, folder, trust)
     run = Path(run_dir) if run_dir else folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
     task = _build(config)
-    example = _example(task, config)
+    source, absent = _source_of(task, config)
+    if source is None and getattr(task, "example_input_array", None) is None:
+        raise absent or AssertionError
+    example = None if source is None else _example(task, source)
     load_into(task, read_weights(str(folder)), str(folder))
     name = re.sub(r"[^\w.-]", "_", str(config.get("conf") or type(task).__name__)).lstrip(".")
     path = run / "export" / f"{name}{FORMATS[format][0]}" if output is None else check_output(output, format)
     with _folder(path.parent):
         rebuilt = _build(config) if format == "safetensors" else None
-        exported = export(task, path, format, example, rebuilt=rebuilt)
+        exported = export(task, path, format, example, rebuilt=rebuilt, about=source.describe_input() if source else {})
     print(_named(folder, manifest))
     print(f"wrote       {short(path.absolute())}, {exported.num_bytes:,} bytes")
     print(f"checked     {_checked(task, exported, format)}", flush=True)
@@ -148,15 +152,23 @@ def _build(config: dict[str, Any]) -> Task:
     return task
 
 
-def _example(task: Task, config: dict[str, Any]) -> Any:
+def _source_of(task: Task, config: dict[str, Any]) -> tuple[Task | DataModule | None, Exception | None]:
+    """Return the run's data, set up; or None and why, if it is not here: a Task with its own example needs none."""
+    try:
+        data = data_of(config)
+        source = data or task
+        source.prepare_data()
+        if data is not None:
+            data.setup("fit")
+        return source, None
+    except (TrainkitError, OSError) as error:
+        return None, error
+
+
+def _example(task: Task, source: Task | DataModule) -> Any:
     """Return None if the Task has its own example, or the inputs of its data's first samples."""
     if getattr(task, "example_input_array", None) is not None:
         return None
-    data = data_of(config)
-    source = data or task
-    source.prepare_data()
-    if data is not None:
-        data.setup("fit")
     return _inputs_of(next((loader for loader in (source.val_dataloader(), source.train_dataloader()) if loader), None), task)
 
 

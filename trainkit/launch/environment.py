@@ -1,7 +1,8 @@
 """Detects the launcher of this process: the only reader of the launchers' environment variables. Imports no torch.
 
 horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
-OMPI_COMM_WORLD_*; srun SLURM_*. A process without launcher has none of them and is rank 0 of 1. Ranks of launcher=ray have
+OMPI_COMM_WORLD_*; srun SLURM_*. Ray Train, Kubeflow and scripts set torch's own ("env"): MASTER_ADDR, RANK and WORLD_SIZE, all
+three, or they do not count. A process without launcher has none of them and is rank 0 of 1. Ranks of launcher=ray have
 horovodrun's.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "srun"]
+LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "env", "srun"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Launcher:
         """The engine selected by `engine=auto`."""
         if self.name in ("horovodrun", "mpirun"):
             return "horovod"
-        return "ddp" if self.name == "torchrun" else "single"
+        return "ddp" if self.name in ("torchrun", "env") else "single"
 
 
 # launcher -> (variable that identifies it, rank, size, local rank, local size), most reliable first.
@@ -52,6 +53,8 @@ _VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    # Before srun's: a cluster of Ray that srun started leaves its variables to the workers.
+    "env": ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # SLURM_STEP_ID alone is also set in a batch script, which is a single task.
     "srun": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 }
@@ -82,9 +85,15 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         return int(text) if text.lstrip("-").isdigit() else default
 
     for name, (sign, rank, size, local_rank, local_size) in _VARIABLES.items():
-        if sign in env and number(size, 1) >= 1:
-            world = number(size, 1)
-            return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
+        if sign not in env or number(size, 1) < 1:
+            continue
+        world = number(size, 1)
+        if name == "env":
+            if world == 1 or number(rank, -1) < 0:
+                continue  # a single run, or variables that were left over
+            if local_rank not in env:  # Kubeflow: one process on each host
+                return Launcher(name, number(rank, 0), world, 0, 1)
+        return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
     return Launcher("none", 0, 1, 0, 1)
 
 

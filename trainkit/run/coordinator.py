@@ -73,6 +73,10 @@ class Coordinator:
         assert len(self._questions) <= _MAX_QUESTIONS, "make room in the number: see _MAX_QUESTIONS"
         return question
 
+    def preempt(self, notice: str) -> None:
+        """Count this rank as signalled by a notice of another kind than a signal; `notice` names it for the user."""
+        self._signals.received = self._signals.received or notice
+
     @property
     def ranks_change(self) -> bool:
         """Whether the launcher requested other ranks at the last exchange."""

@@ -20,6 +20,7 @@ from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
+from trainkit.data.ray_data import RayData, RayStream
 from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream
 from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
@@ -101,7 +102,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
     if source is not None:
         return source.batch_size
     data = data.data if isinstance(data, Sharded) else data
-    if isinstance(data, DataLoader):
+    if isinstance(data, (DataLoader, RayData)):
         own = data.batch_size
     else:
         own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
@@ -215,6 +216,8 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
     rank, world_size = engine.ranks.rank, engine.ranks.world_size
+    if isinstance(data, RayData):
+        return RayStream(data, limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
     reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
     lengths = engine.comm.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)

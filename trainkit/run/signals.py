@@ -21,7 +21,7 @@ class Signals:
     """Records the first signal within its context, which may be nested. Does nothing outside the main thread.
 
     Attributes:
-        received: the name of the received signal, as "SIGTERM", or None.
+        received: the name of the received signal, as "SIGTERM", or the words of another notice (Coordinator.preempt), or None.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Signals:
 
     def raise_again(self) -> None:
         """Raise the recorded signal again, with its own handler. Call it outside the context."""
-        if self.received is not None:
+        if self.received is not None and self.received in signal.Signals.__members__:
             os.kill(os.getpid(), signal.Signals[self.received])
 
     def _note(self, number: int, frame: FrameType | None) -> None:

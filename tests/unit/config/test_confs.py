@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
 CONF = shipped_root() / "conf"
 TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
-NEEDED = {"data=imagefolder": ["data.root=."]}
+NEEDED = {"data=imagefolder": ["data.root=."], "data=ray": ["data.train=.", "data.num_classes=10"]}
 HOMES = {"data=ratings": "recommender", "task=recommender": "recommender", "data=text": "gpt", "task=gpt": "gpt"}
 HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}

@@ -15,6 +15,9 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+ENV = {"MASTER_ADDR": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+KUBEFLOW = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "3"}
+SRUN = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,15 @@ MPIRUN = {
         ({}, ("none", 0, 1, 0, 1, "single")),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("none", 0, 1, 0, 1, "single")),
         (HOROVOD | TORCHRUN, ("horovodrun", 3, 4, 1, 2, "horovod")),
+        (ENV, ("env", 1, 2, 1, 2, "ddp")),
+        (ENV | TORCHRUN, ("torchrun", 1, 2, 1, 2, "ddp")),
+        (ENV | HOROVOD, ("horovodrun", 3, 4, 1, 2, "horovod")),
+        (ENV | MPIRUN, ("mpirun", 1, 2, 1, 2, "horovod")),
+        (ENV | SRUN, ("env", 1, 2, 1, 2, "ddp")),
+        (KUBEFLOW, ("env", 1, 3, 0, 1, "ddp")),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ("none", 0, 1, 0, 1, "single")),
+        ({"MASTER_ADDR": "localhost", "WORLD_SIZE": "2"}, ("none", 0, 1, 0, 1, "single")),
+        (ENV | {"RANK": "0", "WORLD_SIZE": "1"}, ("none", 0, 1, 0, 1, "single")),
     ],
 )
 def test_a_launcher_is_known_by_its_variables(env: dict[str, str], expected: tuple[object, ...]) -> None:

@@ -74,7 +74,7 @@ class DDPEngine(Engine):
         self._process_set = process_set
 
     def _start(self) -> None:
-        if self.launcher.name != "torchrun":
+        if self.launcher.name not in ("torchrun", "env"):
             if self.launcher.world_size > 1:
                 raise EngineError(
                     f"engine=ddp, but {self.launcher.name} started {self.launcher.world_size} processes without torchrun's "
@@ -87,8 +87,8 @@ class DDPEngine(Engine):
                     "-m trainkit fit ...`, or use engine=auto."
                 )
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.ranks.assign(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
+        local_size = os.environ.get("LOCAL_WORLD_SIZE", str(world_size if "LOCAL_RANK" in os.environ else 1))
+        self.ranks.assign(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), int(local_size))
         chosen = None if self._process_set is None else check_ranks(self._process_set, world_size)
         self.pin()
         self.comm.connect(self.device)

@@ -1,0 +1,85 @@
+"""Ray Data as training and validation data: each sample once, in an order that resumes, on any number of ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from recipes.digits import Digits
+from tests.helpers.launching import Command
+from tests.ray.data_job import NUM_SAMPLES
+
+Steps = dict[tuple[int, int], list[int]]  # (epoch, step) -> the samples of all ranks, sorted
+
+
+def journal(folder: Path) -> Steps:
+    """Return the samples of each step of one start of a job."""
+    found: Steps = {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            epoch, step, _, numbers = json.loads(line)
+            found[epoch, step] = sorted(found.get((epoch, step), []) + numbers)
+    return found
+
+
+def result(text: str) -> dict[str, object]:
+    """Return what rank 0 printed."""
+    (line,) = [line for line in text.splitlines() if "RESULT" in line]
+    found: dict[str, object] = json.loads(line.partition("RESULT ")[2])
+    return found
+
+
+def epoch_of(steps: Steps, epoch: int) -> list[int]:
+    """Return all samples of an epoch, in the order of steps."""
+    return [number for (e, _), numbers in sorted(steps.items()) if e == epoch for number in numbers]
+
+
+@pytest.mark.parametrize("launcher", ["python", "horovodrun -np 2 python"])
+def test_each_sample_counts_once_and_a_killed_run_resumes(
+    launcher: str, cluster: str, command: Command, tmp_path: Path
+) -> None:
+    """61 of 61 samples in both epochs, each in another order; killed in the second epoch and resumed, a run reads the same
+    samples in the same steps, and ends with the same weights."""
+    start = f"{launcher} -m tests.ray.data_job {tmp_path}"
+    whole = command(f"{start}/whole {tmp_path}/journal")
+    assert whole.code == 0, whole.text
+    steps = journal(tmp_path / "journal")
+    for epoch in (0, 1):
+        assert sorted(epoch_of(steps, epoch)) == list(range(NUM_SAMPLES))
+    assert epoch_of(steps, 0) != epoch_of(steps, 1)
+    assert result(whole.out)["val"] == 8.0  # the mean of 0 .. 16
+
+    kill_at = len(steps) // 2 + 3
+    assert command(f"{start}/again {tmp_path}/killed {kill_at}").code != 0
+    resumed = command(f"{start}/again {tmp_path}/resumed")
+    assert resumed.code == 0, resumed.text
+    before, after = journal(tmp_path / "killed"), journal(tmp_path / "resumed")
+    assert 0 < len(after) < len(steps) // 2
+    assert {**before, **after} == steps
+    assert result(resumed.out)["weights"] == result(whole.out)["weights"]
+
+
+def test_files_by_config(cluster: str, command: Command, tmp_path: Path) -> None:
+    """`data=ray` trains on Parquet files and validates on others; a folder that does not exist is named."""
+    digits = Digits(image_size=8)
+    digits.setup("fit")
+    for name, part in (("train", digits.train), ("val", digits.val)):
+        images, labels = (torch.stack(column) for column in zip(*(part[i] for i in range(len(part))), strict=True))
+        flat = pyarrow.array(images.flatten(1).tolist(), pyarrow.list_(pyarrow.float32()))
+        (tmp_path / name).mkdir()
+        parquet.write_table(pyarrow.table({"image": flat, "label": labels.numpy()}), tmp_path / name / "a.parquet")
+    own = "data=ray 'data.columns=[image,label]' data.num_classes=10 trainer.max_epochs=2"
+    done = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.val=val run_dir=run")
+    assert done.code == 0, done.text[-3000:]
+    accuracies = [float(row["val/acc"]) for row in csv.DictReader((tmp_path / "run/metrics.csv").open()) if row["val/acc"]]
+    assert len(accuracies) == 2 and accuracies[-1] > 0.8
+    lost = command(f"python -m trainkit fit conf=mlp {own} data.train=/no/such/folder run_dir=lost")
+    assert lost.code == 1 and "/no/such/folder" in lost.err.splitlines()[-1]
+    other = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.reader=parket run_dir=lost")
+    assert other.code == 2 and "Did you mean 'parquet'?" in other.err

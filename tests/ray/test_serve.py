@@ -1,0 +1,131 @@
+"""A run's model behind HTTP, on Ray Serve and in one process: a resnet18 answers as its Task does, also for a JPEG."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.helpers.launching import Command, run_command
+from trainkit.exporting.from_run import load_task
+from trainkit.exporting.serving.description import read_description
+from trainkit.exporting.serving.model import ServedModel
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A resnet18 after two steps."""
+    folder = tmp_path_factory.mktemp("resnet18")
+    settings = "trainer.max_steps=2 trainer.limit_val_batches=2 data.batch_size=8 logger=none run_dir=run"
+    done = run_command(f"python -m trainkit fit conf=resnet18 {settings}", folder)
+    assert done.code == 0, done.text
+    return folder / "run"
+
+
+@contextlib.contextmanager
+def service(run_dir: Path, *words: str) -> Iterator[str]:
+    """Serve; yield the address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = run_dir.parent / f"serve-{port}.txt"
+    command = [sys.executable, "-m", "trainkit", "serve", str(run_dir), f"port={port}", *words]
+    with path.open("w") as log:
+        own = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=run_dir.parent, env=own)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        end = time.monotonic() + 120
+        while ask(f"{address}/health")[0] != 200:
+            assert process.poll() is None and time.monotonic() < end, path.read_text()
+            time.sleep(0.3)
+        yield address
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(url: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
+    """Return status and JSON of an answer; 0 if nothing listens."""
+    with contextlib.suppress(urllib.error.URLError, ConnectionError, json.JSONDecodeError):  # a proxy without a route yet
+        return _ask(url, body, kind)
+    return 0, None
+
+
+def _ask(url: str, body: bytes | None, kind: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": kind}), timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_answers_are_the_tasks(backend: str, run_dir: Path, cluster: str) -> None:
+    """16 requests at a time, a JPEG, and bad input: all answered, by Ray Serve as by one process."""
+    task, _ = load_task("last", str(run_dir), [])
+    shape = (3, 32, 32)
+    inputs = torch.randn(16, *shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = task(inputs)
+    with service(run_dir, f"backend={backend}", "batch_wait_ms=100") as address, ThreadPoolExecutor(16) as pool:
+        bodies = [json.dumps({"inputs": x.tolist()}).encode() for x in inputs]
+        answers = list(pool.map(lambda body: ask(f"{address}/predict", body), bodies))
+        assert [status for status, _ in answers] == [200] * 16, answers
+        outputs = torch.tensor([answer["predictions"][0]["output"] for _, answer in answers])
+        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+
+        picture = io.BytesIO()
+        Image.effect_noise((80, 60), 90).convert("RGB").save(picture, "JPEG")
+        status, answer = ask(f"{address}/predict", picture.getvalue(), "image/jpeg")
+        (export,) = (run_dir / "export").glob("*.pt2")
+        (sample,) = ServedModel(export).sample_of_picture(picture.getvalue())
+        with torch.no_grad():
+            scores = task(sample[None])[0].softmax(0)
+        found = answer["predictions"][0]
+        classes = read_description(export).classes
+        assert status == 200 and classes is not None and found["class"] == classes[int(scores.argmax())]
+        assert found["probability"] == pytest.approx(float(scores.max()), abs=1e-4)
+
+        assert ask(f"{address}/predict", b"{}")[0] == 400
+        assert ask(f"{address}/predict", b"x", "text/plain")[0] == 415
+        assert ask(f"{address}/predict", b"x", "image/jpeg")[0] == 400
+        text = urllib.request.urlopen(f"{address}/metrics").read().decode()
+        batches = int(text.split("trainkit_batch_samples_count ")[1].split()[0])
+        assert batches < 17, text
+
+
+def test_what_cannot_be_served_is_refused(run_dir: Path, command: Command) -> None:
+    """A folder that is no run, a missing one, a taken port and unknown settings end with exit code 2 and a sentence."""
+    (run_dir.parent / "empty").mkdir(exist_ok=True)
+    cases = {
+        f"{run_dir.parent}/empty": "is no run",
+        "/no/such/run": "does not exist",
+        f"{run_dir} prot=1": "'prot' is no setting of serve. Did you mean 'port'?",
+        f"{run_dir} backend=fast": "backend is 'fast'; it must be one of auto, ray, local",
+        f"{run_dir} port=99999": "it must be 65535 or less",
+    }
+    for words, message in cases.items():
+        done = command(f"python -m trainkit serve {words}")
+        assert done.code == 2 and message in done.err, done.text
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = command(f"python -m trainkit serve {run_dir} backend=local port={taken.getsockname()[1]}")
+    assert done.code == 2 and "cannot be used" in done.err, done.text
