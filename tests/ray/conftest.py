@@ -47,8 +47,7 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"  # read by the head: a job gets so long to write its checkpoint
     made = cluster_utils.Cluster(
         initialize_head=True,
-        head_node_args=NODE
-        | {"include_dashboard": True, "dashboard_port": _free_port(), "dashboard_agent_listen_port": 0},
+        head_node_args=NODE | {"include_dashboard": True, "dashboard_port": _free_port(), "dashboard_agent_listen_port": 0},
     )
     try:
         made.add_node(**NODE)
