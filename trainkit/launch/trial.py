@@ -20,6 +20,7 @@ from trainkit.errors import EngineError
 from trainkit.launch.elastic.signing import is_signed, new_secret, sign
 
 _ADDRESS, _SECRET = "TRAINKIT_TRIAL_ADDRESS", "TRAINKIT_TRIAL_SECRET"
+_TARGET = "trial"
 _POLL_S = 0.2
 _FIRST_WORD_S = 10.0
 Report = Callable[[dict[str, Any], "str | None"], bool]
@@ -109,15 +110,19 @@ class TrialServer:
             number += 1
 
 
+def _nonce(number: int) -> str:
+    return f"{0:032x}.{number}"  # one connection, one secret: the number is enough
+
+
 def _write(file: BinaryIO, secret: str, kind: str, number: int, message: dict[str, Any]) -> None:
     body = json.dumps(message).encode()
-    file.write(sign(secret, kind, str(number), body).encode() + b" " + body + b"\n")
+    file.write(sign(secret, kind, _TARGET, _nonce(number), body).encode() + b" " + body + b"\n")
     file.flush()
 
 
 def _read(file: BinaryIO, secret: str, kind: str, number: int) -> dict[str, Any]:
     signature, _, body = file.readline().rstrip(b"\n").partition(b" ")
-    if not is_signed(secret, kind, str(number), body, signature.decode("ascii", "replace")):
+    if not is_signed(secret, kind, _TARGET, _nonce(number), body, signature.decode("ascii", "replace")):
         raise ValueError("the connection has ended, or the message is not signed")
     message: dict[str, Any] = json.loads(body)
     return message
