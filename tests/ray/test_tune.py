@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.helpers.launching import Command
 
@@ -96,3 +99,35 @@ def test_trial_is_a_trainable(cluster: str, command: Command, tmp_path: Path) ->
     assert "Checkpoint(" in good and "None" in good
     assert "TRIAL -1.0 None None" in bad
     assert "Invalid learning rate: -1.0" in done.text
+
+
+RANKS = """
+from ray import tune
+from trainkit.tuning import trial
+
+if __name__ == "__main__":
+    tuner = tune.Tuner(
+        trial(["conf=mlp", "trainer.max_epochs=2", "logger=none"], num_workers=2),
+        param_space={"optimizer.lr": tune.grid_search([0.05, -1.0])},
+        run_config=tune.RunConfig(storage_path="STORAGE", verbose=0),
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+    )
+    for found in tuner.fit():
+        print("TRIAL", found.config["optimizer.lr"], found.metrics.get("val/acc"), found.checkpoint, found.error)
+"""
+
+
+def test_a_trial_has_several_ranks(cluster: str, command: Command, tmp_path: Path) -> None:
+    """In the bundles of its own placement group, under the elastic driver; its values are those of horovodrun."""
+    (tmp_path / "mine.py").write_text(RANKS.replace("STORAGE", str(tmp_path / "tuned")))
+    done = command("python mine.py")
+    assert done.code == 0, done.text[-3000:]
+    good, bad = sorted((line for line in done.out.splitlines() if line.startswith("TRIAL")), key=lambda line: " -1.0 " in line)
+    assert "Checkpoint(" in good and "TRIAL -1.0 None None" in bad
+    assert "Invalid learning rate: -1.0" in done.text
+    output = next(path for path in (tmp_path / "tuned").rglob("output.txt") if "[0]<stdout>" in path.read_text())
+    assert "x 2 ranks" in output.read_text()
+    fit = "python -m trainkit fit conf=mlp optimizer.lr=0.05 trainer.max_epochs=2 run_dir=plain"
+    assert command(f"horovodrun --gloo -np 2 {fit}").code == 0
+    rows = list(csv.DictReader((tmp_path / "plain" / "metrics.csv").open()))
+    assert float(good.split()[2]) == pytest.approx(float(next(row["val/acc"] for row in reversed(rows) if row["val/acc"])))

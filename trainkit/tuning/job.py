@@ -1,21 +1,28 @@
-"""One job inside a trial: a fit in processes of its own, which report to the trial (launch/trial.py)."""
+"""One job inside a trial: a fit in processes of its own, one or several, which report to the trial (launch/trial.py)."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import TrainkitError
+from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
+from trainkit.launch.ray.options import Options
 from trainkit.launch.trial import Report, TrialServer
 
+Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended
+_ELASTIC = "trainkit.callbacks.Elastic"
 END_S = 60.0  # a run that is requested to stop ends within so long, or is killed
 
 
@@ -45,30 +52,8 @@ class TrialJob:
         return [sys.executable, "-m", "trainkit", "fit", *self.words]
 
 
-def check_workers(num_workers: int) -> None:
-    """Raise unless `run_job` can start so many ranks.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if num_workers != 1:
-        raise ConfigError(
-            f"num_workers is {num_workers}; a trial has 1 rank. Give the rank more resources, or search with one rank and "
-            "train the best trial with several."
-        )
-
-
 def run_job(job: TrialJob, environ: Mapping[str, str], report: Report) -> int:
     """Run a job to its end, passing its reports to `report`; return its exit code. If `report` raises, the job ends first."""
-    check_workers(job.num_workers)
-    server, reaper = TrialServer(job.host), Reaper()
-    # Ray on a cluster that mpirun or srun started: their variables are not this job's.
-    own = without_launcher(environ) | server.variables
-    with job.output.open("ab") as output:
-        process = subprocess.Popen(
-            job.command, cwd=job.folder, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    reaper.tell("+", process.pid)
     ended: list[BaseException] = []
 
     def pass_on(metrics: dict[str, object], folder: str | None) -> bool:
@@ -78,16 +63,74 @@ def run_job(job: TrialJob, environ: Mapping[str, str], report: Report) -> int:
             ended.append(error)
             return False
 
+    with contextlib.closing(TrialServer(job.host)) as server:
+        start = _in_one_process if job.num_workers == 1 else _on_ranks
+        with start(job, dict(environ) | server.variables) as poll:
+            server.serve(pass_on, lambda: poll(0) is None)
+            code = poll(END_S)
+    if ended:
+        raise ended[0]
+    return 1 if code is None else code
+
+
+@contextlib.contextmanager
+def _in_one_process(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
+    reaper = Reaper()
+    # Ray on a cluster that mpirun or srun started: their variables are not this job's.
+    own = without_launcher(environ)
+    with job.output.open("ab") as output:
+        process = subprocess.Popen(
+            job.command, cwd=job.folder, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    reaper.tell("+", process.pid)
+
+    def poll(wait_s: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(wait_s)
+        return None
+
     try:
-        server.serve(pass_on, lambda: process.poll() is None)
-        code = process.wait(END_S)
+        yield poll
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         reaper.tell("-", process.pid)
         reaper.close()
-        server.close()
-    if ended:
-        raise ended[0]
-    return code
+
+
+@contextlib.contextmanager
+def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
+    """Run the job under the elastic driver, in the bundles of the trial's own placement group."""
+    launcher = importlib.import_module("trainkit.launch.ray.launcher")
+    options = Options(job.num_workers, job.num_workers, dict(job.resources_per_worker))
+    codes: list[int] = []
+    drivers: list[Any] = []
+
+    def run() -> None:
+        with job.output.open("a") as file:
+            try:
+                words = ["python", *job.command[1:], f"callbacks.elastic._target_={_ELASTIC}"]
+                output, run_dir = Output(None, False, file), str(job.output.parent)
+                code, _ = launcher.run_job(
+                    options, words, str(job.folder), run_dir, environ=environ, output=output, on_start=drivers.append
+                )
+                codes.append(code)
+            except TrainkitError as error:
+                file.write(f"Error: {error}\n")
+                codes.append(error.exit_code)
+
+    thread = threading.Thread(target=run, name="ranks of a trial", daemon=True)
+    thread.start()
+
+    def poll(wait_s: float) -> int | None:
+        thread.join(wait_s)
+        return None if thread.is_alive() else next(iter(codes), 1)
+
+    try:
+        yield poll
+    finally:
+        if thread.is_alive():
+            for driver in drivers:
+                driver.post(lambda now: driver.state_machine.signalled(now, signal.SIGTERM))  # noqa: B023 - one at most
+            thread.join(END_S)

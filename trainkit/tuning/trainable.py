@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.arguments import show
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.launch.ray.options import options_of
 from trainkit.launch.ray_cluster import load_ray
-from trainkit.tuning.job import END_S, TrialJob, check_workers, run_job
+from trainkit.tuning.job import END_S, TrialJob, run_job
 from trainkit.tuning.words import override
 
 _THREAD = "trainkit trial"
@@ -43,7 +45,7 @@ def trial(
 
     Args:
         overrides: as typed after `fit`, as ["conf=mlp", "trainer.max_epochs=5"].
-        num_workers: ranks of a trial.
+        num_workers: ranks of a trial, 1 or more; several are Horovod's, each in a bundle of the trial's placement group.
         resources_per_worker: of each rank; {"CPU": 1} by default.
         metric: a value that each run must log, or it ends with an error that names the values that it has.
         folder: holds a folder for each trial, by number: on several nodes a shared one. By default each run is in Tune's folder
@@ -53,8 +55,19 @@ def trial(
         ConfigError: Ray is not installed, or an argument is not legal.
     """
     tune = load_tune()
-    check_workers(num_workers)
     resources = dict(resources_per_worker or {"CPU": 1})
+    options_of(
+        "",
+        num_workers,
+        resources,
+        "PACK",
+        workers_per_bundle=1,
+        max_failures=None,
+        start_timeout_s=END_S,
+        runtime_env=None,
+    )
+    if not isinstance(num_workers, int):
+        raise ConfigError(f"num_workers is {show(num_workers)}; a trial has a fixed number of ranks, 1 or more.")
     if not any(word.startswith("conf=") for word in overrides):
         raise ConfigError("trial: conf=NAME is missing in the overrides; as trial(['conf=mlp']).")
     report = ["_target_: trainkit.callbacks.TuneReport", *([f"metric: {metric}"] if metric else [])]
@@ -147,9 +160,10 @@ def number_of(trial_id: str) -> str:
 
 def error_in(text: str, code: int) -> str:
     """Return why a run failed, from what it printed: its error, or the last lines."""
-    at = max(text.rfind("\nError: "), 0 if text.startswith("Error: ") else -1)
-    if at >= 0:
-        return text[at:].strip().removeprefix("Error: ")
+    plain = re.sub(r"^\[[^\]\n]*\]<std(?:out|err)>:", "", text, flags=re.MULTILINE)  # the ranks' prefixes
+    plain = "\n".join(line for line in plain.splitlines() if not line.startswith("[elastic] "))
+    if errors := list(re.finditer(r"^Error(?: on rank [^:\n]*)?: ", plain, re.MULTILINE)):
+        return plain[errors[-1].end() :].strip()
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join([f"the run ended with exit code {code}:", *lines[-_LINES:]])
 

@@ -14,7 +14,7 @@ import pytest
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch import trial as wire
 from trainkit.tuning.job import TrialJob, run_job
-from trainkit.tuning.trainable import error_in, number_of
+from trainkit.tuning.trainable import error_in, number_of, trial
 
 WORKER = """
 import sys
@@ -82,10 +82,11 @@ def test_a_stranger_is_not_heard() -> None:
     assert seen == []
 
 
-def test_several_ranks_are_refused_in_words(tmp_path: Path) -> None:
-    """A trial of several ranks says so before anything starts."""
-    with pytest.raises(ConfigError, match="num_workers is 2; a trial has 1 rank"):
-        run_job(job(["true"], tmp_path, num_workers=2), {}, lambda *_: True)
+@pytest.mark.parametrize("num_workers", [0, -1, 1.5, (2, 8), "2"])
+def test_a_trial_has_a_fixed_number_of_ranks(num_workers: Any) -> None:
+    """Another number is refused before anything starts."""
+    with pytest.raises(ConfigError, match="num_workers is"):
+        trial(["conf=mlp"], num_workers=num_workers)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_several_ranks_are_refused_in_words(tmp_path: Path) -> None:
         ("epoch 1\nError: no data.\nmore\n", "no data.\nmore"),
         ("Traceback\n  x\nValueError: bad\n", "the run ended with exit code 1:\nTraceback\n  x\nValueError: bad"),
         ("", "the run ended with exit code 1:"),
+        ("[0]<stdout>:epoch 1\n[1]<stderr>:Error on rank 1: no data.\n[elastic] the job ends\n", "no data."),
     ],
 )
 def test_the_error_of_a_job(text: str, expected: str) -> None:

@@ -20,10 +20,11 @@ class Output:
         folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", in addition to the screen; None: no
             files.
         with_time: whether each line starts with the time.
+        instead: an open file that takes the place of this process's output and errors, or None.
     """
 
-    def __init__(self, folder: Path | None, with_time: bool) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, with_time: bool, instead: TextIO | None = None) -> None:
+        self._folder, self._instead = folder, instead
         self._with_time = with_time
         self._lock = threading.Lock()
         self._labels: dict[str, str] = {}
@@ -36,7 +37,7 @@ class Output:
     def follow(self, worker: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Copy a worker's output until it ends."""
         for pipe, screen, name in ((stdout, sys.stdout, "stdout"), (stderr, sys.stderr, "stderr")):
-            thread = threading.Thread(target=self._copy, args=(worker, pipe, screen, name), daemon=True)
+            thread = threading.Thread(target=self._copy, args=(worker, pipe, self._instead or screen, name), daemon=True)
             thread.start()
             self._threads.append(thread)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -49,7 +50,7 @@ class Output:
 
     def say(self, text: str) -> None:
         """Print one of the driver's own lines."""
-        self._write(sys.stderr, None, f"[elastic] {text}\n")
+        self._write(self._instead or sys.stderr, None, f"[elastic] {text}\n")
 
     def _copy(self, worker: str, pipe: IO[bytes], screen: TextIO, name: str) -> None:
         with contextlib.ExitStack() as stack:

@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,15 @@ class RayLauncher:
 
 
 def run_job(
-    options: Options, command: Sequence[str], folder: str, run_dir: str | None = None, call: bytes | None = None
+    options: Options,
+    command: Sequence[str],
+    folder: str,
+    run_dir: str | None = None,
+    call: bytes | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    output: Output | None = None,
+    on_start: Callable[[Driver], None] = lambda driver: None,
 ) -> tuple[int, dict[str, bytes]]:
     """Run a command on the cluster that this process is connected to; return its exit code, and the workers' results.
 
@@ -110,6 +118,9 @@ def run_job(
         command, run_dir: see RayLauncher.run.
         folder: the folder in which workers start, on nodes that have it.
         call: a pickled function for the command, or None.
+        environ: variables that are added to this process's.
+        output: where the workers' output goes; None: to this process's.
+        on_start: called with the driver before it starts workers, for signals that this process does not get itself.
     """
     rules = Rules(
         np=options.least,
@@ -119,8 +130,8 @@ def run_job(
         max_failures=options.max_failures,
         words=_WORDS,
     )
-    environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ)
-    output = Output(None, False)
+    environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ) | dict(environ or {})
+    output = output or Output(None, False)
     at = None if options.runtime_env and "working_dir" in options.runtime_env else folder
     with _token(run_dir) as token, contextlib.closing(Slots(options)) as slots:
         hosts = _first_hosts(slots, output)
@@ -133,6 +144,7 @@ def run_job(
         network = Network(ray.util.get_node_ip_address(), ("lo",))  # each keeper finds its own node's interface
         driver = Driver(Settings(rules, tuple(command), environ, passes_on=True), network, output, backend)
         slots.on_head_lost = lambda: driver.post(lambda now: driver.state_machine.signalled(now, signal.SIGTERM))
+        on_start(driver)
         code = drive(driver, hosts, slots)
         if slots.is_head_lost and code is not None:
             sys.stdout.flush()

@@ -44,12 +44,14 @@ class Slots:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        current = get_current_placement_group()  # of a Tune trial: bundle 0 is the trial itself
+        current = get_current_placement_group()
         self.is_inside = current is not None
-        if current is not None and len(current.bundle_specs) - 1 < options.most:
+        # Of a Tune trial bundle 0 is the trial's own; Ray makes none for a trial that takes nothing itself.
+        self._own_bundles = 0 if current is None else len(current.bundle_specs) - options.most
+        if current is not None and self._own_bundles < 0:
             raise ConfigError(
                 f"num_workers is {options.most}, and this trial's placement group has {len(current.bundle_specs)} bundles: one "
-                "for the trial, and one for each worker are needed, as PlacementGroupFactory([{}] + [worker] * n)."
+                "for each worker is needed, as PlacementGroupFactory([{}] + [worker] * n)."
             )
         first, last = options.least // options.per_bundle, options.most // options.per_bundle
         groups = [current or placement_group([options.bundle] * first, strategy=options.strategy)]
@@ -75,7 +77,7 @@ class Slots:
             self._substitute(placed, draining, nodes)
         bundles: dict[str, list[tuple[int, int]]] = {}
         for key, node in placed.items():
-            if node in nodes and key not in self._substitutes and (not self.is_inside or key[1] > 0):
+            if node in nodes and key not in self._substitutes and key[1] >= self._own_bundles:
                 bundles.setdefault(node, []).append(key)
         with self._lock:
             return self._places.update(bundles, nodes)
