@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trainkit.cli.usage import usage_of
 from trainkit.console import console_of
-from trainkit.doctor import gpus, horovod, host, network, software, sums
+from trainkit.doctor import gpus, horovod, host, network, ray, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.errors import ConfigError
 from trainkit.horovod_build.check import look as look_at_horovod
@@ -54,6 +54,7 @@ def examine(allreduce: bool) -> Iterator[Finding]:
     yield from guarded(gpus.AREA, functools.partial(gpus.look, torch))
     yield from guarded(host.AREA, functools.partial(host.look, torch))
     yield from guarded(network.AREA, functools.partial(network.look, os.environ))
+    yield from guarded(ray.AREA, functools.partial(ray.look, os.environ))
     if allreduce and torch.torch is not None:
         if installed is not None:
             yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", horovod.INSTALL))

@@ -19,7 +19,13 @@ from trainkit.version import __version__
 AREA = "software"
 PYTHONS, LEAST_TORCH = ((3, 10), (3, 13)), (2, 11)
 _NEEDED = ("hydra-core", "omegaconf", "rich", "safetensors", "fsspec", "tensorboard", "plotly")
-_EXTRAS = {"wandb": "wandb", "mlflow-skinny": "mlflow", "prometheus-client": "prometheus", "nvidia-ml-py": "prometheus"}
+_EXTRAS = {
+    "wandb": "wandb",
+    "mlflow-skinny": "mlflow",
+    "prometheus-client": "prometheus",
+    "nvidia-ml-py": "prometheus",
+    "ray": "ray",
+}
 # In a separate process: an import that crashes is a result too.
 _ASK = """
 import json, sys

@@ -4,9 +4,44 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from typing import Any
 
 from trainkit.errors import ConfigError
+
+NO_CLUSTER = (
+    "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running cluster's head (host:6379), or "
+    "unset RAY_ADDRESS to start a cluster on this machine."
+)
+_SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
+_HEAD_S = 1.0  # time for the head to accept a connection
+
+
+def head_answers(address: str) -> bool:
+    """Return whether the cluster's head at "host:port" accepts a connection."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+    except (OSError, ValueError):  # ValueError: no port
+        return False
+    return True
+
+
+def fault_of_address(address: str) -> str:
+    """Return why no process of this host can join a cluster by this RAY_ADDRESS, or ""; may wait for a second."""
+    if address.startswith("ray://"):
+        return (
+            f"RAY_ADDRESS is '{address}', an address of Ray Client: the driver would be outside of the cluster, where ranks "
+            f"cannot reach it. Submit the command as a job: {_SUBMIT}"
+        )
+    if "://" in address:
+        return (
+            f"RAY_ADDRESS is '{address}', the address of the dashboard, to which jobs are submitted: {_SUBMIT}. To attach "
+            "from a node of the cluster use RAY_ADDRESS=auto."
+        )
+    if address not in ("", "auto", "local") and not head_answers(address):  # Ray itself would try for minutes
+        return NO_CLUSTER.format(address, "the connection is refused")
+    return ""
 
 
 def load_ray(module: str, what: str) -> Any:
@@ -34,6 +69,8 @@ def connect_ray(what: str, address: str | None = None) -> Any:
     ray = load_ray("ray", what)
     address = address or os.environ.get("RAY_ADDRESS") or "local"  # without an address Ray joins what last ran on this host
     if not ray.is_initialized():
+        if fault := fault_of_address(address):
+            raise ConfigError(f"{what}: {fault}")
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             ray.init(address=address, include_dashboard=False if address == "local" else None, **quiet)

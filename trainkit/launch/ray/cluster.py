@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,13 +13,7 @@ from ray.exceptions import RayError
 
 from trainkit.errors import ConfigError
 from trainkit.launch.ray.options import Options, shown
-
-_HEAD_S = 1.0  # time for the head to accept a connection
-_NO_CLUSTER = (
-    "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running cluster's head (host:6379), or "
-    "unset RAY_ADDRESS to start a cluster on this machine."
-)
-_SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
+from trainkit.launch.ray_cluster import NO_CLUSTER, fault_of_address
 
 
 @contextlib.contextmanager
@@ -34,16 +27,15 @@ def connected(options: Options) -> Iterator[None]:
         yield
         return
     address = os.environ.get("RAY_ADDRESS", "")
-    _refuse(address)
-    if address not in ("", "auto", "local") and not head_answers(address):  # Ray itself would try for minutes
-        raise ConfigError(_NO_CLUSTER.format(address, "the connection is refused"))
+    if fault := fault_of_address(address):
+        raise ConfigError(fault)
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     given |= {} if address else {"include_dashboard": False}
     runtime_env = dict(options.runtime_env) if options.runtime_env else None
     try:
         ray.init(address="auto" if address else "local", runtime_env=runtime_env, **given)
     except (ConnectionError, RayError, TimeoutError) as error:
-        raise ConfigError(_NO_CLUSTER.format(address, _first_line(error))) from None
+        raise ConfigError(NO_CLUSTER.format(address, _first_line(error))) from None
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"Ray cannot start the job's environment: {_first_line(error)} launcher.runtime_env is "
@@ -61,29 +53,6 @@ def free_and_total() -> str:
     """Return what is free in the cluster, and what it has, in words."""
     free, total = ray.available_resources(), ray.cluster_resources()
     return f"free now: {shown(_plain(free))} of {shown(_plain(total))} on {len(_alive())} nodes"
-
-
-def head_answers(address: str) -> bool:
-    """Return whether the cluster's head at "host:port" accepts a connection."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
-    except (OSError, ValueError):  # ValueError: no port
-        return False
-    return True
-
-
-def _refuse(address: str) -> None:
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"RAY_ADDRESS is '{address}', an address of Ray Client: the driver would be outside of the cluster, where ranks "
-            f"cannot reach it. Submit the command as a job: {_SUBMIT}"
-        )
-    if "://" in address:
-        raise ConfigError(
-            f"RAY_ADDRESS is '{address}', the address of the dashboard, to which jobs are submitted: {_SUBMIT}. To attach "
-            "from a node of the cluster use RAY_ADDRESS=auto."
-        )
 
 
 def _refuse_too_small(options: Options) -> None:

@@ -22,9 +22,9 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainkit.errors import ConfigError
-from trainkit.launch.ray.cluster import head_answers
 from trainkit.launch.ray.options import Options
 from trainkit.launch.ray.places import Places
+from trainkit.launch.ray_cluster import head_answers
 
 EVERY_S = 0.5
 _LOST_S = 5.0  # so long the head may not answer before the job is asked to end
