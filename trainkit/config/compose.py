@@ -206,7 +206,7 @@ def _run_sweep(start: _Start, runner: TrialRunner, overrides: list[str], finish:
             finish(sweep)
     if ended is not None:
         raise ended  # outside of `except`: the errors would otherwise lead to each other in a circle
-    trials = sweep.trials()
+    trials = sweep.trials() if start.is_main else []  # the others would read the last one's state before rank 0 writes it
     if failed := [trial for trial in trials if trial.state.name != "done"]:
         raise TrainkitError(f"{len(failed)} of {plural(len(trials), 'run')} failed; the table above has the errors.")
 
