@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parallel
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("run", RUNS)
 def test_losses_are_those_that_are_stored(run: str, ranks: int, tmp_path: Path) -> None:
-    """No refactor changes a digit of the losses; on another processor than the stored one, none of the first five, in float64."""
+    """No refactor changes a digit of the losses; on another processor than the stored one, none of five in float64."""
     stored = json.loads(STORED.read_text())
     if processor() == stored["processor"]:
         assert losses(run, ranks, tmp_path) == stored[f"{run} at {ranks}"]
