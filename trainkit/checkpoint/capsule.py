@@ -19,16 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.checkpoint.format import (
-    MANIFEST,
-    WEIGHTS,
-    check_files,
-    describe_files,
-    find_aliases,
-    load_plain,
-    save_plain,
-    write_safetensors,
-)
+from trainkit.checkpoint.files import check_files, describe_files, write_safetensors
+from trainkit.checkpoint.format import MANIFEST, WEIGHTS, find_aliases, load_plain, save_plain
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import read_bounded
 

@@ -6,8 +6,8 @@
       _values     a checkpoint as part -> name in words -> value
       _first      the first value that differs, leaf by leaf, and how
 
-At the same number of ranks everything must be equal bit for bit. At another one (`rounding`) the order of sums changes:
-tensors and rates are compared within BOUNDS, and rank-local state is not compared.
+At the same number of ranks everything must be equal bit for bit. At another one, or on another engine (`rounding`), the order
+of sums changes: tensors and rates are compared within BOUNDS, and rank-local state and an optimizer's implementation are not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainkit.checkpoint.contents import OWN
 from trainkit.checkpoint.format import load_training, read_state
 
 # The largest difference allowed at another number of ranks, as a share of the tensor's largest element: the effect of a
@@ -35,6 +36,7 @@ _PARTS = {
     "optimizer state": "values",
     "schedules": "values",
     "loss scale": "values",
+    "communication": "values",
     "counters": "values",
     "random states": "values",
     "metrics so far": "values",
@@ -42,11 +44,13 @@ _PARTS = {
     "kept by hooks": "values",
 }
 _BOUNDED = ("weights", "buffers", "optimizer state", "schedules")
-_OF_RANKS = ("random states", "metrics so far", "callbacks", "kept by hooks")
+_OF_RANKS = ("communication", "random states", "metrics so far", "callbacks", "kept by hooks")
 # Parts with arbitrary contents.
 _OTHERS = ("callbacks", "kept by hooks")
 # The list of checkpoints on disk is state of the folder, not of the training.
 _PLACES = {"ModelCheckpoint": ("kept", "best", "last", "dropping")}
+
+_IMPLEMENTATIONS = ("fused", "foreach")  # of one update
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def compare(
     """Compare two checkpoints with their training state.
 
     Args:
-        rounding: their numbers of ranks differ: compare within BOUNDS, and without rank-local state.
+        rounding: their numbers of ranks or engines differ: compare within BOUNDS, and without rank-local state.
         ignored: values to skip, as named by `unsteady`.
 
     Raises:
@@ -101,7 +105,7 @@ def compare(
     left, right = (_values(folder, names, rounding) for folder in (a, b))
     parts = []
     for what, unit in _PARTS.items():
-        if rounding and what in _OF_RANKS:
+        if rounding and what in _OF_RANKS and (what != "communication" or left[what]):
             parts.append(Compared(what, 0, unit, left_out="local to a rank, and the ranks differ"))
             continue
         one, other = ({k: v for k, v in side[what].items() if k not in ignored} for side in (left, right))
@@ -198,9 +202,11 @@ def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict
     return {
         "weights": {f"weight {name}": tensor for name, tensor in weights.items() if not is_buffer[name]},
         "buffers": {f"buffer {name}": tensor for name, tensor in weights.items() if is_buffer[name]},
-        "optimizer state": _optimizers(training["optimizers"], names),
+        "optimizer state": _optimizers(training["optimizers"], names, _IMPLEMENTATIONS if rounding else ()),
         "schedules": {f"schedule, {key}": value for key, value in training["rates"].items()},
         "loss scale": {f"loss scale, {key}": value for key, value in training["scaler"].items()},
+        "communication": {f"communication, {key}": value for key, value in training.get("communication", {}).items()}
+        | _by_rank(training.get(OWN, []), "communication"),
         # A rank's microbatches change with the number of ranks.
         "counters": {f"counter {key}": value for key, value in counters if not (rounding and key == "batch_idx")},
         "random states": _by_rank(training["random"], "random state"),
@@ -211,7 +217,7 @@ def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict
     }
 
 
-def _optimizers(states: Sequence[Mapping[str, Any]], names: Names | None) -> dict[str, Any]:
+def _optimizers(states: Sequence[Mapping[str, Any]], names: Names | None, ignored: Collection[str]) -> dict[str, Any]:
     """Return "optimizer 0, exp_avg of model.0.weight" -> value."""
     found: dict[str, Any] = {}
     for i, saved in enumerate(states):
@@ -220,7 +226,8 @@ def _optimizers(states: Sequence[Mapping[str, Any]], names: Names | None) -> dic
             name = called[number] if number < len(called) else f"parameter {number}"
             found |= {f"optimizer {i}, {key} of {name}": value for key, value in state.items()}
         for number, group in enumerate(saved["param_groups"]):
-            found |= {f"optimizer {i}, {key} of group {number}": value for key, value in group.items()}
+            kept = {key: value for key, value in group.items() if key not in ignored}
+            found |= {f"optimizer {i}, {key} of group {number}": value for key, value in kept.items()}
     return found
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+OWN = "communication_of_ranks"  # what each rank has of its own in approximate communication: too large for a commit
+
 
 class Part(Protocol):
     """A part of a run whose state is the same on all ranks."""
@@ -58,7 +60,7 @@ class Contents:
     about: Callable[[], dict[str, Any]]
     saving: Callable[[], AbstractContextManager[dict[str, Any]]]
     rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
-    optional_parts: Sequence[str] = ("datamodule",)  # that a checkpoint of the same run may lack
+    optional_parts: Sequence[str] = ("datamodule", "communication", OWN)  # that a checkpoint of the same run may lack
 
 
 class Changes(NamedTuple):

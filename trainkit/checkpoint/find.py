@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, load_weights, read_manifest, verify
-from trainkit.checkpoint.store import Store, make_store
+from trainkit.checkpoint.places import make_store
+from trainkit.checkpoint.store import Store
 from trainkit.errors import CheckpointError
 
 OTHER = "Take another one: ckpt_path=PATH."
@@ -39,14 +40,31 @@ def load(
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
+    with _readable(ckpt_path), _find(ckpt_path, stores, resume, say) as found:
+        if found is None:
+            return None
+        path, folder = found
+        training = load_training(folder) if resume else {}
+        load_weights(folder, model)
+        return path, training
+
+
+def locate(ckpt_path: str, stores: Sequence[Store], resume: bool, say: Callable[[str], None] = print) -> str | None:
+    """Find a checkpoint and verify it; return its path or URL. See `load`."""
+    with _readable(ckpt_path), _find(ckpt_path, stores, resume, say) as found:
+        return None if found is None else found[0]
+
+
+def fetched(path: str) -> AbstractContextManager[Path]:
+    """Return a context that yields the folder, on this machine, of the checkpoint at a path or URL that `locate` returned."""
+    store, name = _named(path)
+    return store.fetch(name)
+
+
+@contextmanager
+def _readable(ckpt_path: str) -> Iterator[None]:
     try:
-        with _find(ckpt_path, stores, resume, say) as found:
-            if found is None:
-                return None
-            path, folder = found
-            training = load_training(folder) if resume else {}
-            load_weights(folder, model)
-            return path, training
+        yield
     except OSError as error:
         raise CheckpointError(f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}.") from error
 

@@ -1,7 +1,8 @@
 """A checkpoint's folder: its contents, its hashes, and how it is read without running code from it.
 
     epoch=3-step=180/
-        weights.safetensors   the model; a tensor with several names is stored once (metadata "aliases")
+        weights.safetensors   the model; a tensor with several names is stored once (metadata "aliases"). If each rank holds a
+                              part of the weights: a file for each rank in its place (pieces.py)
         training.pt           optimizers, schedules, counters, random states, callbacks: tensors and plain values only
         manifest.json         a readable description; sizes and SHA-256 of all files, its own too; written last
 
@@ -14,21 +15,22 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
+from trainkit.checkpoint.parts import Part, await_parts
+from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import check_archive, check_file, read_bounded
+from trainkit.safety.foreign import check_archive, read_bounded
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
 _SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal
@@ -39,31 +41,45 @@ class Snapshot:
     """The contents of a checkpoint, on the host.
 
     Attributes:
-        weights: name -> tensor, each tensor once.
+        weights: name -> tensor, each tensor once; none if they are in parts.
         aliases: further name -> the name under which its tensor is stored.
         training: tensors and plain values, or None for weights only.
         about: plain values for the manifest.
+        part: what this rank writes of weights and training of which each rank holds a part; None if this rank holds all.
     """
 
     weights: Mapping[str, Tensor]
     aliases: Mapping[str, str]
     training: Mapping[str, Any] | None
     about: Mapping[str, Any]
+    part: Part | None = None
 
 
-def write(folder: Path, snapshot: Snapshot) -> None:
+def write(folder: Path, snapshot: Snapshot, read_report: Callable[[str], bytes | None] | None = None) -> None:
     """Write a checkpoint's files into an empty folder, the manifest last, each on disk before this returns.
+
+    Args:
+        read_report: reads the reports of other ranks on their parts, if the snapshot has one; see parts.await_parts.
 
     Raises:
         OSError: the write failed.
     """
-    write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
+    files: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    if snapshot.part is None:
+        write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
+        files[WEIGHTS] = describe_file(folder / WEIGHTS)
     if snapshot.training is not None:
         save_plain(snapshot.training, folder / TRAINING)
-    files = describe_files(folder)
+        files[TRAINING] = describe_file(folder / TRAINING)
+    about = dict(snapshot.about)
+    if snapshot.part is not None and read_report is not None:
+        parts = await_parts(read_report, snapshot.part)
+        about |= {"aliases": dict(snapshot.aliases), "pieces": table_of({name: part["boxes"] for name, part in parts.items()})}
+    written = files | {name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in parts.items()}
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
-    about = {**snapshot.about, "written": now, "files": files, _SEAL: _NO_SEAL}
-    text = (json.dumps(about, indent=2) + "\n").encode()
+    about |= {"written": now, "files": written, _SEAL: _NO_SEAL}
+    text = (json.dumps(about, indent=None if parts else 2) + "\n").encode()
     (folder / MANIFEST).write_bytes(_with_seal(text, _digest(text)))
     for path in [*(folder / name for name in files), folder / MANIFEST, folder]:
         flush(path)
@@ -97,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ValueError(f"it has no {_SEAL}")
         seal = str(manifest[_SEAL])
         whole = text == _with_seal(text, seal) and seal == _digest(_with_seal(text, _NO_SEAL))
-        if WEIGHTS not in manifest["files"]:
+        if WEIGHTS not in manifest["files"] and "pieces" not in manifest:
             raise KeyError(WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
@@ -118,8 +134,17 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's weights under all their names, on the CPU; see `read_safetensors`."""
-    return read_safetensors(folder / WEIGHTS)
+    """Return a checkpoint's weights under all their names, whole, on the CPU; see `read_safetensors`."""
+    pieces = open_pieces(folder)
+    return read_safetensors(folder / WEIGHTS) if pieces is None else pieces.weights()
+
+
+def open_pieces(folder: Path) -> Pieces | None:
+    """Return the table of a checkpoint with weights in pieces; None if its weights are whole."""
+    if (folder / WEIGHTS).is_file() or not (folder / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(folder)
+    return Pieces(folder, manifest) if "pieces" in manifest else None
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -138,22 +163,6 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({reason}).") from error
 
 
-def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Write tensors, each once, and the further names of some in the metadata.
-
-    Raises:
-        OSError: the write failed.
-    """
-    path.touch()
-    mode = path.stat().st_mode  # by the user's umask; safetensors makes the file readable for its owner only
-    try:
-        whole = {name: tensor.contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(whole, path, {"format": "pt", "aliases": json.dumps(dict(aliases))})
-        path.chmod(mode)
-    except SafetensorError as error:  # raised on a full disk
-        raise OSError(f"{path.name}: {error}") from error
-
-
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Load all weights into the model.
 
@@ -169,7 +178,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_training(folder: Path) -> dict[str, Any]:
-    """Return the state saved beside the weights, on the CPU.
+    """Return the state saved beside the weights, whole, on the CPU.
 
     Raises:
         CheckpointError: there is none (only weights), or the file would run code.
@@ -177,7 +186,11 @@ def load_training(folder: Path) -> dict[str, Any]:
     path = folder / TRAINING
     if not path.is_file():
         raise CheckpointError(f"{folder} holds only weights: a run cannot resume from it. It can be validated and tested.")
-    return load_plain(path)
+    pieces, content = open_pieces(folder), load_plain(path)
+    if pieces is None:
+        return content
+    resolved: dict[str, Any] = resolve(content, pieces.whole)
+    return resolved
 
 
 def save_plain(content: Mapping[str, Any], path: Path) -> None:
@@ -192,8 +205,8 @@ def save_plain(content: Mapping[str, Any], path: Path) -> None:
         raise OSError(f"{path.name}: {error}") from error
 
 
-def load_plain(path: Path) -> dict[str, Any]:
-    """Return the tensors and plain values of a file, on the CPU.
+def load_plain(path: Path, mapped: bool = False) -> dict[str, Any]:
+    """Return the tensors and plain values of a file, on the CPU; `mapped` tensors are read from the file when they are used.
 
     Raises:
         CheckpointError: the file would run code, or claims far more bytes than it has.
@@ -202,48 +215,11 @@ def load_plain(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
-            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error
     return content
-
-
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of each file of a folder, for its manifest."""
-    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
-
-
-def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], advice: str = "") -> None:
-    """Compare the files of a folder with their description.
-
-    Raises:
-        CheckpointError: one is missing, or is not what was written; ends with `advice`.
-    """
-    for name, about in files.items():
-        path = check_file(folder, name, about)
-        if not path.is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing.{advice}")
-        if path.stat().st_size != about["bytes"] or sha256_of(path) != about["sha256"]:
-            raise CheckpointError(f"{folder} is damaged: {name} is not what was written.{advice}")
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Flush a file's bytes, or a folder's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _with_seal(text: bytes, seal: str) -> bytes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -20,9 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit.checkpoint.contents import NOTHING, Changes, Contents, StepUndo
-from trainkit.checkpoint.find import load
+from trainkit.checkpoint import split
+from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
+from trainkit.checkpoint.find import load, locate
 from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.parts import Part
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
@@ -39,6 +42,7 @@ class CheckpointManager:
         stores: where this run's checkpoints are, those of policies first.
         resumed_from: the checkpoint that this run resumed from, MEMORY, or None.
         saves_alone: whether rank 0 saves without the other ranks, after an error.
+        opened: the checkpoint of which each rank reads its part, until it is closed.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class CheckpointManager:
         self._undo: StepUndo | None = None
         self._held_parts: dict[str, Any] | None = None
         self._was_finite = True
+        self.opened: split.Opened | None = None
 
     def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
         """Take the parts of a run that was built."""
@@ -99,22 +104,33 @@ class CheckpointManager:
             training = None
             if not weights_only:
                 own = self.rank_parts()
-                ranks = [own] if self.saves_alone else self._engine.comm.all_gather_object(own)
+                ranks = [own] if self.saves_alone else self._engine.data.all_gather_object(own)
                 training = self.collect(extra, ranks)
-            if self._engine.ranks.is_main:
-                snapshot = self.writer.snapshot(self._engine.model_state(contents.task), training, contents.about())
+            weights = self._engine.model_state(contents.task)  # on all ranks: an engine may gather them
+            if self._engine.splits_weights:
+                token, about = self._engine.comm.broadcast_object(time.time_ns()), contents.about()
+                snapshot = split.snapshot(self._engine, self.writer, weights, training, about, token)
+            elif self._engine.ranks.is_main:
+                snapshot = self.writer.snapshot(weights, training, contents.about())
         if self._engine.ranks.is_main:
             self.writer.start(lambda: outcome.set_result(self._write(store, name, snapshot, changes)))
-        else:
-            outcome.set_result(True)
+            return outcome
+        outcome.set_result(True)
+        if self._engine.splits_weights and snapshot.part is not None:
+            part = snapshot.part
+            self.writer.start(lambda: self._write_part(store, name, part))
         return outcome
+
+    def _write_part(self, store: Store, name: str, part: Part) -> None:
+        with contextlib.suppress(OSError):  # rank 0 reports it, and writes no manifest
+            store.write_part(name, part)
 
     def has_finite_weights(self, name: str) -> bool:
         """Return, on all ranks alike, whether no weight is NaN or infinite; report the first checkpoint that has one.
 
         Waits for the device. Call it on all ranks.
         """
-        weights = [p.detach() for p in self.contents.task.parameters() if p.is_floating_point() and p.numel()]
+        weights = [p for p in self._engine.weights_here(self.contents.task) if p.is_floating_point() and p.numel()]
         bad = int(bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf)))
         is_finite = not (bad if self.saves_alone else self._engine.comm.sum_number(bad))
         if self._was_finite and not is_finite:
@@ -125,6 +141,10 @@ class CheckpointManager:
     def rank_parts(self) -> dict[str, Any]:
         """Return what is saved of this rank alone. Waits for the device if values are still being computed."""
         return self._held_parts or {name: part.state_dict() for name, part in self.contents.rank_parts.items()}
+
+    def committed_rank_parts(self) -> dict[str, Any]:
+        """Return what a commit holds of this rank: it is gathered from all, so what is large stays out."""
+        return {name: part.state_dict() for name, part in self.contents.rank_parts.items() if name != OWN}
 
     @contextlib.contextmanager
     def holding_rank_parts(self) -> Iterator[None]:
@@ -140,7 +160,7 @@ class CheckpointManager:
             TaskError: an object is among them that is no tensor or plain value; names it.
         """
         found = {name: part.state_dict() for name, part in self.contents.parts.items()}
-        found |= {name: [own[name] for own in ranks] for name in self.contents.rank_parts}
+        found |= {name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts}
         found["extra"] = extra
         require_plain(found)
         return found
@@ -212,6 +232,21 @@ class CheckpointManager:
         """Rank 0: load a checkpoint's weights into the task; see find.load, also for what is returned."""
         return load(ckpt_path, self.stores, task, resume, self._say)
 
+    def open(self, ckpt_path: str, resume: bool = True) -> dict[str, Any] | None:
+        """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call it on all ranks.
+
+        Returns:
+            What was saved beside the weights if `resume`, else {}; None for "auto" if there is no checkpoint.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or a rank cannot read it.
+        """
+        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say))
+        if found is None:
+            return None
+        self.resumed_from, self.opened = found, split.Opened(self._engine, found, resume)
+        return self.opened.training
+
     def restore(self, saved: Mapping[str, Any]) -> list[str]:
         """Let each part take its state back; return, in words, states that found no place."""
         left: list[str] = []
@@ -219,7 +254,8 @@ class CheckpointManager:
             if name in saved or name not in self.contents.optional_parts:
                 left += part.load_state_dict(saved[name]) or []
         for name, rank_part in self.contents.rank_parts.items():
-            left += rank_part.load_state_dicts(saved[name]) or []
+            if name in saved or name not in self.contents.optional_parts:
+                left += rank_part.load_state_dicts(saved[name]) or []
         return left
 
     # -- after an error ---------------------------------------------------------------------------------------------
@@ -232,6 +268,11 @@ class CheckpointManager:
     def rescue(self, save: Callable[[], None]) -> None:
         """Let rank 0 save the state from before the step that failed; the other ranks may be anywhere."""
         if not self._engine.ranks.is_main or self._undo is None:
+            return
+        if self._engine.saves_together:
+            print(
+                "No checkpoint of this error: the state is split over the ranks, and rank 0 cannot save it alone.", flush=True
+            )
             return
         parts = self._undo.undo()
         if parts is None:

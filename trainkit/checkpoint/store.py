@@ -6,31 +6,27 @@
     fetch    a checkpoint's folder on this machine, to read from
     tidy     removes the leftovers of a killed writer
 
-LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links. RemoteStore uploads the
-manifest last, since object stores cannot rename; a folder without one is no checkpoint. `last` and `best` are small files.
+LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links. remote_store.py has the other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import fsspec
-
-from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, flush, write
-from trainkit.errors import ConfigError
+from trainkit.checkpoint.files import flush
+from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, write
+from trainkit.checkpoint.parts import Part, report_of, write_part
 
 LINKS = ("last", "best")
-_LEFT = re.compile(r"\.(?P<name>.+)\.\d+\.(?P<kind>draft|before)")
+_LEFT = re.compile(r"\.(?P<name>.+)\.(?P<number>\d+)\.(?P<kind>draft|before)")
+_PID = 1 << 32  # numbers of drafts below are process ids, those above tokens of parts
 
 
 class Store(ABC):
@@ -46,8 +42,18 @@ class Store(ABC):
     def write(self, name: str, snapshot: Snapshot) -> None:
         """Write a checkpoint; replaces one of that name, and refuses to replace anything else.
 
+        If the snapshot has a part, it is rank 0's: it is written too, and those of the other ranks are waited for.
+
         Raises:
             OSError: the write failed; it leaves nothing behind.
+        """
+
+    @abstractmethod
+    def write_part(self, name: str, part: Part) -> None:
+        """Write this rank's part of a checkpoint that rank 0 writes at the same time.
+
+        Raises:
+            OSError: the write failed; the report to rank 0 says so.
         """
 
     @abstractmethod
@@ -79,27 +85,6 @@ class Store(ABC):
         """Remove the leftovers of a killed writer. Only for the process that holds the run's lock."""
 
 
-def make_store(place: str | Path) -> Store:
-    """Return the store of a folder or URL.
-
-    Raises:
-        ConfigError: no file system is known for the URL.
-    """
-    text = str(place)
-    return RemoteStore(text) if "://" in text else LocalStore(Path(text))
-
-
-@contextlib.contextmanager
-def local_copy(path: str) -> Iterator[str]:
-    """Yield a path on this machine for a path or the URL of a checkpoint."""
-    if "://" not in path:
-        yield path
-        return
-    place, _, name = path.rstrip("/").rpartition("/")
-    with make_store(place).fetch(name) as folder:
-        yield str(folder)
-
-
 class LocalStore(Store):
     """A folder. Hidden names are drafts (.NAME.PID.draft) and, briefly, a replaced checkpoint (.NAME.PID.before)."""
 
@@ -108,15 +93,22 @@ class LocalStore(Store):
         self.place = str(self.folder)
 
     def write(self, name: str, snapshot: Snapshot) -> None:
-        folder = self.folder / name
+        folder, part = self.folder / name, snapshot.part
         if folder.exists() and not _is_checkpoint(folder):
             raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
         self.folder.mkdir(parents=True, exist_ok=True)
-        draft, aside = (self.folder / f".{name}.{os.getpid()}{end}" for end in (".draft", ".before"))
-        shutil.rmtree(draft, ignore_errors=True)
+        draft, aside = self._draft(name, part), self.folder / f".{name}.{os.getpid()}.before"
         try:
-            draft.mkdir()
-            write(draft, snapshot)
+            self._drop_older(part)
+            if part is None:
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir()
+                write(draft, snapshot)
+            else:
+                self.write_part(name, part)
+                write(draft, snapshot, lambda report: _content_of(draft / report))
+                for rank in range(part.ranks):
+                    (draft / report_of(rank, part.ranks)).unlink()
             if folder.exists():
                 folder.rename(aside)  # `tidy` restores it if the next line is never reached
             draft.rename(folder)
@@ -127,6 +119,21 @@ class LocalStore(Store):
                 aside.rename(folder)
             raise
         shutil.rmtree(aside, ignore_errors=True)
+
+    def write_part(self, name: str, part: Part) -> None:
+        draft = self._draft(name, part)
+        draft.mkdir(parents=True, exist_ok=True)
+        write_part(draft, part)
+
+    def _drop_older(self, part: Part | None) -> None:
+        """Remove drafts of earlier checkpoints in parts: a rank may have written into one after it had failed on rank 0."""
+        for path in self.folder.iterdir() if part is not None else ():
+            found = _LEFT.fullmatch(path.name)
+            if part is not None and found is not None and found["kind"] == "draft" and _PID < int(found["number"]) < part.token:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _draft(self, name: str, part: Part | None) -> Path:
+        return self.folder / f".{name}.{os.getpid() if part is None else part.token}.draft"
 
     def names(self) -> list[str]:
         if not self.folder.is_dir():
@@ -175,80 +182,12 @@ class LocalStore(Store):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-class RemoteStore(Store):
-    """An fsspec URL. Errors of its file system are raised as OSError."""
-
-    def __init__(self, url: str) -> None:
-        self.place = url.rstrip("/")
-        try:
-            self._files: Any = fsspec.filesystem(url.partition("://")[0])
-        except (ValueError, ImportError) as error:
-            raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
-
-    def write(self, name: str, snapshot: Snapshot) -> None:
-        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-            write(Path(folder), snapshot)
-            _as_os_error(lambda: self._upload(name, Path(folder)), self.path_of(name))
-
-    def _upload(self, name: str, folder: Path) -> None:
-        there = self.path_of(name)
-        self._files.makedirs(there, exist_ok=True)
-        if self._files.exists(f"{there}/{MANIFEST}"):
-            self._files.rm(f"{there}/{MANIFEST}")  # first: without it the folder is no checkpoint
-        if self._files.exists(there):
-            self._files.rm(there, recursive=True)
-            self._files.makedirs(there, exist_ok=True)
-        try:
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
-                self._files.put_file(str(path), f"{there}/{path.name}")
-        except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to report
-                self._files.rm(there, recursive=True)
-            raise
-
-    def names(self) -> list[str]:
-        found = _as_os_error(lambda: self._files.glob(f"{self.place}/*/{MANIFEST}"), self.place)
-        return sorted(str(path).split("/")[-2] for path in found)
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            _as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
-            _as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
-
-    def point(self, link: str, name: str) -> None:
-        _as_os_error(lambda: self._files.pipe_file(f"{self.place}/{link}", name.encode()), self.path_of(link))
-
-    def target(self, link: str) -> str | None:
-        try:
-            name: bytes = _as_os_error(lambda: self._files.cat_file(f"{self.place}/{link}"), self.path_of(link))
-        except FileNotFoundError:
-            return None
-        return name.decode(errors="replace").strip()
-
-    @contextlib.contextmanager
-    def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-            paths = [f"{self.path_of(name)}/{MANIFEST}"]
-            if not manifest_alone:
-                paths = _as_os_error(lambda: self._files.ls(self.path_of(name), detail=False), self.path_of(name))
-            for path in paths:
-                to = f"{folder}/{path.rsplit('/', 1)[-1]}"
-                _as_os_error(functools.partial(self._files.get_file, path, to), path)
-            yield Path(folder)
-
-    def tidy(self) -> None:
-        """Leaves folders without a manifest: their owner is unknown."""
+def _content_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _is_checkpoint(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MANIFEST, WEIGHTS, TRAINING))
-
-
-def _as_os_error(work: Callable[[], Any], what: str) -> Any:
-    """Run an operation of a remote file system; each library behind fsspec has its own errors."""
-    try:
-        return work()
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Reads weights: a checkpoint of trainkit, safetensors, a file of torch.save, a Lightning checkpoint.
+"""Reads weights: a checkpoint of trainkit, safetensors, a folder of transformers, a file of torch.save, of Lightning.
 
 read_weights   file or folder -> {name: tensor}; runs no code of the file
 load_into      {name: tensor} -> model, all of them or (strict=False) those that match by name and shape
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,15 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_unpickler
 from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, verify
+from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive
 
-_LEGAL = "a checkpoint's folder, a .safetensors file, a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
+_LEGAL = (
+    "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a model.safetensors), a state_dict saved "
+    "by torch.save, or a Lightning checkpoint (.ckpt)"
+)
+_OF_TRANSFORMERS = "model.safetensors"
 _WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
 _SHOWN = 6
 # Raised by torch.load and the unpicklers for a damaged or foreign file.
@@ -46,8 +51,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
     Names of a file lose `_orig_mod.` (torch.compile) and, if all have it, a leading `module.` (DistributedDataParallel).
 
     Args:
-        path: a checkpoint's folder, a `.safetensors` file, or a file of torch.save: a state_dict, alone or under
-            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside it are ignored.
+        path: a checkpoint's folder, a `.safetensors` file, a folder with a `model.safetensors` (of transformers'
+            `save_pretrained`), or a file of torch.save: a state_dict, alone or under "state_dict" or "model", as in a
+            Lightning checkpoint. Objects of other classes beside it are ignored.
 
     Raises:
         CheckpointError: it is none of these, damaged, or has no weights.
@@ -56,8 +62,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if (place / MANIFEST).is_file():
         verify(place)
         return read_state(place)
+    if (place / _OF_TRANSFORMERS).is_file():
+        place = place / _OF_TRANSFORMERS
     if not place.is_file():
-        what = "a folder without a manifest.json" if place.is_dir() else "not there"
+        what = f"a folder without a {MANIFEST} or a {_OF_TRANSFORMERS}" if place.is_dir() else "not there"
         raise CheckpointError(f"{path} is {what}; it must be {_LEGAL}.")
     state = read_safetensors(place) if place.suffix == ".safetensors" else _state_dict(_load(place), path)
     if not state:
@@ -129,7 +137,13 @@ def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
     return plain
 
 
-def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, strict: bool = True) -> list[str]:
+def load_into(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: str,
+    strict: bool = True,
+    fill: Callable[[Tensor, Tensor], None] | None = None,
+) -> list[str]:
     """Load weights into a model, cast to its types; an error leaves the model unchanged.
 
     Args:
@@ -137,6 +151,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, stri
         weights: name -> tensor, as `read_weights` returns them.
         source: their origin, for errors.
         strict: all must match; false loads those that match by name and shape.
+        fill: fills what this rank holds of a tensor from a whole value (Engine.fill), if ranks hold parts of the model.
 
     Returns:
         The mismatches, one line each, sorted; empty if strict.
@@ -154,7 +169,11 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], source: str, stri
         raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{_list(lines)}{_hint(here, weights)}")
     if strict and lines:
         raise CheckpointError(f"{source} does not fit {name}:\n{_list(lines)}\nstrict=false loads the matching weights.")
-    model.load_state_dict(fitting, strict=False)
+    if fill is None:
+        model.load_state_dict(fitting, strict=False)
+    else:
+        for name, tensor in fitting.items():
+            fill(here[name].detach(), tensor)
     return lines
 
 
@@ -175,7 +194,8 @@ def _misfits(here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: M
 
 def _place(tensor: Tensor) -> Any:
     """Return a key that is equal only for the same tensor."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else id(tensor)
+    part = local_of(tensor)
+    return (part.device, part.data_ptr(), part.dtype, part.shape, part.stride()) if part.numel() else id(tensor)
 
 
 def _list(lines: list[str]) -> str:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trainkit.checkpoint.capsule import STEP, read, write
-from trainkit.checkpoint.format import MANIFEST, WEIGHTS, sha256_of
+from trainkit.checkpoint.files import sha256_of
+from trainkit.checkpoint.format import MANIFEST, WEIGHTS
 from trainkit.errors import CheckpointError
 
 ABOUT: dict[str, Any] = {"step": 3, "epoch": 0, "rank": 1, "world_size": 2, "settings": {}, "num_samples": None}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.checkpoints import fill, line, snapshot, store_of, written
 from trainkit.checkpoint.find import load
-from trainkit.checkpoint.store import make_store
+from trainkit.checkpoint.places import make_store
 from trainkit.errors import CheckpointError
 
 

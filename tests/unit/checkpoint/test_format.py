@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.helpers.checkpoints import line, store_of, written
 from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint.files import sha256_of
 from trainkit.checkpoint.find import load
 from trainkit.errors import CheckpointError
 
@@ -159,7 +160,7 @@ def reseal(folder: Path) -> None:
     manifest = ckpt.read_manifest(folder)
     for name in manifest["files"]:
         path = folder / name
-        manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": ckpt.sha256_of(path)}
+        manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     text = ckpt.json.dumps(manifest, indent=2).encode() + b"\n"
     bare = ckpt._with_seal(text, "0" * 64)
     (folder / "manifest.json").write_bytes(ckpt._with_seal(text, ckpt.hashlib.sha256(bare).hexdigest()))

@@ -73,6 +73,8 @@ def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
     kept = load_training(saved(tmp_path, Memory(3)))
     assert sorted(kept) == [
         "callbacks",
+        "communication",
+        "communication_of_ranks",
         "contract",
         "extra",
         "metrics",

@@ -171,7 +171,7 @@ def damaged(tmp_path: Path, how: str) -> str:
     ("how", "words"),
     [
         ("absent", "w.pt is not there; it must be a checkpoint's folder, a .safetensors file"),
-        ("folder", "w.pt is a folder without a manifest.json; it must be"),
+        ("folder", "w.pt is a folder without a manifest.json or a model.safetensors; it must be"),
         ("cut", "w.pt cannot be read: it is damaged, or not a checkpoint's folder"),
         ("text", "w.pt cannot be read"),
         ("zip", "w.pt cannot be read"),

@@ -1,0 +1,214 @@
+"""Pieces of tensors in a checkpoint of ranks that held parts of the weights (engine=fsdp), and how any rank reads them.
+
+    rank-0-of-2.safetensors   the pieces that rank 0 held: "model/<name>" of the weights, "training/optimizers/..." of the rest
+    manifest.json             "pieces": for each tensor its shape, dtype, and the box in each file: where it begins, its size
+
+In training.pt a reference stands for a tensor that is in pieces. A rank fills what it holds of a tensor, a box of its own, from
+the boxes that overlap it, so that no rank reads more than it needs; a whole tensor is the box of all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trainkit.engine.pieces import Piece
+from trainkit.errors import CheckpointError
+
+MODEL, TRAINING_KEYS = "model/", "training/"
+_REFERENCE = "__piece__"  # the one key of a mapping that stands for a tensor
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+class Box(NamedTuple):
+    """A part of a tensor in a file, and its key there."""
+
+    file: str
+    key: str
+    at: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+def split_tree(tree: Any, is_split: Callable[[Any], bool], place: str = TRAINING_KEYS) -> tuple[Any, dict[str, Tensor]]:
+    """Return a tree with references in place of the tensors that ranks hold parts of, and those tensors by their keys."""
+    if isinstance(tree, Tensor):
+        key = place.rstrip("/")
+        return ({_REFERENCE: key}, {key: tree}) if is_split(tree) else (tree, {})
+    found: dict[str, Tensor] = {}
+    if isinstance(tree, Mapping):
+        items = {key: split_tree(value, is_split, f"{place}{key}/") for key, value in tree.items()}
+        for _, inner in items.values():
+            found |= inner
+        return ({key: value for key, (value, _) in items.items()}, found) if found else (tree, {})
+    if type(tree) in (list, tuple):
+        parts = [split_tree(value, is_split, f"{place}{i}/") for i, value in enumerate(tree)]
+        for _, inner in parts:
+            found |= inner
+        return (type(tree)(value for value, _ in parts), found) if found else (tree, {})
+    return tree, {}
+
+
+def resolve(tree: Any, read: Callable[[str], Any]) -> Any:
+    """Return a tree with `read(key)` in place of each reference."""
+    if isinstance(tree, dict):
+        if set(tree) == {_REFERENCE}:
+            return read(str(tree[_REFERENCE]))
+        return {key: resolve(value, read) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(resolve(value, read) for value in tree)
+    return tree
+
+
+class Pieces:
+    """The tensors of a checkpoint's folder that are in pieces; files stay open until this object is dropped.
+
+    Raises:
+        CheckpointError: the manifest's table is not one, or its boxes do not add up to its tensors.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self._folder, self._open = folder, dict[str, Any]()
+        self.aliases: dict[str, str] = {}
+        self._entries: dict[str, tuple[tuple[int, ...], torch.dtype, list[Box]]] = {}
+        try:
+            self.aliases = {str(a): str(b) for a, b in manifest.get("aliases", {}).items()}
+            for key, entry in manifest["pieces"].items():
+                self._entries[key] = _entry(key, entry, manifest["files"])
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{folder} is refused: its table of pieces is damaged ({error}).") from error
+
+    @classmethod
+    def of_file(cls, path: Path) -> Pieces:
+        """Return the weights of a file of whole tensors.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        found = cls(path.parent, {"pieces": {}, "files": {}})
+        try:
+            file: Any = safe_open(path, framework="pt", device="cpu")
+            found._open[path.name] = file
+            found.aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                held = file.get_slice(name)
+                shape = tuple(held.get_shape())
+                dtype = (held[0:0] if shape else file.get_tensor(name)).dtype
+                found._entries[MODEL + name] = shape, dtype, [Box(path.name, name, (0,) * len(shape), shape)]
+        except (OSError, SafetensorError, ValueError, LookupError) as error:
+            raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({error}).") from error
+        return found
+
+    def names(self, prefix: str = MODEL) -> Iterator[str]:
+        """Yield the keys that begin with a prefix, without it; further names of a tensor too."""
+        yield from (key.removeprefix(prefix) for key in self._entries if key.startswith(prefix))
+        if prefix == MODEL:
+            yield from self.aliases
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def stored(self, key: str) -> StoredPieces:
+        """Return a tensor, to be read later.
+
+        Raises:
+            CheckpointError: there is none of this key.
+        """
+        if key not in self._entries:
+            raise CheckpointError(f"{self._folder} is refused: it refers to '{key}', which is not in its table of pieces.")
+        return StoredPieces(self, key)
+
+    def whole(self, key: str) -> Tensor:
+        """Return a whole tensor, on the CPU."""
+        return self.stored(key).whole()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights, whole, under all their names."""
+        found = {name: self.whole(MODEL + name) for name in self.names() if name not in self.aliases}
+        return found | {alias: found[name] for alias, name in self.aliases.items()}
+
+    def fill(self, key: str, piece: Piece) -> None:
+        """Fill a rank's part of a tensor from the boxes that overlap it.
+
+        Raises:
+            CheckpointError: a file cannot be read, or does not hold what the table says.
+        """
+        with torch.no_grad():
+            for box in self._entries[key][2]:
+                low = [max(a, b) for a, b in zip(piece.at, box.at, strict=True)]
+                ends = zip(piece.at, piece.local.shape, box.at, box.size, strict=True)
+                high = [min(a + n, b + m) for a, n, b, m in ends]
+                if all(lo < hi for lo, hi in zip(low, high, strict=True)):
+                    theirs = tuple(slice(lo - b, hi - b) for lo, hi, b in zip(low, high, box.at, strict=True))
+                    ours = tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, piece.at, strict=True))
+                    piece.local[ours].copy_(self._read(key, box, theirs))
+
+    def _read(self, key: str, box: Box, part: tuple[slice, ...]) -> Tensor:
+        try:
+            if box.file not in self._open:
+                self._open[box.file] = safe_open(self._folder / box.file, framework="pt", device="cpu")
+            held = self._open[box.file].get_slice(box.key)
+            if tuple(held.get_shape()) != box.size:
+                raise ValueError(f"it has the shape {held.get_shape()} there, not {list(box.size)}")
+            found: Tensor = held[part] if part else self._open[box.file].get_tensor(box.key)
+            return found
+        except (OSError, SafetensorError, ValueError, LookupError) as error:
+            raise CheckpointError(f"{self._folder} is damaged: '{key}' cannot be read from {box.file} ({error}).") from error
+
+
+class StoredPieces:
+    """A tensor in pieces."""
+
+    def __init__(self, pieces: Pieces, key: str) -> None:
+        self._pieces, self._key = pieces, key
+        self.shape, self.dtype, _ = pieces._entries[key]
+
+    def into(self, piece: Piece) -> None:
+        """Fill a rank's part of a tensor of this shape."""
+        self._pieces.fill(self._key, piece)
+
+    def whole(self) -> Tensor:
+        """Return all of it, on the CPU."""
+        tensor = torch.zeros(self.shape, dtype=self.dtype)
+        self.into(Piece(tensor, (0,) * len(self.shape), self.shape, True))
+        return tensor
+
+
+def table_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the manifest's table: for each key its shape, dtype and boxes, from what each rank reports of its file."""
+    table: dict[str, Any] = {}
+    for file, boxes in files.items():
+        for key, (shape, dtype, at, size) in boxes.items():
+            entry = table.setdefault(key, {"shape": list(shape), "dtype": dtype, "boxes": []})
+            entry["boxes"].append([file, list(at), list(size)])
+    return table
+
+
+def _entry(key: str, entry: Any, files: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype, list[Box]]:
+    shape, dtype = _sizes(entry["shape"]), _DTYPES[entry["dtype"]]
+    boxes = [Box(str(file), key, _sizes(at), _sizes(size)) for file, at, size in entry["boxes"]]
+    for box in boxes:
+        if box.file not in files:
+            raise ValueError(f"{box.file} is none of its files")
+        if not len(box.at) == len(box.size) == len(shape):
+            raise ValueError("a box has other dimensions than its tensor")
+        if any(a + n > whole for a, n, whole in zip(box.at, box.size, shape, strict=True)):
+            raise ValueError("a box reaches beyond its tensor")
+    held = sum(math.prod(box.size) for box in boxes)
+    most = sum(int(about["bytes"]) for about in files.values())  # an allocation that no file could fill
+    if held != math.prod(shape) or held > most:
+        raise ValueError(f"its boxes hold {held} of {math.prod(shape)} elements")
+    return shape, dtype, boxes
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    found = tuple(values)
+    if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in found):
+        raise ValueError(f"{values} are no sizes")
+    return found

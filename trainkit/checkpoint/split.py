@@ -1,0 +1,157 @@
+"""Checkpoints of ranks that hold a part of the weights each: what a rank writes, and how it takes its part back.
+
+snapshot        this rank's pieces and, on rank 0, all that is whole, copied to the host
+open_training   the state beside the weights; tensors that are in pieces are read when they are needed
+Opened          a checkpoint on all ranks; fill_weights fills this rank's part, whatever engine and number of ranks wrote it
+fill_optimizer  the same for an optimizer's state
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.checkpoint.find import fetched
+from trainkit.checkpoint.format import TRAINING, WEIGHTS, Snapshot, find_aliases, load_plain, open_pieces
+from trainkit.checkpoint.parts import Part
+from trainkit.checkpoint.pieces import MODEL, Pieces, StoredPieces, resolve, split_tree
+from trainkit.checkpoint.writer import Writer
+from trainkit.device.shards import is_spread, local_of
+from trainkit.engine.base import Engine
+from trainkit.engine.pieces import fill
+from trainkit.errors import CheckpointError, ConfigError
+
+_SHOWN = 6
+
+
+def snapshot(
+    engine: Engine, writer: Writer, weights: Mapping[str, Tensor], training: Any, about: dict[str, Any], token: int
+) -> Snapshot:
+    """Copy what this rank writes of a checkpoint to the host; waits for the last one to be written.
+
+    Args:
+        weights: the task's, by name.
+        training: all else; None for weights only.
+        token: of this checkpoint, the same on all ranks.
+    """
+    held, aliases = find_aliases({name: local_of(tensor) for name, tensor in weights.items()})
+    tree, spread = split_tree(training, is_spread)
+    pieces = {MODEL + name: engine.piece_of(weights[name]) for name in held}
+    pieces |= {key: engine.piece_of(tensor) for key, tensor in spread.items()}
+    own = {key: piece for key, piece in pieces.items() if piece.is_first}
+    boxes = {key: (list(p.shape), _name(p.local.dtype), list(p.at), list(p.local.shape)) for key, p in own.items()}
+    is_main = engine.ranks.is_main
+    writer.wait()
+    copied = writer.host.take({"pieces": {key: p.local for key, p in own.items()}, "training": tree if is_main else None})
+    writer.host.mark()
+    part = Part(engine.ranks.rank, engine.ranks.world_size, token, copied["pieces"], boxes)
+    return Snapshot({}, aliases, copied["training"], about, part)
+
+
+class Opened:
+    """A checkpoint that all ranks read.
+
+    Args:
+        path: its path or URL; verified.
+        resume: whether to read what was saved beside the weights.
+
+    Attributes:
+        training: what was saved beside the weights, {} if not `resume`; see open_training.
+
+    Raises:
+        CheckpointError: a rank cannot read it; on all ranks.
+    """
+
+    def __init__(self, engine: Engine, path: str, resume: bool) -> None:
+        self._engine, self._stack, error = engine, contextlib.ExitStack(), ""
+        self.training: dict[str, Any] = {}
+        try:
+            self._folder = self._stack.enter_context(fetched(path))
+            self.training = open_training(self._folder) if resume else {}
+        except (CheckpointError, ConfigError, OSError) as failed:
+            error = str(failed)
+        failures = [(rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text]
+        if failures:
+            raise CheckpointError(
+                f"{path} cannot be read on rank {failures[0][0]}: {failures[0][1]} Each rank reads its part of a checkpoint: "
+                "the run's folder must be on storage that all hosts share, or the checkpoints at a URL "
+                "(ModelCheckpoint.dirpath)."
+            )
+
+    def fill_weights(self, task: nn.Module) -> None:
+        """Fill this rank's part of the task's weights."""
+        fill_weights(self._folder, self._engine, task)
+
+    def close(self) -> None:
+        """Remove what was downloaded."""
+        self._stack.close()
+
+
+def open_training(folder: Path) -> dict[str, Any]:
+    """Return the state saved beside the weights; a Stored stands for each tensor that is in pieces.
+
+    Raises:
+        CheckpointError: see format.load_training.
+    """
+    pieces, content = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)
+    if pieces is None:
+        return content
+    opened: dict[str, Any] = resolve(content, pieces.stored)
+    return opened
+
+
+def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
+    """Fill this rank's part of all weights and buffers from a checkpoint.
+
+    Raises:
+        CheckpointError: it does not fit this model.
+    """
+    state = engine.model_state(task)
+    pieces = open_pieces(folder) or Pieces.of_file(folder / WEIGHTS)
+    there, here = set(pieces.names()), set(state)
+    lines = [f"missing in the checkpoint: {name}" for name in sorted(here - there)]
+    lines += [f"not in the model: {name}" for name in sorted(there - here)]
+    stored = {name: pieces.stored(MODEL + pieces.aliases.get(name, name)) for name in sorted(here & there)}
+    for name, one in stored.items():
+        if one.shape != tuple(state[name].shape):
+            lines.append(f"other shape: {name} is {list(one.shape)} there and {list(state[name].shape)} in the model")
+    if lines:
+        shown = "\n  ".join(lines[:_SHOWN] + (["..."] if len(lines) > _SHOWN else []))
+        raise CheckpointError(f"The weights in {folder} do not fit this model:\n  {shown}")
+    for name, one in stored.items():
+        one.into(engine.piece_of(state[name].detach()))
+
+
+def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], engine: Engine) -> None:
+    """Load an optimizer's state of which each rank takes the parts that belong to its parts of the parameters.
+
+    Raises:
+        ValueError: it is the state of other parameters.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    filled: dict[int, dict[str, Any]] = {}
+    for index, entries in saved["state"].items():
+        if index >= len(parameters):
+            raise ValueError(f"it has a state for parameter {index}, and there are {len(parameters)}")
+        filled[index] = {name: _like(parameters[index].detach(), value, engine) for name, value in entries.items()}
+    optimizer.load_state_dict({"state": filled, "param_groups": saved["param_groups"]})
+
+
+def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
+    """Return a saved value, spread over the ranks as its parameter is if it has the parameter's shape."""
+    if not isinstance(value, (Tensor, StoredPieces)):
+        return value
+    if not value.shape or tuple(value.shape) != tuple(parameter.shape):
+        return value if isinstance(value, Tensor) else value.whole()
+    tensor = torch.zeros_like(parameter, dtype=value.dtype)
+    fill(engine.piece_of(tensor), value)
+    return tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
