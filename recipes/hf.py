@@ -7,6 +7,7 @@ fit's end leaves such a folder too: <run_dir>/pretrained.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -120,6 +121,16 @@ class TransformersTask(trainkit.Task):
             if hasattr(tokenizer, "save_pretrained"):
                 tokenizer.save_pretrained(folder)
             self.trainer.say(f"pretrained       {short(folder)}")
+
+    def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of `save_pretrained` by this Task's names; others as they are."""
+        own = {*self.model.state_dict()}
+        return {f"model.{name}": tensor for name, tensor in weights.items()} if own >= {*weights} else weights
+
+    def export_huggingface(self, folder: Path) -> None:
+        """Write the model's own folder; `python -m trainkit export format=huggingface` calls this."""
+        transformers.utils.logging.disable_progress_bar()
+        self.model.save_pretrained(folder)
 
     def configure_optimizers(self) -> Any:
         return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)

@@ -1,4 +1,7 @@
-"""data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded."""
+"""data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded.
+
+data tokens is in data_tokens.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import run
+from trainkit.cli import data_tokens, run
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import usage_of
@@ -21,17 +24,20 @@ _STAGES = ("fit", "test", "predict")
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `data check`; return the exit code."""
+    """Run `data check` or `data tokens`; return the exit code."""
     launcher = read_launcher()
     if not launcher.is_main:
         return 0
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):
         print(usage_of(command))
         return 0 if arguments else 2
+    if arguments[0] == "tokens":
+        return data_tokens.main(f"{command} tokens", arguments[1:], launcher)
     own, rest = split_own(arguments[1:], _OWN)
     try:
         if arguments[0] != "check":
-            raise ConfigError(f"'{command} {arguments[0]}' is no command. Use: python -m trainkit data check conf=NAME")
+            known = f"Use check, or tokens; see python -m trainkit {command} --help"
+            raise ConfigError(f"'{command} {arguments[0]}' is no command. {known}")
         stage = own.get("stage", "fit")
         if stage not in _STAGES:
             raise ConfigError(f"stage is '{stage}'; it must be one of {', '.join(_STAGES)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,17 +33,29 @@ def _work(arguments: Sequence[str]) -> None:
     if not callable(generate):
         raise TaskError(
             f"{type(task).__name__} has no generate(), so it makes no text. Give it a method generate(prompt, max_new_tokens, "
-            "temperature, top_k, seed) that yields text, as recipes.gpt.LanguageModel has."
+            "temperature, top_k, seed) that yields text, as recipes.language_model.LanguageModel has."
         )
+    request |= _tokenizer(generate, request.pop("tokenizer"), run_dir)
     torch: Any = importlib.import_module("torch")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     print(f"{line}\n\n{request['prompt']}", end="", flush=True)
     began = time.monotonic()
+    count_made = 0
     for piece in generate(**request):
         print(piece, end="", flush=True)
-    count_made = request["max_new_tokens"]
+        count_made += 1
     rate = count_made / max(1e-9, time.monotonic() - began)
     print(f"\n\n{plural(count_made, 'token')}, {rate:,.0f} tokens/s", flush=True)
+
+
+def _tokenizer(generate: Any, given: str | None, run_dir: str) -> dict[str, str | None]:
+    """Return the argument `tokenizer`, if it takes one: the file that was given, or the run's copy of its data's."""
+    if "tokenizer" in inspect.signature(generate).parameters:
+        kept = Path(run_dir) / "tokenizer.json"
+        return {"tokenizer": given or (str(kept) if kept.is_file() else None)}
+    if given is not None:
+        raise TaskError(f"tokenizer is '{given}', but this Task's generate() takes none. Leave it out.")
+    return {}
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -61,7 +74,10 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         temperature = -1.0
     if not 0 <= temperature < float("inf"):
         raise ConfigError(f"temperature is '{given['temperature']}'; it must be a number, 0 or more.")
+    if "tokenizer" in given and not Path(given["tokenizer"]).is_file():
+        raise ConfigError(f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a tokenizer.json.")
     return run_dir, {
+        "tokenizer": given.get("tokenizer"),
         "prompt": given["prompt"],
         "max_new_tokens": count("max_new_tokens", given.get("max_new_tokens", "256")),
         "temperature": temperature,

@@ -28,7 +28,7 @@ class Microbatch(NamedTuple):
 
     Attributes:
         batch: on the device.
-        num_samples: samples in it.
+        num_samples: samples in it; 0 for a ghost (plan.py).
         is_last: whether it is this rank's last of the step.
         places: its samples' places in the epoch's order; None for streams.
         ends_batch: False for all pieces of a split batch but the last.
@@ -177,10 +177,21 @@ class MapFeed(Feed):
         found = self._loader.indices(epoch, microbatch.places)
         return [index for index in found if index not in microbatch.skipped] if microbatch.skipped else found
 
+    def deal(self, shares: tuple[int, ...] | None) -> None:
+        """Deal the samples of all steps from the next one on in these shares (None: even ones), also within an epoch.
+
+        Call it on all ranks at the same step. Batches that workers have loaded ahead are dropped.
+        """
+        self._loader.plan = replace(self._loader.plan, shares=shares)
+
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         plan = self.plan_of(epoch)
         batches = self._loader.iterate(plan, epoch, start)
         for step in range(start, plan.num_steps):
+            if plan.shares != self._loader.plan.shares:
+                plan = self.plan_of(epoch)
+                del batches  # first: its workers end
+                batches = self._loader.iterate(plan, epoch, step)
             shares = plan.microbatches(step, self._rank)
             if self._skips is None:
                 yield Step(plan.samples_in(step), self._microbatches(shares, batches))
@@ -195,7 +206,7 @@ class MapFeed(Feed):
 
     def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
         for i, places in enumerate(shares, 1):
-            yield Microbatch(self._move(next(batches)), len(places), i == len(shares), places)
+            yield Microbatch(self._move(next(batches)), len(places), i == len(shares), places or None)
 
 
 class StreamFeed(Feed):
@@ -208,6 +219,7 @@ class StreamFeed(Feed):
         sum_over_ranks: Callable[[int], int],
         move: Move,
         skips: Skips | None = None,
+        even: bool = False,
     ) -> None:
         """Build the feed.
 
@@ -217,9 +229,12 @@ class StreamFeed(Feed):
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
             skips: how bad samples are skipped; None if they raise.
+            even: whether all ranks need as many microbatches in each step: a rank without data repeats its last one, as a
+                ghost (plan.py).
         """
         self.stream, self._accumulate_at, self._skips = stream, accumulate_at, skips
-        self._sum_over_ranks, self._move = sum_over_ranks, move
+        self._sum_over_ranks, self._move, self._even = sum_over_ranks, move, even
+        self._latest: Any = None
 
     def num_steps_in(self, epoch: int) -> int | None:
         return self.stream.num_steps(self._accumulate_at(epoch))
@@ -242,8 +257,17 @@ class StreamFeed(Feed):
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:
                 return
+            if self._even:
+                pulled = self._with_ghosts(pulled, self.microbatches_in(epoch))
+                sizes += [0] * (len(pulled) - len(sizes))
             last = [False] * (len(pulled) - 1) + [True] * bool(pulled)
             yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
+
+    def _with_ghosts(self, pulled: list[Any], count: int) -> list[Any]:
+        self._latest = pulled[-1] if pulled else self._latest
+        if self._latest is None:
+            raise DataError("A rank's stream is empty. With engine=fsdp each rank needs one batch at least: start fewer ranks.")
+        return [*pulled, *[self._latest] * (count - len(pulled))]
 
     def close(self) -> None:
         self.stream.close()

@@ -177,7 +177,8 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         order = self.draw(epoch)
         for step in range(self.step, self.last):
             for places in self.plan.microbatches(step, self.rank):
-                yield [(epoch, index) for index in indices_at(order, places, self.plan.num_samples)]
+                reads = self.plan.reads(step, places)
+                yield [(epoch, index) for index in indices_at(order, reads, self.plan.num_samples)]
 
     def __len__(self) -> int:
         return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))

@@ -100,8 +100,12 @@ def apart() -> Iterator[None]:
     try:
         yield
     finally:
+        # Contexts of two threads, or of a generator that was left, may end in any order. The numpy generator of one then stays
+        # in use: it is no spare one.
+        nested = _get_numpy() is own
         before.put_back()
-        _spare.append(own)
+        if nested:
+            _spare.append(own)
 
 
 class Witness:

@@ -12,6 +12,12 @@ every other rank's share, so the weight of a microbatch needs no communication.
 
 If ranks have joined or left since the run's beginning, a step keeps its samples: they are spread evenly over the present
 ranks, in as many microbatches as needed.
+
+An engine that gathers weights in each forward needs as many forwards on all ranks: `even` deals a rank without samples a ghost,
+an empty range; it borrows a sample, and weighs nothing.
+
+Ranks of unequal speed take unequal parts of each round of microbatches, if `shares` names them: of 64 samples of a round, ranks
+with shares 3 and 1 take 48 and 16. Steps keep their samples and their order.
 """
 
 from __future__ import annotations
@@ -32,6 +38,8 @@ class StepPlan:
         drop_last: leave out a last step that is short.
         pad: fill a last step that is short with the epoch's first samples, again: places beyond the last one.
         declared_ranks: the number of ranks that `accumulate` is meant for, if it differs from `world_size`.
+        even: deal all ranks as many microbatches in each step.
+        shares: of a round's samples, one number of 1 or more for each rank; None for even ones.
     """
 
     num_samples: int
@@ -41,6 +49,8 @@ class StepPlan:
     drop_last: bool = False
     pad: bool = False
     declared_ranks: int | None = None
+    even: bool = False
+    shares: tuple[int, ...] | None = None
 
     @cached_property
     def global_batch_size(self) -> int:
@@ -64,16 +74,33 @@ class StepPlan:
 
         With `pad` a place may lie beyond the last sample; it is that of `place % num_samples`.
 
-        Ranges are never empty: a rank without samples in a short last step gets an empty list.
+        Ranges are never empty, but for ghosts: a rank without samples in a short last step gets an empty list.
         """
         samples, start = self.samples_in(step), step * self.global_batch_size
         rounds = -(-samples // (self.batch_size * self.world_size))
+        if self.shares is not None:
+            return self._in_shares(self.shares, range(start, start + samples), rounds, rank)
         cells = rounds * self.world_size
         size, longer = divmod(samples, cells)
         result = []
         for cell in range(rank, cells, self.world_size):
             first = start + cell * size + min(cell, longer)
             last = first + size + (1 if cell < longer else 0)
-            if last > first:
+            if last > first or self.even:
                 result.append(range(first, last))
         return result
+
+    def _in_shares(self, shares: tuple[int, ...], places: range, rounds: int, rank: int) -> list[range]:
+        before, own, total = sum(shares[:rank]), shares[rank], sum(shares)
+        result = []
+        for i in range(rounds):
+            one = places[len(places) * i // rounds : len(places) * (i + 1) // rounds]
+            part = one[len(one) * before // total : len(one) * (before + own) // total]
+            if part or self.even:
+                result.append(part)
+        return result
+
+    def reads(self, step: int, places: range) -> range:
+        """Return the places of the samples in a microbatch of `step`: its own; the step's first one for a ghost."""
+        start = step * self.global_batch_size
+        return places or range(start, start + 1)

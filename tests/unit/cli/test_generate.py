@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recipes.language_model import LanguageModel
 from trainkit.cli import generate
 from trainkit.cli.run import main as fit
+from trainkit.errors import TaskError
 
 SMALL = ["task.model.width=16", "task.model.depth=1", "task.model.heads=2", "data.context=8", "logger=none"]
 
@@ -42,6 +44,7 @@ def test_a_runs_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[
         (["prompt=x"], "The run's folder comes first"),
         (["nowhere", "prompt=x"], "nowhere is no run with checkpoints"),
         (["RUN", "prompt=x", "temperature=-1"], "temperature is '-1'"),
+        (["RUN", "prompt=x", "tokenizer=absent.json"], "tokenizer is 'absent.json', and there is no such file"),
         (["RUN", "prompt=x", "topk=3"], "Did you mean 'top_k'?"),
         (["RUN", "prompt=x", "max_new_tokens=0"], "max_new_tokens is '0'"),
     ],
@@ -65,3 +68,23 @@ def test_the_last_checkpoint_serves_without_a_best_one(run: Path, tmp_path: Path
     (tmp_path / "copy/checkpoints/best").unlink()
     assert generate.main("generate", [str(tmp_path / "copy"), "prompt=x", "max_new_tokens=1"]) == 0
     assert "1 token, " in capsys.readouterr().out
+
+
+class Older:
+    """A Task of a user's own, as before tokenizers."""
+
+    def generate(self, prompt: str, max_new_tokens: int, temperature: float, top_k: int | None, seed: int) -> list[str]:
+        """Return nothing."""
+        return []
+
+
+def test_a_tokenizer_goes_to_a_task_that_takes_one(tmp_path: Path) -> None:
+    """The run's own copy by default; a Task without the argument gets none, and one that was given is refused."""
+    given = tmp_path / "given.json"
+    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {"tokenizer": None}
+    (tmp_path / "tokenizer.json").touch()
+    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {"tokenizer": str(tmp_path / "tokenizer.json")}
+    assert generate._tokenizer(LanguageModel.generate, str(given), str(tmp_path)) == {"tokenizer": str(given)}
+    assert generate._tokenizer(Older().generate, None, str(tmp_path)) == {}
+    with pytest.raises(TaskError, match="but this Task's generate\\(\\) takes none"):
+        generate._tokenizer(Older().generate, str(given), str(tmp_path))

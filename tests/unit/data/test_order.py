@@ -111,6 +111,18 @@ def test_the_random_state_survives_an_error() -> None:
         assert random.getstate() == before
 
 
+def test_contexts_may_end_in_any_order() -> None:
+    """Two that overlap, of two threads or of a generator that was left, do not spoil those that come after them."""
+    first, second = random_numbers_of(0, 0, 0), random_numbers_of(0, 0, 1)
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None), second.__exit__(None, None, None)
+    for _ in range(3):
+        before = np.random.get_state()[1].tolist()
+        with random_numbers_of(0, 0, 2), random_numbers_of(0, 0, 3):
+            np.random.rand()
+        assert np.random.get_state()[1].tolist() == before
+
+
 def test_a_batch_is_its_samples() -> None:
     """A batch loaded at once holds the samples loaded one by one, and leaves the random state unchanged."""
     data = SeededDataset(Noise(), seed=3)

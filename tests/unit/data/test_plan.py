@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +27,28 @@ def cells(plan: StepPlan, step: int) -> list[list[range]]:
 def places(plan: StepPlan, step: int) -> list[int]:
     """Return the places of a step on all ranks, sorted."""
     return sorted(i for rank in cells(plan, step) for micro in rank for i in micro)
+
+
+def test_shares_are_those_of_a_round() -> None:
+    """Two rounds of 8 samples at 3:1, and a short last step; steps keep their samples and their order."""
+    plan = StepPlan(20, 4, 2, 2, shares=(3, 1))
+    assert cells(plan, 0) == [[range(6), range(8, 14)], [range(6, 8), range(14, 16)]]
+    assert cells(plan, 1) == [[range(16, 19)], [range(19, 20)]]
+    assert cells(replace(plan, num_samples=17), 1) == [[], [range(16, 17)]]
+    assert cells(replace(plan, num_samples=17, even=True), 1) == [[range(16, 16)], [range(16, 17)]]
+
+
+@given(plans, st.lists(st.integers(1, 5), min_size=5, max_size=5), st.booleans())
+def test_shares_deal_every_sample_once(plan: StepPlan, shares: list[int], even: bool) -> None:
+    """A step has the samples that it has without them, and each rank its part, within a sample a round."""
+    uneven = replace(plan, shares=tuple(shares[: plan.world_size]), even=even)
+    for step in range(plan.num_steps):
+        assert places(uneven, step) == places(plan, step)
+        rounds = -(-plan.samples_in(step) // (plan.batch_size * plan.world_size))
+        for rank, own in enumerate(cells(uneven, step)):
+            part = plan.samples_in(step) * shares[rank] / sum(uneven.shares or ())
+            assert abs(sum(map(len, own)) - part) <= rounds
+            assert len(own) == rounds if even else all(own)
 
 
 @given(plans)
@@ -90,3 +114,16 @@ def test_steps_are_counted() -> None:
     assert StepPlan(17, 4, 2).num_steps == 3
     assert StepPlan(17, 4, 2, drop_last=True).num_steps == 2
     assert StepPlan(0, 4).num_steps == 0
+
+
+@given(plans)
+def test_even_plans_give_all_ranks_as_many_microbatches(plan: StepPlan) -> None:
+    """A rank without samples gets ghosts: empty ranges, which read a sample of the same step. The samples stay the same."""
+    even = replace(plan, even=True)
+    for step in range(plan.num_steps):
+        assert places(even, step) == places(plan, step)
+        assert len({len(rank) for rank in cells(even, step)}) == 1
+        for rank in cells(even, step):
+            for micro in rank:
+                read = even.reads(step, micro)
+                assert read == micro if micro else len(read) == 1 and read.start in places(plan, step)

@@ -116,6 +116,18 @@ def test_a_run_is_exported(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("make", [lm, lambda: HFClassifier(2, SGD, model_type="bert", config=BERT)])
+def test_a_run_becomes_a_folder_of_transformers(make: Callable[[], Any], tmp_path: Path) -> None:
+    """format=huggingface calls the model's own save_pretrained; the folder's weights start another run."""
+    task, other = make(), make()
+    with torch.no_grad():
+        next(task.parameters()).add_(1.0)
+    trainkit.export(task, tmp_path / "model", format="huggingface", rebuilt=other)
+    assert torch.equal(weights(other), weights(task))
+    theirs = type(task.model).from_pretrained(tmp_path / "model")
+    assert torch.equal(weights(theirs), weights(task))
+
+
 def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
     """All else of the folder's model stays."""
     first = HFClassifier(2, SGD, model_type="bert", config=BERT)

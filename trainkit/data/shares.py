@@ -1,0 +1,111 @@
+"""The arithmetic of unequal ranks: how many samples of a round each rank takes (plan.py deals them). Pure, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Shares = tuple[int, ...]
+
+
+def words_of(shares: Sequence[int] | None) -> str:
+    """Return shares as the contract holds them: "3:1", or "even"."""
+    return ":".join(map(str, shares)) if shares is not None and len(set(shares)) > 1 else "even"
+
+
+def read_words(words: str) -> Shares | None:
+    """Return the shares that `words_of` has written, None for even ones."""
+    return None if words == "even" else tuple(map(int, words.split(":")))
+
+
+def samples_of(shares: Sequence[int] | None, total: int, ranks: int) -> Shares:
+    """Return the samples of each rank in a round of `total`, as plan.py deals them."""
+    shares = shares or [1] * ranks
+    bounds = [total * sum(shares[:rank]) // sum(shares) for rank in range(ranks + 1)]
+    return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
+
+
+def spread(weights: Sequence[float], total: int, limits: Sequence[int]) -> Shares:
+    """Return whole numbers of this sum in proportion to `weights`, each at least 1 and at most its limit.
+
+    What a limit takes from a rank goes to the others in proportion; remainders go to the largest fractions (Hamilton's method).
+
+    Args:
+        weights: of each rank, above 0.
+        total: the sum, at least one for each rank, and at most the sum of the limits.
+        limits: of each rank, 1 or more.
+    """
+    ranks, given = range(len(weights)), dict[int, float]()
+    for _ in ranks:  # each pass fixes a rank at its bound, or is the last
+        free = [rank for rank in ranks if rank not in given]
+        left, weight = total - sum(given.values()), sum(weights[rank] for rank in free)
+        wanted = {rank: left * weights[rank] / weight for rank in free}
+        over = {rank: limits[rank] for rank in free if wanted[rank] > limits[rank]}
+        fixed = over or {rank: 1 for rank in free if wanted[rank] < 1}
+        if not fixed:
+            given |= wanted
+            break
+        given |= fixed
+    found = [math.floor(given[rank]) for rank in ranks]
+    for rank in sorted(ranks, key=lambda rank: (found[rank] - given[rank], rank)):
+        if sum(found) < total and found[rank] < limits[rank]:
+            found[rank] += 1
+    assert sum(found) == total, "the limits leave room for all samples"
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a rank measured over some steps.
+
+    Attributes:
+        samples: of its microbatches, above 0.
+        compute_s: seconds of their forward and backward, above 0; waiting for other ranks is left out.
+        rest_s: seconds of everything else in these steps, waiting included.
+    """
+
+    samples: int
+    compute_s: float
+    rest_s: float
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds of computing a sample."""
+        return self.compute_s / self.samples
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Shares of a round that follow from measured paces.
+
+    Attributes:
+        samples: of each rank in a round.
+        gain: by how much more samples per second the ranks' measured paces promise at their best shares: 0.5 for half more.
+    """
+
+    samples: Shares
+    gain: float
+
+
+def deal(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: float) -> Deal:
+    """Return the shares to deal next.
+
+    At the best shares all ranks compute equally long, so a rank's samples are in proportion to its speed. Seconds are taken to
+    grow in proportion to samples; if they do not, later deals correct it: equal times are the only fixed point.
+
+    Args:
+        paces: of each rank.
+        now: samples of each rank in a round.
+        limits: samples that a rank may take in a round.
+        damping: the part of the present shares that stays, 0 or more and below 1.
+    """
+    total, speeds = sum(now), [1 / pace.sample_s for pace in paces]
+    best = spread(speeds, total, limits)
+    slowest = max(range(len(paces)), key=lambda rank: paces[rank].compute_s)
+    rest = paces[slowest].rest_s  # it waits for no other rank
+    rounds = sum(pace.samples for pace in paces) / total
+    then = max(pace.sample_s * part * rounds for pace, part in zip(paces, best, strict=True))
+    gain = (paces[slowest].compute_s + rest) / (then + rest) - 1
+    mixed = [damping * old + (1 - damping) * new for old, new in zip(now, best, strict=True)]
+    return Deal(spread(mixed, total, limits), gain)
