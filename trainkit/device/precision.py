@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,7 +23,13 @@ class Precision:
 
     "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so small gradients do not
     vanish, and skips an update if they overflow (Micikevicius et al. 2018). "*-true": weights and inputs have that dtype.
+
+    Attributes:
+        sum_over_ranks: sums an overflow over ranks, if a rank may hold a part of the gradients that others do not see; an
+            engine sets it.
     """
+
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
         """Build for a device.
@@ -64,6 +70,13 @@ class Precision:
         if self.scales_loss:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
+            if self.sum_over_ranks is not None:
+                for overflow in self._overflows(optimizers):
+                    overflow.copy_(self.sum_over_ranks(overflow))
+
+    def _overflows(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+        """Return what `unscale` has found, on each device: above 0 if a gradient is not finite."""
+        return [found for optimizer in optimizers for found in self.scaler._found_inf_per_device(optimizer).values()]
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Update the weights under fp16's loss scale; return False if an overflow held the update back.
@@ -72,8 +85,9 @@ class Precision:
         """
         with allowed_read():
             before = self.scaler.get_scale()
-            found = [inf for opt in optimizers for inf in self.scaler._found_inf_per_device(opt).values()]
-            overflows = any(bool(inf) for inf in found)  # one skips all: they are one step, and are clipped as one
+            overflows = any(
+                bool(inf) for inf in self._overflows(optimizers)
+            )  # one skips all: they are one step, and are clipped as one
             for optimizer in optimizers:
                 # By itself a fused optimizer finds an overflow on the device, and keeps momenta that it allocated without
                 # filling them: torch's SGD then continues from uninitialised memory.

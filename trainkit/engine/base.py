@@ -1,8 +1,9 @@
 """The wall between the loop and the machines: what an engine is.
 
-An engine is a context manager of four facets; the loop sees nothing else of Horovod or torch.distributed:
+An engine is a context manager of these facets; the loop sees nothing else of Horovod or torch.distributed:
 
     engine.ranks        rank, world_size, local_rank, ...                           ranks.py
+    engine.data         sums and gathers in which each sample counts once              over_data.py
     engine.comm         all_reduce, broadcast, gather, barrier, ...                 collectives.py
     engine.heartbeat    what a watchdog and a timeline see of this rank             heartbeat.py
     the step            the methods below, in this order:
@@ -32,11 +33,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainkit.device.precision import Precision
+from trainkit.device.shards import local_of
+from trainkit.engine.approximate.approximation import Approximation
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.over_data import OverData
+from trainkit.engine.pieces import Piece, Stored, fill
 from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
+from trainkit.engine.step_settings import StepSettings
 from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import TaskError
 from trainkit.launch.environment import Launcher, read_launcher
@@ -47,24 +53,32 @@ class Engine(ABC):
     """The ranks of a run and what they do together.
 
     Attributes:
-        name: "single", "horovod" or "ddp".
+        name: "single", "horovod", "ddp", "fsdp" or "deepspeed".
+        splits_weights: whether each rank holds a part of the weights (FSDP2): `shard` does it.
+        needs_even_rounds: whether all ranks must run as many forwards, since weights are gathered in them.
         ranks: this process's place among the ranks.
         comm: the collectives.
+        data: those that count samples.
         heartbeat: what others see of this rank while it works.
         device: where this rank computes; valid inside the context.
         launcher: what started this process.
         shown_options: options that change what is computed or sent, if they are not the defaults; the banner shows them.
+        approximation: what travels in place of exact gradients (trainer.communication).
+        saves_together: whether weights and optimizer state are split over ranks, so that one rank alone cannot save them.
 
     Args:
         device: the requested device; nothing is initialised before `__enter__`. For the others see the attributes.
     """
 
     name: str
+    splits_weights = False
+    needs_even_rounds = False
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
+    saves_together: bool = False
 
     def __init__(self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives) -> None:
         self.launcher: Launcher = read_launcher()
-        self.ranks, self.heartbeat, self.comm = ranks, heartbeat, comm
+        self.ranks, self.heartbeat, self.comm, self.data = ranks, heartbeat, comm, OverData(comm)
         self.device = torch.device("cpu")
         self._requested_device: Device = device
         self._reducer: GradientReducer | None = None
@@ -72,6 +86,7 @@ class Engine(ABC):
         self._optimizers: Sequence[Optimizer] = ()
         self._precision: Precision | None = None
         self._not_optimized: list[nn.Parameter] = []
+        self.approximation = Approximation(ranks)
 
     def __enter__(self) -> Engine:
         self._start()
@@ -93,6 +108,14 @@ class Engine(ABC):
 
     # -- the step ---------------------------------------------------------------------------------------------------
 
+    def agree(self, settings: StepSettings) -> None:
+        """Take the settings of a fit's steps, or refuse those that this engine cannot serve. Called before anything is built.
+
+        Raises:
+            ConfigError: it cannot serve one of them.
+        """
+        self.approximation.choose(settings, self.name, self.shown_options, self.comm)
+
     def shard(self, task: nn.Module) -> None:  # noqa: B027 - replicas have nothing to split
         """Split the task's parameters over ranks, before optimizers are made of them. Replicas stay whole."""
 
@@ -113,11 +136,8 @@ class Engine(ABC):
         """Undo `prepare`. The ranks stay connected, so that fit can be followed by test."""
         if self._reducer is not None:
             self._reducer.remove()
-        self._sum_by(None)
+        self._reducer = self.heartbeat.reducer = None
         self._task, self._optimizers, self._precision, self._not_optimized = None, (), None, []
-
-    def _sum_by(self, reducer: GradientReducer | None) -> None:
-        self._reducer = self.heartbeat.reducer = reducer
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward keeps gradients on this rank: all but the last microbatch of a step."""
@@ -157,6 +177,8 @@ class Engine(ABC):
         if self._precision is not None:
             self._precision.unscale(self._optimizers)
         factor = correction()
+        if (rounds := self.approximation.rounds) is not None and rounds.is_alone:
+            rounds.count(factor)
         if factor is not None:
             for parameter in with_gradients(self._optimizers):
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
@@ -182,12 +204,21 @@ class Engine(ABC):
             clear_gradients(optimizer)
         for parameter in self._not_optimized:
             parameter.grad = None  # it would be summed over ranks again and again
+        if self.approximation.end_step() and self._reducer is not None:
+            self._reducer.remove()
+            self._reducer = self.heartbeat.reducer = None
         return updated
 
     # -- state ------------------------------------------------------------------------------------------------------
 
+    def piece_of(self, tensor: Tensor) -> Piece:
+        """Return what this rank holds of a tensor of the task or of an optimizer: all of it, unless `shard` has split it."""
+        return Piece(tensor, (0,) * tensor.dim(), tuple(tensor.shape), self.ranks.is_main)
+
     def model_state(self, task: nn.Module) -> dict[str, Tensor]:
         """Return a task's weights and buffers by name, whole; the tensors share the task's memory.
+
+        Call it on all ranks if the engine `saves_together`; then only rank 0 gets them.
 
         Raises:
             TaskError: its state_dict contains something else.
@@ -199,11 +230,21 @@ class Engine(ABC):
                 f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {kind}; weights are tensors. "
                 "Keep other things in on_save_checkpoint."
             )
+        if self.approximation.rounds is not None:
+            return self.approximation.rounds.with_shared(state)
         return state
 
     def optimizer_state(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory."""
+        """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory. See model_state."""
         return [optimizer.state_dict() for optimizer in optimizers]
+
+    def fill(self, tensor: Tensor, value: Tensor | Stored) -> None:
+        """Fill what this rank holds of a tensor from a whole value, as a checkpoint has it."""
+        fill(self.piece_of(tensor), value)
+
+    def weights_here(self, task: nn.Module) -> list[Tensor]:
+        """Return the weights, or the parts of them, that this rank holds."""
+        return [local_of(parameter.detach()) for parameter in task.parameters()]
 
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
         """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.

@@ -13,25 +13,45 @@ from trainkit.errors import ConfigError
 
 _ALONE = "one process has no gradients to sum with other ranks"
 _NO_THREAD = "torch.distributed has no background thread that fuses tensors; its buckets are set by engine.bucket_cap_mb"
+_ZERO = "DeepSpeed sums gradients its own way; engine.config sets its buckets and what travels"
 _BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
+_SCATTERED = "gradients are summed there unit by unit, each rank its part (engine.shard)"
+_WHOLE = "each rank holds all weights; engine=fsdp, started by torchrun, splits them over the ranks"
+_OF_SINGLE = "one process holds all weights; engine=fsdp, started by torchrun, splits them over ranks"
 
 # option -> engine that lacks it -> why, and what to do.
 _LACKING: dict[str, dict[str, str]] = {
-    "compression": {"single": _ALONE},
-    "op": {"single": _ALONE},
-    "gradient_predivide_factor": {"single": _ALONE},
-    "num_groups": {"single": _ALONE, "ddp": _BUCKETS},
-    "groups": {"single": _ALONE, "ddp": _BUCKETS},
-    "sparse_as_dense": {"single": _ALONE},
-    "process_set": {"single": "one process has no others to choose from"},
-    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD},
-    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD},
-    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD},
-    "autotune": {"single": _ALONE, "ddp": _NO_THREAD},
-    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD},
+    "compression": {"single": _ALONE, "fsdp": "engine.param_dtype sends weights in fewer bytes there", "deepspeed": _ZERO},
+    "op": {"single": _ALONE, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "gradient_predivide_factor": {"single": _ALONE, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "num_groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "sparse_as_dense": {"single": _ALONE, "fsdp": "embeddings have dense gradients there", "deepspeed": _ZERO},
+    "process_set": {
+        "single": "one process has no others to choose from",
+        "fsdp": "all ranks hold a part of the weights",
+        "deepspeed": "DeepSpeed splits the state over all ranks",
+    },
+    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "autotune": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    **dict.fromkeys(
+        ("shard", "replicas", "tensor", "tensor_plan", "reshard_after_forward", "cpu_offload", "param_dtype"),
+        {"single": _OF_SINGLE, "horovod": _WHOLE, "ddp": _WHOLE, "deepspeed": "it is an option of engine=fsdp"},
+    ),
     "bucket_cap_mb": {
         "single": _ALONE,
+        "fsdp": _SCATTERED,
         "horovod": "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes fixed groups",
+        "deepspeed": _ZERO,
+    },
+    **{
+        option: dict.fromkeys(
+            ("single", "ddp", "fsdp", "horovod"), "it is an option of engine=deepspeed, which splits the state of training"
+        )
+        for option in ("stage", "offload_optimizer", "offload_param", "nvme_path", "config")
     },
 }
 
@@ -40,7 +60,7 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
     """Return the message for each option that an engine lacks.
 
     Args:
-        engine: "single", "horovod" or "ddp".
+        engine: its name.
         by_launcher: whether the launcher chose it (engine=auto).
     """
     which = f"this launcher's engine is '{engine}'" if by_launcher else f"the engine is '{engine}'"

@@ -29,12 +29,15 @@ class Ranks:
         is_elastic: whether ranks may be assigned again while this process lives.
         joins_late: whether this process was started to join ranks that may be training already; they wait for it from the
             moment at which it enters the engine.
+        tensor_size: ranks that read the same samples, and share the widths of layers (FSDPEngine's `tensor`): r x tensor_size
+            to (r + 1) x tensor_size - 1 for each r.
         committed_step: the newest step that this process can resume from in memory, -1 for none; an elastic driver makes the
             process with the newest one rank 0.
     """
 
     is_elastic = False
     joins_late = False
+    tensor_size = 1
     committed_step = -1
 
     def __init__(self, launcher: Launcher) -> None:
@@ -64,6 +67,21 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this rank writes the run's files and prints."""
         return self.rank == 0 and self.takes_part
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those that read different samples; the same on all ranks of a tensor group."""
+        return self.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        """The number of ranks that read different samples: what the batch of a step, and the contract, count."""
+        return self.world_size // self.tensor_size
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether this rank's samples and values count: those of one rank of each tensor group."""
+        return self.rank % self.tensor_size == 0
 
     @property
     def gpu_index(self) -> int:
@@ -99,6 +117,19 @@ class Ranks:
 
     def leave(self) -> None:
         """Close the connections, so that entering the engine again joins the ranks of that time. Call it outside the engine."""
+
+
+def check_groups(ranks: int, replicas: int, tensor: int) -> None:
+    """Check that groups of ranks (engine.replicas, engine.tensor) come out even.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if ranks % (replicas * tensor):
+        given = {"engine.replicas": replicas, "engine.tensor": tensor}
+        shown = [f"{key} is {value}" for key, value in given.items() if value > 1]
+        what = f"their product, {replicas * tensor}," if len(shown) > 1 else "it"
+        raise ConfigError(f"{' and '.join(shown)}, and there are {ranks} ranks; {what} must divide them.")
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:

@@ -14,12 +14,14 @@ from trainkit.launch.environment import read_launcher
 if TYPE_CHECKING:
     from trainkit.engine.base import Engine
 
-EngineName = Literal["auto", "single", "horovod", "ddp"]
+EngineName = Literal["auto", "single", "horovod", "ddp", "fsdp", "deepspeed"]
 
 _HOMES = {
     "single": ("trainkit.engine.single", "SingleEngine"),
     "horovod": ("trainkit.engine.horovod.engine", "HorovodEngine"),
     "ddp": ("trainkit.engine.ddp.engine", "DDPEngine"),
+    "fsdp": ("trainkit.engine.fsdp.engine", "FSDPEngine"),
+    "deepspeed": ("trainkit.engine.deepspeed.engine", "DeepSpeedEngine"),
 }
 
 
@@ -71,15 +73,19 @@ def make_engine(name: EngineName, **options: Any) -> Engine:
     try:
         engine: Engine = getattr(importlib.import_module(module), cls)(**options)
     except ImportError as error:
-        raise EngineError(f"engine={name} cannot be imported: {error}. {_CURE}") from error
+        raise EngineError(f"engine={name} cannot be imported: {error}. {_CURES.get(name, '')}".rstrip()) from error
     return engine
 
 
 _CURE = "Run `python -m trainkit horovod install`: it builds Horovod for the torch that is installed."
+_DEEPSPEED_CURE = "Install it: DS_BUILD_OPS=0 pip install deepspeed (or 'trainkit[deepspeed]')."
+_CURES = {"horovod": _CURE, "deepspeed": _DEEPSPEED_CURE}
 
 
 def require(name: str) -> None:
-    """Raise ConfigError if `name` needs Horovod and it is not installed. Costs no import."""
+    """Raise ConfigError if `name` needs Horovod or DeepSpeed, and it is not installed. Costs no import."""
+    if name == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(f"engine=deepspeed, but DeepSpeed is not installed. {_DEEPSPEED_CURE}")
     if name == "horovod" and importlib.util.find_spec("horovod") is None:
         why = " (the launcher asks for it)" if read_launcher().engine == "horovod" else ""
         raise ConfigError(f"engine=horovod{why}, but Horovod is not installed. {_CURE}")

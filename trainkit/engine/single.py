@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from trainkit.arguments import checked
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import LocalCollectives
@@ -11,6 +14,12 @@ from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
 from trainkit.launch.environment import read_launcher
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainkit.device.precision import Precision
 
 
 @checked
@@ -37,3 +46,8 @@ class SingleEngine(Engine):
             )
         self.ranks.assign(0, 1, 0, 1)
         self.pin()
+
+    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+        """See Engine."""
+        super().prepare(task, optimizers, precision)
+        self.approximation.start(task, optimizers)

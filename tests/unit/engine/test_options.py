@@ -17,6 +17,8 @@ TARGETS = {
     "single": "trainkit.engine.single.SingleEngine",
     "horovod": "trainkit.engine.horovod.engine.HorovodEngine",
     "ddp": "trainkit.engine.ddp.engine.DDPEngine",
+    "fsdp": "trainkit.engine.fsdp.engine.FSDPEngine",
+    "deepspeed": "trainkit.engine.deepspeed.engine.DeepSpeedEngine",
 }
 
 
@@ -44,6 +46,12 @@ def test_every_option_works_or_is_refused_with_a_reason(engine: str) -> None:
         ("ddp", {"optimizer_wrapper": "horovod"}, r"engine\.optimizer_wrapper is not a setting\."),
         ("single", {"compression": "fp16"}, r"engine\.compression: the engine is 'single'.*no gradients to sum"),
         ("single", {"process_set": [0]}, r"engine\.process_set: .*no others to choose from"),
+        ("ddp", {"cpu_offload": True}, r"engine\.cpu_offload: the engine is 'ddp'.*engine=fsdp, started by torchrun"),
+        ("single", {"replicas": 2}, r"engine\.replicas: the engine is 'single'.*one process holds all weights"),
+        ("fsdp", {"compression": "fp16"}, r"engine\.compression: the engine is 'fsdp'.*engine\.param_dtype"),
+        ("fsdp", {"bucket_cap_mb": 1}, r"engine\.bucket_cap_mb: .*engine\.shard"),
+        ("fsdp", {"replicas": 0}, r"engine\.replicas is 0; it must be a whole number, 1 or more"),
+        ("fsdp", {"param_dtype": "fp8"}, r"engine\.param_dtype is 'fp8'; it must be one of 'bf16', 'fp16'"),
         ("ddp", {"op": "adasum"}, r"engine\.op is 'adasum', which is Horovod's.*use engine\.op=average"),
         ("ddp", {"compression": "fp8"}, r"engine\.compression is 'fp8'; it must be one of 'none', 'fp16', 'bf16'"),
         ("ddp", {"gradient_predivide_factor": 0}, r"engine\.gradient_predivide_factor is 0; it must be a number above 0"),

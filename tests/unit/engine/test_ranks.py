@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.engine.ranks import Ranks, check_ranks
+from trainkit.engine.ranks import Ranks, check_groups, check_ranks
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import Launcher
 
@@ -34,3 +34,23 @@ def test_a_set_that_cannot_be_is_refused(ranks: list[int], words: str) -> None:
     assert check_ranks([2, 0], 3) == (0, 2)
     with pytest.raises(ConfigError, match=words):
         check_ranks(ranks, 3)
+
+
+@pytest.mark.parametrize(("rank", "data_rank", "counts"), [(0, 0, True), (1, 0, False), (4, 2, True), (5, 2, False)])
+def test_a_tensor_group_is_one_data_rank(rank: int, data_rank: int, counts: bool) -> None:
+    """Of six ranks in groups of two, neighbours read the same samples, and the first of them counts."""
+    found = Ranks(Launcher("torchrun", rank, 6, rank, 6))
+    assert (found.data_rank, found.data_size, found.counts_samples) == (rank, 6, True)
+    found.tensor_size = 2
+    assert (found.data_rank, found.data_size, found.counts_samples) == (data_rank, 3, counts)
+
+
+def test_groups_that_do_not_come_out_even_are_refused() -> None:
+    """The message names what was set."""
+    check_groups(8, 2, 4)
+    with pytest.raises(ConfigError, match=r"^engine\.tensor is 3, and there are 8 ranks; it must divide them"):
+        check_groups(8, 1, 3)
+    with pytest.raises(
+        ConfigError, match=r"engine\.replicas is 2 and engine\.tensor is 3, .*; their product, 6, must divide them"
+    ):
+        check_groups(8, 2, 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainkit.cli.run import main
 from trainkit.engine.select import auto_engine, make_engine
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, EngineError
@@ -86,3 +87,13 @@ def test_without_horovod_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "horovod" else real(name, *a))
     with pytest.raises(ConfigError, match=r"engine=horovod, but Horovod is not installed\. Run `python -m trainkit horovod"):
         make_engine("horovod")
+
+
+def test_without_deepspeed_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """By its name, and as the engine of a config, before torch is loaded."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "deepspeed" else found(name, *more))
+    with pytest.raises(ConfigError, match="DeepSpeed is not installed. Install it: DS_BUILD_OPS=0 pip install deepspeed"):
+        make_engine("deepspeed")
+    assert main("fit", ["conf=mlp", "engine=deepspeed"]) != 0
+    assert "engine=deepspeed, but DeepSpeed is not installed" in capfd.readouterr().err

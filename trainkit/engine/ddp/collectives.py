@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # see _leave
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
@@ -154,10 +156,24 @@ def _rendezvous() -> dict[str, Any]:
 def _leave() -> None:
     """End the group, and with it Gloo's threads, before the interpreter ends.
 
-    A thread that lives until then may ask for Python's lock, to free a tensor, and abort the process. The threads
-    end with the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
+    A thread that lives until then may ask for Python's lock, to free a tensor, and abort the process. The threads end with
+    the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
     imported, as its functions' default, forever, and the first step of an optimizer imports it: hence our import of it
     before there is a group.
     """
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    groups = list(dist.distributed_c10d._world.pg_map)
+    dist.destroy_process_group()
+    for mesh in [kept for kept in gc.get_objects() if type(kept) is DeviceMesh]:  # torch's caches keep them to the end
+        vars(mesh).get("_pg_registry", {}).clear()
+    while groups:
+        _let_go(groups.pop())
+
+
+def _let_go(group: Any) -> None:
+    """Take a group from all that holds it, such as the modules of a Task that a script has as a global."""
+    for holder in gc.get_referrers(group):
+        held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        for name in [name for name, value in held.items() if value is group]:
+            held[name] = None

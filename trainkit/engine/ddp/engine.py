@@ -4,7 +4,6 @@ together.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,6 +15,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.reduce import BucketReducer
+from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
 from trainkit.engine.pinning import Device
@@ -23,7 +23,7 @@ from trainkit.engine.ranks import Ranks, check_ranks
 from trainkit.engine.reduce.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
 from trainkit.engine.sending import send_optimizer_state, tensors_of
-from trainkit.errors import ConfigError, EngineError
+from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 
 
@@ -74,21 +74,8 @@ class DDPEngine(Engine):
         self._process_set = process_set
 
     def _start(self) -> None:
-        if self.launcher.name not in ("torchrun", "env"):
-            if self.launcher.world_size > 1:
-                raise EngineError(
-                    f"engine=ddp, but {self.launcher.name} started {self.launcher.world_size} processes without torchrun's "
-                    "variables. Use torchrun, or engine=auto."
-                )
-            missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-            if missing:
-                raise EngineError(
-                    f"engine=ddp needs a launcher (not set: {', '.join(missing)}). Start with `torchrun --nproc-per-node 2 "
-                    "-m trainkit fit ...`, or use engine=auto."
-                )
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_size = os.environ.get("LOCAL_WORLD_SIZE", str(world_size if "LOCAL_RANK" in os.environ else 1))
-        self.ranks.assign(rank, world_size, int(os.environ.get("LOCAL_RANK", "0")), int(local_size))
+        assign_ranks(self.ranks, self.launcher, self.name)
+        world_size = self.ranks.world_size
         chosen = None if self._process_set is None else check_ranks(self._process_set, world_size)
         self.pin()
         self.comm.connect(self.device)
@@ -100,10 +87,12 @@ class DDPEngine(Engine):
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(tensors_of(task))
         send_optimizer_state(self.comm, optimizers)
-        world_size = self.ranks.world_size
-        if world_size > 1:
+        sparse = set() if self._sparse_as_dense else find_sparse(task, optimizers)
+        self.approximation.start(task, optimizers, sparse)
+        if self.approximation.sums_gradients:
             trained, frozen = split_frozen(task.named_parameters())
-            sparse = set() if self._sparse_as_dense else find_sparse(task, optimizers)
-            wire = make_wire(self._compression, self._op, self._predivide, world_size)
+            wire = make_wire(self._compression, self._op, self._predivide, self.ranks.world_size)
             buckets = by_size(trained, self._bucket_bytes, sparse)
-            self._sum_by(BucketReducer(buckets, frozen, wire, sparse, self.comm.group))
+            self._reducer = self.heartbeat.reducer = BucketReducer(
+                buckets, frozen, wire, sparse, self.comm.group, self.approximation.low_rank
+            )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.low_rank import LowRank
 from trainkit.engine.reduce.reducer import Bucket, GradientReducer
 from trainkit.engine.reduce.wire import Wire, laid_out
 from trainkit.engine.sending import dense_view
@@ -25,7 +26,7 @@ class BucketReducer(GradientReducer):
     """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a view of it.
 
     Args:
-        buckets, frozen, wire, sparse: see GradientReducer.
+        buckets, frozen, wire, sparse, low_rank: see GradientReducer.
         group: the ranks that take part; None for all.
     """
 
@@ -36,8 +37,9 @@ class BucketReducer(GradientReducer):
         wire: Wire,
         sparse: AbstractSet[Tensor],
         group: dist.ProcessGroup | None,
+        low_rank: LowRank | None = None,
     ) -> None:
-        super().__init__(buckets, frozen, in_order=True, wire=wire, sparse=sparse)
+        super().__init__(buckets, frozen, in_order=True, wire=wire, sparse=sparse, low_rank=low_rank)
         self._group = group
 
     def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
@@ -88,11 +90,13 @@ class BucketReducer(GradientReducer):
             dist.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:number] for part, number in zip(parts, numbers, strict=True)])
 
-    def _start_flags(self, flags: Tensor) -> Any:
-        return dist.all_reduce(flags, group=self._group, async_op=True)
+    def _start_flat(self, vector: Tensor, name: str) -> Any:
+        return dist.all_reduce(vector, group=self._group, async_op=True), vector
 
     def _is_done(self, handle: Any) -> bool:
         return bool(handle[0].is_completed())
 
-    def _end_flags(self, handle: Any) -> None:
-        handle.wait()
+    def _end_flat(self, handle: Any) -> Tensor:
+        work, vector = handle
+        work.wait()
+        return vector  # type: ignore[no-any-return]

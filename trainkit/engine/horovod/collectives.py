@@ -112,13 +112,22 @@ class HorovodCollectives(Collectives):
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""
+        if self.ranks.world_size == 1:
+            return value
+        # Not hvd.broadcast_object: torch.ByteTensor(bytearray) reads byte by byte, 10 s for an optimizer's 70 MB.
+        own = _bytes_of(value) if self.ranks.is_main else None
+        size = torch.tensor([0 if own is None else len(own)])
+        name, given = "trainkit.broadcast_object", {"root_rank": self._root, "process_set": self.process_set}
         with self.waiting_for("the broadcast of an object"):
-            return hvd.broadcast_object(value, self._root, name="trainkit.broadcast_object", process_set=self.process_set)
+            hvd.broadcast_(size, name=f"{name}.size", **given)
+            sent = torch.empty(int(size), dtype=torch.uint8) if own is None else own
+            hvd.broadcast_(sent, name=name, **given)
+        return value if own is not None else cloudpickle.loads(sent.numpy())
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Collectives."""
         # hvd.allgather_object takes no process set.
-        own = torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)
+        own = _bytes_of(value)
         with self.waiting_for("the gathering of objects"):
             sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self.process_set)
             everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self.process_set)
@@ -154,3 +163,7 @@ class HorovodCollectives(Collectives):
         """See Collectives."""
         with self.waiting_for("the barrier"):
             hvd.barrier(process_set=self.process_set)
+
+
+def _bytes_of(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(cloudpickle.dumps(value)), dtype=torch.uint8)

@@ -29,12 +29,14 @@ from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks
-from trainkit.engine.reduce.buckets import NamedParameter, by_name, by_number, find_sparse, split_frozen
+from trainkit.engine.reduce.buckets import NamedParameter, by_name, by_number, by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.client import Membership
 from trainkit.launch.environment import read_launcher
+
+_FACTORED_BYTES = 25 * 2**20  # of a bucket of gradients that travel as factors, as on ddp
 
 
 @checked
@@ -57,7 +59,8 @@ class HorovodEngine(Engine):
         sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel as rows, and the
             optimizer gets a sparse gradient as in a single process (SparseAdam needs it). See buckets.find_sparse.
         process_set: the ranks that train, as the launcher counts them; the other ranks wait. Default: all.
-        fusion_threshold_mb: Horovod sums tensors that are ready together as one, up to this many MiB (its default: 128).
+        fusion_threshold_mb: Horovod sums tensors that are ready together as one, up to this many MiB (its default: 128). On
+            three ranks or more the order of its additions, and so the last digit, depends on what was fused; 0 fixes it.
         cycle_time_ms: how often Horovod's background thread looks for tensors that are ready. Default: 0.1 ms on a GPU,
             as record runs do; Horovod's own 1 ms on the CPU, on which the thread competes with the computing.
         cache_capacity: how many tensors Horovod remembers the negotiation of (its default: 1024).
@@ -172,7 +175,8 @@ class HorovodEngine(Engine):
         sparse = set() if self._sparse_as_dense else find_sparse(task, optimizers)
         self.comm.broadcast_tensors(tensors_of(task))
         send_optimizer_state(self.comm, optimizers)
-        if self.ranks.world_size == 1:
+        self.approximation.start(task, optimizers, sparse)
+        if not self.approximation.sums_gradients:
             return
         sums = self._sums
         if sums.op == "adasum" and sparse:
@@ -182,11 +186,16 @@ class HorovodEngine(Engine):
             )
         wire = make_wire(sums.compression, sums.op, sums.predivide, self.ranks.world_size, ALLREDUCE_TYPES)
         buckets = self._buckets(trained, sparse)
-        self._sum_by(HookReducer(buckets, frozen, wire, sparse, sums.op, self.comm.process_set))
+        low_rank = self.approximation.low_rank
+        self._reducer = self.heartbeat.reducer = HookReducer(
+            buckets, frozen, wire, sparse, sums.op, self.comm.process_set, low_rank
+        )
 
     def _buckets(self, trained: list[NamedParameter], sparse: set[Tensor]) -> list[list[NamedParameter]]:
         if self._sums.num_groups is not None:
             return by_number(trained, self._sums.num_groups, sparse)
+        if self.approximation.low_rank is not None and not self._sums.groups:
+            return by_size(trained, _FACTORED_BYTES, sparse)  # one by one, each would wait for a message before its second
         # Backward reaches the last layers first: Horovod's negotiation meets them in that order.
         return by_name(trained, self._sums.groups or [], sparse)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.low_rank import LowRank
 from trainkit.engine.reduce.reducer import Bucket, GradientReducer
 from trainkit.engine.reduce.wire import Wire, laid_out
 from trainkit.engine.sending import dense_view
@@ -30,6 +31,7 @@ class HookReducer(GradientReducer):
         buckets, frozen, wire, sparse: see GradientReducer.
         op: what the allreduce does: "adasum", or a sum.
         ranks: the process set of the ranks that take part.
+        low_rank: see GradientReducer.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class HookReducer(GradientReducer):
         sparse: AbstractSet[Tensor],
         op: str,
         ranks: hvd.ProcessSet,
+        low_rank: LowRank | None = None,
     ) -> None:
         self._carries = op != "adasum"
         self._op = hvd.Adasum if op == "adasum" else hvd.Sum
-        super().__init__(buckets, frozen, in_order=False, wire=wire, sparse=sparse)
+        # In order, if a rank waits in a hook for a first message: another one may not wait for one that comes later here.
+        super().__init__(buckets, frozen, low_rank is not None, wire, sparse, low_rank)
         self._ranks = ranks
 
     def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
@@ -91,8 +95,10 @@ class HookReducer(GradientReducer):
         (rows, values), dtype = handle
         return hvd.synchronize(rows), hvd.synchronize(values).view(dtype)
 
-    def _start_flags(self, flags: Tensor) -> Any:
-        return hvd.allreduce_async_(flags, op=hvd.Sum, name="trainkit.used", process_set=self._ranks)
+    def _start_flat(self, vector: Tensor, name: str) -> Any:
+        return hvd.allreduce_async_(vector, op=hvd.Sum, name=name, process_set=self._ranks), vector
 
-    def _end_flags(self, handle: Any) -> None:
-        hvd.synchronize(handle)
+    def _end_flat(self, handle: Any) -> Tensor:
+        number, vector = handle
+        hvd.synchronize(number)
+        return vector  # type: ignore[no-any-return]

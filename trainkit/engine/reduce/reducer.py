@@ -11,6 +11,9 @@ A parameter without gradient takes part with zeros, since the other ranks may ha
 `.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
 be known on the host, so it waits for the device, but only on ranks that have such a parameter.
 
+With communication=powersgd a bucket has two messages (low_rank.py): the second one starts when the next bucket does, so that
+both travel while backward runs. All ranks do so at the same places, since torch.distributed matches messages by their order.
+
 Which parameters took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the
 carrier): a message of its own would be one more round trip in each step.
 """
@@ -30,6 +33,7 @@ from torch import Tensor, nn
 
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.low_rank import Factors, LowRank
 from trainkit.engine.reduce.wire import Wire, from_rows, no_rows, rows_of
 from trainkit.errors import TaskError
 
@@ -70,6 +74,7 @@ class GradientReducer(ABC):
             by name).
         wire: how gradients travel.
         sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
+        low_rank: sends gradients as factors; needs `in_order`.
     """
 
     _carries = True  # whether a bucket can carry the vector of which parameters took part: if gradients are added up
@@ -81,13 +86,15 @@ class GradientReducer(ABC):
         in_order: bool,
         wire: Wire | None = None,
         sparse: AbstractSet[Tensor] = frozenset(),
+        low_rank: LowRank | None = None,
     ) -> None:
+        assert in_order or low_rank is None
+        self._low_rank = low_rank
         self._in_order = in_order
         self._wire = wire or Wire()
         self._sparse = sparse
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
-        self._name_of: dict[Tensor, str] = {}
         self._place: dict[Tensor, int] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._frozen = frozen
@@ -122,7 +129,9 @@ class GradientReducer(ABC):
             for bucket in self._buckets:
                 if bucket.handle is None:
                     bucket.handle = self._begin(bucket, self._used if bucket is self._carrier else None)
-            alone = self._start_flags(self._used) if self._carrier is None else None
+            if self._low_rank is not None:
+                self._low_rank.send_second(self._start_flat, self._end_flat)
+            alone = self._start_flat(self._used, "trainkit.used") if self._carrier is None else None
             for bucket in self._buckets:
                 carried = self._complete(bucket)
                 used = used if carried is None else carried
@@ -131,7 +140,7 @@ class GradientReducer(ABC):
                         self._summed.append(_summed(bucket, self._wire))
                     bucket.handed_ns = 0
             if alone is not None:
-                self._end_flags(alone)
+                self._end_flat(alone)
         finally:
             self.reset()
         if any(p.requires_grad for p in unused):
@@ -140,6 +149,8 @@ class GradientReducer(ABC):
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None
+        if self._low_rank is not None:
+            self._low_rank.end_step([_name_in(self._bucket_of[p], p) for p in unused])
 
     def record(self, on: bool) -> None:
         """Start or stop recording each sum, for `take_summed`."""
@@ -152,7 +163,8 @@ class GradientReducer(ABC):
 
     def outstanding(self) -> list[str]:
         """Return the parameters whose sums have started and are not done. May be called by another thread."""
-        under_way = [(bucket, bucket.handle) for bucket in list(self._buckets)]
+        handles = [(bucket, bucket.handle) for bucket in list(self._buckets)]
+        under_way = [(bucket, handle.handle if isinstance(handle, Factors) else handle) for bucket, handle in handles]
         waiting = [bucket for bucket, handle in under_way if handle is not None and not self._is_done(handle)]
         return [name for bucket in waiting for name, _ in bucket.entries]
 
@@ -160,6 +172,8 @@ class GradientReducer(ABC):
         """Forget the sums of this step that have started."""
         self._done.clear()
         self._next = 0
+        if self._low_rank is not None:
+            self._low_rank.owing = None
         for bucket in self._buckets:
             bucket.handle, bucket.waiting = None, len(bucket.entries)
 
@@ -181,8 +195,8 @@ class GradientReducer(ABC):
         self._buckets.append(bucket)
         if self._carries and not bucket.sparse:
             self._carrier = bucket
-        for name, parameter in entries:
-            self._bucket_of[parameter], self._name_of[parameter] = bucket, name
+        for _, parameter in entries:
+            self._bucket_of[parameter] = bucket
             self._place[parameter] = len(self._place)
             hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
@@ -193,7 +207,7 @@ class GradientReducer(ABC):
         if not self._sync:
             return
         if parameter in self._done:
-            name = self._name_of[parameter]
+            name = _name_in(self._bucket_of[parameter], parameter)
             raise TaskError(
                 f"The gradient of '{name}' was computed twice in one synchronised backward (reentrant checkpointing, or "
                 "a second backward in training_step). Use non-reentrant checkpointing, or add the losses and return them."
@@ -215,6 +229,12 @@ class GradientReducer(ABC):
     def _begin(self, bucket: Bucket, flags: Tensor | None = None) -> Any:
         if self._summed is not None:
             bucket.handed_ns = time.perf_counter_ns()
+        if self._low_rank is not None and self._low_rank.serves(bucket.entries):
+            factors = self._low_rank.begin(bucket.entries, flags)
+            factors.handle = self._start_flat(factors.message, f"trainkit.grad.{bucket.entries[0][0]}.p")
+            self._low_rank.send_second(self._start_flat, self._end_flat)
+            self._low_rank.owing = factors
+            return factors
         if not bucket.sparse:
             return self._start(bucket, flags)
         ((name, parameter),) = bucket.entries
@@ -222,6 +242,10 @@ class GradientReducer(ABC):
         return self._start_rows(name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous())
 
     def _complete(self, bucket: Bucket) -> Tensor | None:
+        if isinstance(bucket.handle, Factors):
+            assert self._low_rank is not None
+            flags = self._low_rank.finish(bucket.handle, self._end_flat(bucket.handle.handle))
+            return flags if bucket is self._carrier else None
         if not bucket.sparse:
             return self._end(bucket)
         ((_, parameter),) = bucket.entries
@@ -250,14 +274,21 @@ class GradientReducer(ABC):
         """Wait, and return the rows and values of all ranks, one after the other."""
 
     @abstractmethod
-    def _start_flags(self, flags: Tensor) -> Any:
-        """Start the sum of the vector, in place, if no bucket carries it."""
+    def _start_flat(self, vector: Tensor, name: str) -> Any:
+        """Start the sum of a vector, in place, under a name; return a handle."""
 
     @abstractmethod
-    def _end_flags(self, handle: Any) -> None:
-        """Wait for the vector's sum."""
+    def _end_flat(self, handle: Any) -> Tensor:
+        """Wait for a vector's sum, and return it."""
+
+
+def _name_in(bucket: Bucket, parameter: Tensor) -> str:
+    return next(name for name, own in bucket.entries if own is parameter)
 
 
 def _summed(bucket: Bucket, wire: Wire) -> Summed:
+    if isinstance(bucket.handle, Factors):
+        size = bucket.handle.num_bytes
+        return Summed(tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns())
     size = sum(p.numel() * wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
     return Summed(tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns())

@@ -40,11 +40,11 @@ class Noting(GradientReducer):
     def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
         return torch.cat([handle[0]] * 2), torch.cat([handle[1]] * 2)
 
-    def _start_flags(self, flags: Tensor) -> Any:
-        return flags
+    def _start_flat(self, vector: Tensor, name: str) -> Any:
+        return vector
 
-    def _end_flags(self, handle: Any) -> None:
-        handle *= 2
+    def _end_flat(self, handle: Any) -> Tensor:
+        return handle.mul_(2)
 
 
 def model() -> nn.Sequential:

@@ -1,0 +1,209 @@
+"""torch's FSDP2 behind the wall: each rank holds a part of the weights, their gradients and the optimizer's state.
+
+    shard       rank 0's weights to all -> each unit's parameters split over the ranks (DTensors), the rest in a last group
+                with `tensor`: layers are split by width first (tensor.py), and these parts over the data ranks
+    forward     a unit's weights are gathered before it runs, and dropped after it
+    backward    they are gathered again; gradients are reduce-scattered: each rank has the *sum* of its part
+
+Zhao et al. 2023 (PyTorch FSDP) and Rajbhandari et al. 2020 (ZeRO): `reshard_after_forward` is stage 3, without it stage 2.
+FSDP2 divides gradients by the number of ranks by default; here they are summed, as on the other engines, so that the weights
+of microbatches hold: a factor of 1, and plain sums (any other factor is a premultiplied sum, which only NCCL has).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from trainkit.arguments import PositiveInt, checked
+from trainkit.device.precision import Precision
+from trainkit.engine.base import Engine
+from trainkit.engine.blocks import blocks_of, without_shared
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.ddp.collectives import DDPCollectives
+from trainkit.engine.ddp.start import assign_ranks
+from trainkit.engine.fsdp.tensor import split_widths
+from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.options import refusals
+from trainkit.engine.pieces import Piece
+from trainkit.engine.pinning import Device
+from trainkit.engine.ranks import Ranks, check_groups
+from trainkit.engine.sending import tensors_of
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+
+_ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
+_LOST = ("gloo/transport", "NCCL")  # in the errors of a gather or a sum inside of a forward or a backward, if a rank is gone
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@checked
+class FSDPEngine(Engine):
+    """Ranks that torchrun started, each with a part of the weights, gradients and optimizer state.
+
+    Args:
+        device: "auto" takes the GPU of this rank's local rank if there are GPUs.
+        shard: names of modules, or of their classes, that are gathered one at a time. Default: repeated blocks.
+        replicas: groups of ranks that hold all weights each, and sum their gradients (HSDP); it divides the number of ranks.
+        tensor: ranks that read the same samples, and compute a part of the width of layers each (tensor parallelism). They are
+            neighbours by rank, so that one host can hold them. replicas x tensor divides the number of ranks.
+        tensor_plan: the layers to split: names or patterns of names ("model.blocks.*.up") -> "colwise" or "rowwise", see
+            tensor.py. Default: that of the Task's `parallelize`.
+        reshard_after_forward: drop a unit's weights after its forward and gather them again for its backward (ZeRO 3). False
+            keeps them from the step's first forward to its backward (ZeRO 2): more memory, a third less traffic.
+        cpu_offload: keep weights, gradients and optimizer state in host memory between uses; the optimizer runs there.
+        param_dtype: gather weights and compute in this dtype, and sum gradients in float32: half the memory and traffic of
+            gathered weights, in place of trainer.precision's autocast. Default: the weights' own.
+    """
+
+    name = "fsdp"
+    config_key = "engine"
+    splits_weights = saves_together = True
+    needs_even_rounds = True
+    explained_arguments = refusals("fsdp")
+    comm: DDPCollectives
+
+    def __init__(
+        self,
+        device: Device = "auto",
+        shard: list[str] | None = None,
+        replicas: PositiveInt = 1,
+        tensor: PositiveInt = 1,
+        tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
+        reshard_after_forward: bool = True,
+        cpu_offload: bool = False,
+        param_dtype: Literal["bf16", "fp16"] | None = None,
+    ) -> None:
+        ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
+        super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
+        self._units, self._replicas, self._tensor, self._plan = shard, replicas, tensor, tensor_plan
+        if tensor_plan is not None and tensor == 1:
+            raise ConfigError(
+                "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set engine.tensor=2, say."
+            )
+        self._reshard, self._offload, self._param_dtype = reshard_after_forward, cpu_offload, param_dtype
+        given: dict[str, Any] = {"replicas": replicas, "reshard_after_forward": reshard_after_forward}
+        given |= {"cpu_offload": cpu_offload, "param_dtype": param_dtype}
+        defaults = {"replicas": 1, "reshard_after_forward": True, "cpu_offload": False, "param_dtype": None}
+        self.shown_options = {name: value for name, value in given.items() if value != defaults[name]}
+        self._root: FSDPModule | None = None
+
+    def _start(self) -> None:
+        assign_ranks(self.ranks, self.launcher, self.name)
+        check_groups(self.ranks.world_size, self._replicas, self._tensor)
+        self.ranks.tensor_size = self._tensor
+        self.pin()
+        self.comm.connect(self.device)
+
+    def _mesh(self) -> DeviceMesh:
+        across = self.ranks.world_size // self._replicas // self._tensor
+        sizes = {"replicate": self._replicas, "shard": across, "tensor": self._tensor}
+        names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
+        return init_device_mesh(self.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+
+    def shard(self, task: nn.Module) -> None:
+        """See Engine. The task's weights are rank 0's; its parameters become DTensors, which optimizers are made of.
+
+        Those without memory (engine/deferred) get that of this rank's part, to be filled.
+        """
+        if not isinstance(task, FSDPModule):  # else an earlier stage of this process has done it
+            self.comm.broadcast_tensors(tensor for tensor in tensors_of(task) if not tensor.is_meta)
+            self._split(task)
+            device = torch.device("cpu") if self._offload else self.device
+            task._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
+        self._root = cast(FSDPModule, task)
+
+    def _split(self, task: nn.Module) -> None:
+        mesh = self._mesh()
+        if self._tensor > 1:
+            mesh._flatten("all")  # a norm is then one sum over all ranks, not one for each dimension
+            split_widths(task, mesh["tensor"], self._plan)
+            mesh = mesh["replicate", "shard"] if self._replicas > 1 else mesh["shard"]
+        dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": self._reshard,
+            "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
+            "offload_policy": CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy(),
+        }
+        blocks = blocks_of(task, self._units, "engine.shard")
+        for module in [*without_shared(task, blocks), task]:
+            fully_shard(module, **options)
+        for module in task.modules():
+            if isinstance(module, FSDPModule):
+                kind = type(module)  # made by fully_shard: FSDPModule, then the user's class; messages show its name
+                kind.__name__, kind.__qualname__ = kind.__mro__[2].__name__, kind.__mro__[2].__qualname__
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+                if hasattr(module, "set_reduce_scatter_unused_params"):  # from torch 2.14; before, ranks must use the same
+                    module.set_reduce_scatter_unused_params(True)
+        for entry in _ENTRIES:
+            if callable(getattr(task, entry, None)):
+                register_fsdp_forward_method(task, entry)
+                setattr(task, entry, _reporting_peers(getattr(task, entry)))
+
+    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+        """See Engine: buffers are sent; the weights were in `shard`."""
+        super().prepare(task, optimizers, precision)
+        self.comm.broadcast_tensors(task.buffers())
+        if precision is not None and self._tensor > 1:
+            precision.sum_over_ranks = self.comm.all_reduce  # torch's own sum is over the mesh of the first gradient alone
+
+    def backward(self, loss: Tensor) -> None:
+        """See Engine: weights are gathered, and gradients summed, while it runs."""
+        _reporting_peers(super().backward)(loss)
+
+    @contextlib.contextmanager
+    def _keep_gradients(self) -> Iterator[None]:
+        assert self._root is not None
+        self._root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._root.set_requires_gradient_sync(True)
+
+    def piece_of(self, tensor: Tensor) -> Piece:
+        """See Engine."""
+        if not isinstance(tensor, DTensor):
+            return super().piece_of(tensor)
+        mesh, placements = tensor.device_mesh, tensor.placements
+        shape, at = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+        place: Sequence[int] = mesh.get_coordinate() or []
+        is_first = all(i == 0 for i, placement in zip(place, placements, strict=True) if placement.is_replicate())
+        is_first = is_first and ("tensor" in (mesh.mesh_dim_names or ()) or self.ranks.counts_samples)
+        return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """See Engine: whole gradients stay on each rank until the last microbatch."""
+        return self._keep_gradients()
+
+
+def _reporting_peers(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call in which the error of a collective is a PeerError: its cause is reported by the rank that is gone."""
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            if any(sign in str(error) for sign in _LOST):
+                raise PeerError(f"Another rank ended: {error}") from error
+            raise
+
+    return called

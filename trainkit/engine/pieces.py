@@ -1,0 +1,47 @@
+"""Pieces: what a rank holds of a tensor, and how it is filled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Piece(NamedTuple):
+    """A rank's part of a tensor, a box of it.
+
+    Attributes:
+        local: the part; shares the tensor's memory.
+        at: where it begins in the whole tensor, for each dimension.
+        shape: of the whole tensor.
+        is_first: whether this is the first rank that holds this part: replicas hold it too. False for an empty part.
+    """
+
+    local: Tensor
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_first: bool
+
+
+class Stored(Protocol):
+    """A tensor of a checkpoint that is read when it is needed; see checkpoint/pieces.py."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def into(self, piece: Piece) -> None:
+        """Fill a rank's part of a tensor of this shape."""
+
+    def whole(self) -> Tensor:
+        """Return all of it, on the CPU."""
+
+
+def fill(piece: Piece, value: Tensor | Stored) -> None:
+    """Fill a rank's part of a tensor from a whole value of its shape."""
+    if not isinstance(value, Tensor):
+        value.into(piece)
+        return
+    box = tuple(slice(at, at + size) for at, size in zip(piece.at, piece.local.shape, strict=True))
+    with torch.no_grad():
+        piece.local.copy_(value[box])
