@@ -8,7 +8,8 @@ import pytest
 
 FOLDER = Path(__file__).parent
 # Each launcher, each kind of death (SIGKILL, SIGTERM, a freeze, an exception), and each way to recover: a restart by the user
-# or by torchrun, from a checkpoint or from a commit in memory, with a rank fewer and with one more; and a short storm.
+# or by torchrun, from a checkpoint or from a commit in memory, with a rank fewer and with one more; faults while ranks write a
+# checkpoint in parts; and a short storm.
 SHORT = {
     "test_kills.py::test_a_signal_on_any_rank_ends_all_with_a_checkpoint[15-1]",
     "test_launchers.py::test_a_rank_that_is_killed_under_horovodrun_costs_a_restart",
@@ -18,6 +19,8 @@ SHORT = {
     "test_elastic.py::test_a_host_that_comes_takes_part",
     "test_elastic.py::test_a_frozen_worker_is_replaced",
     "test_elastic.py::test_an_error_of_the_users_ends_the_job_with_its_code",
+    "test_parts.py::test_a_rank_that_is_killed_while_it_writes[1]",
+    "test_parts.py::test_a_disk_that_is_full_on_one_rank",
     "test_storm.py::test_a_job_survives_a_short_storm",
 }
 

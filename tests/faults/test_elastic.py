@@ -174,6 +174,21 @@ def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(run: Run,
     assert "killed by SIGKILL" in ended.text
 
 
+@pytest.mark.parametrize("rank", [1, 0])
+def test_ranks_that_step_alone_continue_from_the_last_outer_step(run: Run, rank: int, tmp_path: Path) -> None:
+    """A lost rank costs the steps since then (8 here, of an outer step each 4): they are taken again, and counted as such."""
+    ended = run({"do": "kill", "rank": rank, "step": 10}, every_n_steps=4)
+    check_samples(ended)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    (survivor,) = survivors(ended)
+    steps = [(line["generation"], line["step"]) for line in ended.lines[survivor]]
+    assert min(step for generation, step in steps if generation == 2) == 8, steps
+    assert max(step for generation, step in steps if generation == 1) >= 9, steps
+    goodput = json.loads((tmp_path / "run" / "goodput.json").read_text())
+    assert goodput["ranks"][:2] == [[0, 2], [8, 1]]
+    assert goodput["seconds"]["repeating"] > 0 or rank == 0  # a rank 0 that is killed has not written its last steps
+
+
 def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undisturbed: Ended) -> None:
     """If all workers are killed, their replacements resume from the last checkpoint."""
     ended = run({"do": "kill", "rank": 0, "step": 20}, {"do": "kill", "rank": 1, "step": 20})

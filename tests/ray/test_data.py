@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow
@@ -65,15 +66,21 @@ def test_each_sample_counts_once_and_a_killed_run_resumes(
     assert result(resumed.out)["weights"] == result(whole.out)["weights"]
 
 
-def test_files_by_config(cluster: str, command: Command, tmp_path: Path) -> None:
-    """`data=ray` trains on Parquet files and validates on others; a folder that does not exist is named."""
+def write_digits(folder: Path) -> None:
+    """Write the digits as Parquet: train/a.parquet and val/a.parquet, and train.parquet."""
     digits = Digits(image_size=8)
     digits.setup("fit")
     for name, part in (("train", digits.train), ("val", digits.val)):
         images, labels = (torch.stack(column) for column in zip(*(part[i] for i in range(len(part))), strict=True))
         flat = pyarrow.array(images.flatten(1).tolist(), pyarrow.list_(pyarrow.float32()))
-        (tmp_path / name).mkdir()
-        parquet.write_table(pyarrow.table({"image": flat, "label": labels.numpy()}), tmp_path / name / "a.parquet")
+        (folder / name).mkdir(parents=True)
+        parquet.write_table(pyarrow.table({"image": flat, "label": labels.numpy()}), folder / name / "a.parquet")
+    shutil.copy(folder / "train" / "a.parquet", folder / "train.parquet")
+
+
+def test_files_by_config(cluster: str, command: Command, tmp_path: Path) -> None:
+    """`data=ray` trains on Parquet files and validates on others; a folder that does not exist is named."""
+    write_digits(tmp_path)
     own = "data=ray 'data.columns=[image,label]' data.num_classes=10 trainer.max_epochs=2"
     done = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.val=val run_dir=run")
     assert done.code == 0, done.text[-3000:]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import pytest
+import ray
 import torch
+from ray.util.placement_group import placement_group, remove_placement_group
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +20,9 @@ import trainkit
 from trainkit.callbacks import Elastic
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.ray import RayExecutor
+from trainkit.launch.ray.cluster import connected
+from trainkit.launch.ray.options import options_of
+from trainkit.launch.ray.slots import Slots
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +127,30 @@ def test_resources_that_never_come_are_reported(cluster: Any) -> None:
     executor = RayExecutor(3, resources_per_worker={"CPU": 2}, start_timeout_s=2)
     with pytest.raises(ConfigError, match=r"asks for 3 x \{CPU: 2\} .* within 2 s .*free now: .*CPU: "):
         executor.__enter__()
+
+
+def test_growth_waits_for_the_first_ranks(ranks: RayExecutor) -> None:
+    """The bundle of a third worker does not take the CPU that the first two wait for; two others of the four are in use."""
+    options = options_of("launcher.", (2, 3))
+    with connected(options):
+        _until(lambda: ray.available_resources().get("CPU") == 2, "those of earlier tests are not given back")
+        held = placement_group([{"CPU": 1}])
+        ray.get(held.ready(), timeout=60)
+        slots = Slots(options)
+        try:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                assert slots.ask() == {}
+                time.sleep(0.5)
+            remove_placement_group(held)
+            _until(lambda: sum(slots.ask().values()) >= 2, "the first two have no places")
+        finally:
+            slots.close()
+            remove_placement_group(held)
+
+
+def _until(is_so: Callable[[], bool], fault: str) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, fault
+        time.sleep(0.5)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.launching import BIN
-from tests.ray.conftest import ROOT
+from tests.ray.conftest import NODE, ROOT, cluster_utils
 from tests.ray.jobs import check_samples, started, wait_for, write_project
+from trainkit.checkpoint.format import verify
 
 FIT = "python -m trainkit fit conf=journal launcher=ray"
 
@@ -85,3 +86,31 @@ def test_an_environment_that_cannot_be_made_is_reported(cluster: Any, tmp_path: 
         assert job.end() == 2, job.text
     assert re.search("No worker can be started on|Ray cannot start the job's environment", job.text), job.text
     assert "Traceback" not in job.text, job.text
+
+
+def test_an_environment_without_horovod_is_reported(cluster: Any, tmp_path: Path) -> None:
+    """A runtime_env in whose PYTHONPATH another horovod comes first: the node is named, with what to do."""
+    (tmp_path / "other" / "horovod").mkdir(parents=True)
+    (tmp_path / "other" / "horovod" / "__init__.py").touch()
+    environment = f"{{env_vars: {{PYTHONPATH: '{tmp_path}/other:{ROOT}'}}}}"
+    with started(tmp_path, f"launcher.runtime_env={environment}") as job:
+        assert job.end() == 2, job.text
+    assert re.search(r"The workers' environment on \S+ has no Horovod. Run `python -m trainkit horovod install`", job.text), (
+        job.text
+    )
+    assert "Traceback" not in job.text and not list(tmp_path.glob("journal-*"))
+
+
+def test_a_lost_head_ends_the_job_with_a_checkpoint(cluster: Any, tmp_path: Path) -> None:
+    """The head's server is killed on a cluster of its own: exit code 75 within seconds, and the checkpoint is whole."""
+    other = cluster_utils.Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    try:
+        with started(tmp_path, "trainer.max_epochs=400", RAY_ADDRESS=other.address) as job:
+            job.wait_for_step(3)
+            other.head_node.kill_gcs_server()
+            assert job.end() == 75, job.text
+        assert "the head of the Ray cluster" in job.text and "the job ends with a checkpoint" in job.text
+        (last,) = {int(found) for found in re.findall(r"the run ended after step (\d+)", job.text)}
+        assert verify((tmp_path / "run" / "checkpoints" / "last").resolve())["global_step"] == last
+    finally:
+        other.shutdown()

@@ -15,19 +15,20 @@ from typing import Literal
 from trainkit.launch.commands import end_group
 
 Launcher = Literal["horovodrun", "torchrun"]
+_OF_TORCH = ("ddp", "fsdp", "deepspeed")  # engines that torchrun starts, at one rank too
 
 
 def launcher_of(engine: str) -> Launcher:
-    """Return the launcher for an engine ("auto", "horovod", "ddp"); auto uses Horovod if it is installed."""
-    return "torchrun" if engine == "ddp" or importlib.util.find_spec("horovod") is None else "horovodrun"
+    """Return the launcher for an engine (as "auto", "horovod", "ddp"); auto uses Horovod if it is installed."""
+    return "torchrun" if engine in _OF_TORCH or importlib.util.find_spec("horovod") is None else "horovodrun"
 
 
-def start_with(launcher: Launcher, ranks: int) -> list[str]:
+def start_with(launcher: Launcher, ranks: int, engine: str = "auto") -> list[str]:
     """Return the start of a command that runs a script, or `-m module`, with this Python on each of `ranks` ranks.
 
     It uses modules, not the scripts `horovodrun` and `torchrun`: on the PATH, these may belong to another environment.
     """
-    if ranks == 1:
+    if ranks == 1 and engine not in _OF_TORCH:
         return [sys.executable]
     if launcher == "torchrun":  # standalone: on a free port
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

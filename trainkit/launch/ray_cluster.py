@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -56,27 +57,40 @@ def load_ray(module: str, what: str) -> Any:
         raise ConfigError(f"{what} needs Ray ({error}). Install: pip install 'trainkit[ray]'") from error
 
 
-def connect_ray(what: str, address: str | None = None) -> Any:
+def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> Any:
     """Connect this process to a cluster, unless it is connected; return the module ray.
 
     Args:
         what: needs Ray, for errors.
         address: of the cluster. Default: RAY_ADDRESS, or else a new cluster on this host that ends with the process.
+        runtime_env: Ray's environment of this process's workers.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster cannot be reached.
+        ConfigError: Ray is not installed, the cluster cannot be reached, or the environment cannot be made.
     """
     ray = load_ray("ray", what)
+    if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
+        return ray
     address = address or os.environ.get("RAY_ADDRESS") or "local"  # without an address Ray joins what last ran on this host
-    if not ray.is_initialized():
-        if fault := fault_of_address(address):
-            raise ConfigError(f"{what}: {fault}")
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            ray.init(address=address, include_dashboard=False if address == "local" else None, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"{what}: the Ray cluster at {address} cannot be reached from this host ({error}). With several hosts, start "
-                "Ray on each (ray start) and set RAY_ADDRESS."
-            ) from error
+    if fault := fault_of_address(address):
+        raise ConfigError(f"{what}: {fault}")
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    given |= {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, runtime_env=dict(runtime_env) if runtime_env else None, **given)
+    except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
+        raise ConfigError(f"{what}: {NO_CLUSTER.format(address, _first_line(error))}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        cause = (
+            f" launcher.runtime_env is {dict(runtime_env)}; it must be as Ray takes it, and not repeat what "
+            "`ray job submit` has set."
+            if runtime_env
+            else ""
+        )
+        raise ConfigError(f"{what}: Ray cannot start: {_first_line(error)}{cause}") from None
     return ray
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]

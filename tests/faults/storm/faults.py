@@ -29,11 +29,13 @@ def kill_loader(storm: Storm) -> str | None:
 
 def terminate_worker(storm: Storm) -> str | None:
     """SIGTERM to a rank, as a scheduler sends it."""
+    storm.has_terminated = True
     return _hit(storm, storm.workers, signal.SIGTERM)
 
 
 def interrupt_worker(storm: Storm) -> str | None:
     """SIGINT to a rank."""
+    storm.has_terminated = True
     return _hit(storm, storm.workers, signal.SIGINT)
 
 
@@ -114,7 +116,7 @@ def change_slots(storm: Storm) -> str | None:
     hosts = [host for host in range(storm.hosts.count) if host not in storm.busy]
     total = sum(storm.slots.values())
     changes = [(host, 1) for host in hosts if total < MOST_SLOTS and storm.slots[host] < 2]
-    changes += [(host, -1) for host in hosts if total > 1 and storm.slots[host] > 0]
+    changes += [(host, -1) for host in hosts if storm.has_formed and total > 1 and storm.slots[host] > 0]
     if not changes:
         return None
     host, change = storm.rng.choice(changes)

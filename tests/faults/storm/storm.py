@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("job.py")
 MARK = "TRAINKIT_STORM"
 RANKS = 3
+PREEMPTED = 75
 MOST_SLOTS = 4
 PACE_S = 0.02
 _GONE_S = 60.0  # a worker that is cut off learns of its driver's end after 30 s, and has 30 s to end
@@ -55,6 +56,7 @@ class Storm:
         self.may_end = ""  # why the job may end now, or an empty text
         self.ends: list[tuple[str, int]] = []  # (why, exit code) of each end of the command
         self.damaged: set[str] = set()  # checkpoints
+        self.has_terminated = False  # whether a rank has got SIGTERM or SIGINT since the last start: the last one ends the job
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[str] | None = None
         self._said_before = 0  # length of the output at the last start
@@ -90,7 +92,7 @@ class Storm:
         given = json.dumps({"pace_s": PACE_S, "epochs": None, "elastic": True})
         job = [sys.executable, str(JOB), str(self.run_dir), str(self.notes), given]
         self._said_before = len(self.text)
-        self.may_end = ""
+        self.may_end, self.has_terminated = "", False
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))}
         environ |= {"PATH": self.hosts.path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: self._mark}
         environ |= {"TMPDIR": str(self.temporary)}
@@ -143,6 +145,8 @@ class Storm:
     def restart(self) -> None:
         """Start the command again once all of it has ended."""
         code = self.await_end()
+        if code == PREEMPTED and self.has_terminated:
+            self.may_end = self.may_end or "the only rank was terminated"
         self.ends.append((self.may_end or "by itself", code))
         if not self.may_end:
             raise FindingError(f"the command ended with {code}, and no fault ends it")
@@ -154,6 +158,11 @@ class Storm:
     def processes(self) -> list[int]:
         """Return all processes of the job, on all hosts, but for those that have ended and are not collected yet."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether ranks have formed since the last start, which needs as many slots as the command asked for."""
+        return "generation 1" in self.text_since_start
 
     def _is_ours(self, pid: int) -> bool:
         try:

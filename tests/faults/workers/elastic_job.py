@@ -1,9 +1,10 @@
 """What the ranks of test_elastic.py run: a fit in which each rank writes down the samples that it trains on.
 
 elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2,
-                                   "slow_s": 0}
+                                   "slow_s": 0, "every_n_steps": 0}
 
-`setup` and `configure_optimizers` take "slow_s" seconds each.
+`setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone between outer steps, and a
+ledger of goodput is kept.
 
 While there are fewer ranks than "waits_for", steps take longer, so that a new worker can join in time.
 """
@@ -24,8 +25,9 @@ from torch.utils.data import DataLoader
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
-from trainkit.callbacks import Elastic, FaultInjection, ModelCheckpoint, Watchdog
+from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
+from trainkit.engine.approximate.settings import DiLoCo
 from trainkit.errors import JobEnded
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger
@@ -78,7 +80,10 @@ def main() -> None:
     callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir, wish["waits_for"])]
     callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
     callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
+    every = wish.get("every_n_steps", 0)
+    callbacks += [Goodput()] * bool(every)
     trainer = Trainer(
+        communication=DiLoCo(every_n_steps=every, outer_momentum=0.5) if every else "exact",
         max_epochs=wish["epochs"],
         run_dir=str(run_dir),
         callbacks=callbacks,

@@ -15,6 +15,7 @@ from trainkit.launch.local import launcher_of, run_job, start_with
 def test_one_rank_needs_no_launcher() -> None:
     """One rank is this Python alone; several are started by the launcher of the engine, with this Python."""
     assert start_with("torchrun", 1) == [sys.executable]
+    assert start_with("torchrun", 1, "fsdp")[-2:] == ["--nproc-per-node", "1"]
     assert start_with("torchrun", 3)[-2:] == ["--nproc-per-node", "3"]
     assert start_with("horovodrun", 2)[-4:] == ["-np", "2", "--gloo", sys.executable]
     assert launcher_of("ddp") == "torchrun"

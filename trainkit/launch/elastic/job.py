@@ -124,14 +124,13 @@ class Job:
         away = self.away.setdefault(w.host, Away())
         tried = {host for (host, _), slot in self.slots.items() if slot.count}
         if not self.generation and tried <= self.away.keys() and not self.alive("starting", "waiting"):
-            which = f"no host {self.rules.words.unreachable.replace('cannot', 'can')}"
-            self.end(1, f"{which} ({', '.join(sorted(tried))}): see the output above")
+            self.end(1, f"no host can be {self.rules.words.reached} ({', '.join(sorted(tried))}): see the output above")
         elif away.ready_at <= self.now:  # not another worker of the same try
             first, longest = self.rules.pause_s
             before, away.pause_s = away.pause_s, min(longest, 2 * away.pause_s) or first
             away.ready_at = self.now + away.pause_s
             if away.pause_s != before:
-                self.say(f"{w.host} {self.rules.words.unreachable}; it is tried again in {away.pause_s:g} s")
+                self.say(f"{w.host} cannot be {self.rules.words.reached}; it is tried again in {away.pause_s:g} s")
 
     def count_crash(self, w: Worker, text: str) -> None:
         """Count a worker's crash: its slot is refilled at once, after a pause, or never again."""

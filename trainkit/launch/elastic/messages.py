@@ -16,7 +16,7 @@ class Words:
     min_np: str = "--min-np"
     timeout: str = "--elastic-timeout"
     reset_limit: str = "--reset-limit"
-    unreachable: str = "cannot be reached by ssh"
+    reached: str = "reached by ssh"
     lost: str = "the ssh connection to its host broke, or could not be made"
     unseated: str = WHY  # why the job ends if its script calls hvd.init() itself
 

@@ -43,6 +43,8 @@ def _watch(job: Job) -> None:
     for w in frozen(job.workers.values(), job.now):
         job.kill(w, f"sent no heartbeat for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
     stall = stalled(job.workers.values(), job.now)
+    if stall is not None and not stall.culprits and job.is_broken:
+        stall = None  # they wait for a lost rank, until its connection times out
     if stall is None:
         job.stall = None
     elif job.stall is None or job.stall[0].culprits != stall.culprits:

@@ -26,6 +26,7 @@ from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.processes import OnExit, code_of
 from trainkit.launch.ray import keeper as keeper_module
 from trainkit.launch.ray.slots import Slots
+from trainkit.launch.shared_folder import not_shared
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # Of the driver's environment: the rest is the node's own.
@@ -137,7 +138,9 @@ class RayBackend:
         return keeper
 
     def _environ(self, given: Mapping[str, str]) -> dict[str, str]:
-        environ = {name: value for name, value in self._work.environ.items() if name.startswith(_HANDED_ON)}
+        chosen = (self._slots.options.runtime_env or {}).get("env_vars") or {}  # the actor has them
+        handed_on = {name: value for name, value in self._work.environ.items() if name.startswith(_HANDED_ON)}
+        environ = {name: value for name, value in handed_on.items() if name not in chosen}
         environ |= {"TRAINKIT_LAUNCHER": "ray", "RAY_ADDRESS": ray.get_runtime_context().gcs_address} | dict(given)
         if self._slots.options.resources.get("GPU", 0):
             environ["TRAINKIT_GPU"] = "0"
@@ -213,11 +216,7 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
             "for an image that all nodes use; a runtime_env with pip cannot build it."
         )
     if not found["token"]:
-        return (
-            f"run_dir is '{run_dir}', and {host} does not see it (its folder is {found['folder']}): it is not shared between "
-            "the nodes, so that checkpoints would be lost with rank 0's. Give the absolute path of a shared folder "
-            "(run_dir=...), or keep checkpoints in a store: callbacks.checkpoint.dirpath=s3://..."
-        )
+        return not_shared(run_dir, host, f" (its folder is {found['folder']})")
     return ""
 
 

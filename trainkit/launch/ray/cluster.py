@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from trainkit.errors import ConfigError
 from trainkit.launch.ray.options import Options, shown
-from trainkit.launch.ray_cluster import NO_CLUSTER, fault_of_address
+from trainkit.launch.ray_cluster import connect_ray
 
 
 @contextlib.contextmanager
@@ -23,26 +21,12 @@ def connected(options: Options) -> Iterator[None]:
     Raises:
         ConfigError: the address is of another kind, no cluster answers, or a cluster started here is too small.
     """
-    if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
+    if ray.is_initialized():  # a Tune trial, or a script with its own ray.init: they disconnect themselves
         yield
         return
-    address = os.environ.get("RAY_ADDRESS", "")
-    if fault := fault_of_address(address):
-        raise ConfigError(fault)
-    given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    given |= {} if address else {"include_dashboard": False}
-    runtime_env = dict(options.runtime_env) if options.runtime_env else None
+    connect_ray("launcher=ray", runtime_env=options.runtime_env)
     try:
-        ray.init(address="auto" if address else "local", runtime_env=runtime_env, **given)
-    except (ConnectionError, RayError, TimeoutError) as error:
-        raise ConfigError(NO_CLUSTER.format(address, _first_line(error))) from None
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigError(
-            f"Ray cannot start the job's environment: {_first_line(error)} launcher.runtime_env is "
-            f"{dict(options.runtime_env or {})}; it must be as Ray takes it, and not repeat what `ray job submit` has set."
-        ) from None
-    try:
-        if not address:
+        if not os.environ.get("RAY_ADDRESS"):
             _refuse_too_small(options)
         yield
     finally:
@@ -73,8 +57,3 @@ def _plain(resources: Mapping[str, float]) -> dict[str, float]:
 
 def _alive() -> list[Any]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200]

@@ -56,7 +56,7 @@ class RayExecutor:
         self.options = options_of(
             "RayExecutor.",
             num_workers,
-            {"CPU": 1} if resources_per_worker is None else resources_per_worker,
+            resources_per_worker,
             placement_strategy,
             workers_per_bundle=workers_per_bundle,
             max_failures=max_failures,

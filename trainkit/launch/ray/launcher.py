@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from trainkit.launch.ray.backend import RayBackend, Work
 from trainkit.launch.ray.cluster import connected, free_and_total
 from trainkit.launch.ray.options import Options, options_of, refuse_shared_gpus
 from trainkit.launch.ray.slots import EVERY_S, Slots
+from trainkit.launch.shared_folder import token_in
 
 _WORDS = Words(
     np="launcher.num_workers",
     min_np="launcher.num_workers",
     timeout="launcher.start_timeout_s",
     reset_limit="launcher.max_failures",
-    unreachable="cannot be reached by Ray",
+    reached="reached by Ray",
     lost="its actor or its node has ended",
     unseated="the script calls hvd.init() itself, without the Trainer: such a function runs in trainkit.launch.ray.RayExecutor "
     "with a fixed num_workers",
@@ -72,7 +72,7 @@ class RayLauncher:
         self.options = options_of(
             "launcher.",
             num_workers,
-            {"CPU": 1} if resources_per_worker is None else resources_per_worker,
+            resources_per_worker,
             placement_strategy,
             workers_per_bundle=workers_per_bundle,
             max_failures=max_failures,
@@ -92,9 +92,8 @@ class RayLauncher:
             EngineError: the command calls hvd.init() itself.
         """
         refuse_shared_gpus("launcher.", self.options)
-        folder = (
-            os.getcwd()
-        )  # before Ray is connected: raylets of one machine share a submitted job's folder, and may remove it
+        # Before Ray is connected: raylets of one machine share a submitted job's folder, and may remove it.
+        folder = os.getcwd()
         with connected(self.options):
             code, _ = run_job(self.options, command, folder, run_dir)
         return code
@@ -133,7 +132,9 @@ def run_job(
     environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ) | dict(environ or {})
     output = output or Output(None, False)
     at = None if options.runtime_env and "working_dir" in options.runtime_env else folder
-    with _token(run_dir) as token, contextlib.closing(Slots(options)) as slots:
+    with contextlib.ExitStack() as stack:
+        token = None if run_dir is None else str(stack.enter_context(token_in(Path(run_dir))))
+        slots = stack.enter_context(contextlib.closing(Slots(options)))
         hosts = _first_hosts(slots, output)
         backend = RayBackend(slots, Work(command, environ, at, token, run_dir or "", call))
         try:
@@ -175,22 +176,3 @@ def _first_hosts(slots: Slots, output: Output) -> dict[str, int]:
             reported = True
         time.sleep(EVERY_S / 2)
     return hosts
-
-
-@contextlib.contextmanager
-def _token(run_dir: str | None) -> Iterator[str | None]:
-    """Write a file into the run's folder, by which a node shows that it sees the same folder; yield its path."""
-    if run_dir is None:
-        yield None
-        return
-    path = Path(run_dir, f".shared-{secrets.token_hex(4)}")
-    before = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    try:
-        yield str(path)
-    finally:
-        path.unlink(missing_ok=True)
-        for folder in before:  # made for the file alone, if the job did not start
-            with contextlib.suppress(OSError):
-                folder.rmdir()

@@ -65,21 +65,22 @@ class Options:
 def options_of(
     key: str,
     num_workers: int | Sequence[int],
-    resources_per_worker: Mapping[str, float],
-    placement_strategy: str,
+    resources_per_worker: Mapping[str, float] | None = None,
+    placement_strategy: str = "PACK",
     *,
-    workers_per_bundle: int,
-    max_failures: int | None,
-    start_timeout_s: float,
-    runtime_env: Mapping[str, Any] | None,
+    workers_per_bundle: int = 1,
+    max_failures: int | None = None,
+    start_timeout_s: float = 600.0,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> Options:
-    """Check what a user set; `key` begins the names of the settings in messages, as "launcher.".
+    """Check what a user set; `key` begins the names of settings in messages, as "launcher.". A worker takes a CPU by default.
 
     Raises:
         ConfigError: a setting is not legal.
     """
     least, most = _workers(key, num_workers)
-    resources = _resources(f"{key}resources_per_worker", resources_per_worker)
+    given = {"CPU": 1} if resources_per_worker is None else resources_per_worker
+    resources = _resources(f"{key}resources_per_worker", given)
     if placement_strategy not in STRATEGIES:
         raise ConfigError(f"{key}placement_strategy is '{placement_strategy}'; it must be one of {', '.join(STRATEGIES)}.")
     if not _is_count(workers_per_bundle) or workers_per_bundle < 1 or least % workers_per_bundle or most % workers_per_bundle:

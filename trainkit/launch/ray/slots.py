@@ -1,8 +1,8 @@
 """Slots of a job on Ray: bundles of placement groups, by the node that holds them.
 
-The first `least` workers are one group, all or nothing: two jobs never hold half of a cluster each. Each further bundle is a
-group of its own, which waits for resources, and so shows an autoscaler what is wanted. Slots of a node that drains (a spot
-notice) are taken away at once: its workers commit, and leave before the node goes.
+The first `least` workers are one group, all or nothing: two jobs never hold half of a cluster each. Once it is placed, each
+further bundle is a group of its own, which waits for resources, and so shows an autoscaler how many are wanted. Slots of a node
+that drains (a spot notice) are taken away at once: its workers commit, and leave before the node goes.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class Slots:
                 "for each worker is needed, as PlacementGroupFactory([{}] + [worker] * n)."
             )
         first, last = options.least // options.per_bundle, options.most // options.per_bundle
-        groups = [current or placement_group([options.bundle] * first, strategy=options.strategy)]
-        groups += [placement_group([options.bundle]) for _ in range(last - first)] if current is None else []
-        self._groups: list[PlacementGroup] = groups
+        self._groups: list[PlacementGroup] = [current or placement_group([options.bundle] * first, strategy=options.strategy)]
+        self._further = 0 if self.is_inside else last - first  # bundles to ask for once the first group is whole
         self._places = Places(options.per_bundle)
         self._substitutes: dict[tuple[int, int], int] = {}  # (group, bundle) on a draining node -> the group in its place
         self.on_head_lost: Callable[[], None] = lambda: None
@@ -73,6 +72,9 @@ class Slots:
             table = placement_group_table(group)
             if table["state"] in ("CREATED", "RESCHEDULING"):
                 placed |= {(number, int(bundle)): node for bundle, node in table["bundles_to_node_id"].items()}
+        if placed and self._further:  # sooner they could take what the first group waits for
+            self._groups += [placement_group([self.options.bundle]) for _ in range(self._further)]
+            self._further = 0
         if not self.is_inside:
             self._substitute(placed, draining, nodes)
         bundles: dict[str, list[tuple[int, int]]] = {}

@@ -602,6 +602,18 @@ def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
     assert "rank 1 (node1, slot 1) has made no progress for 6 s and waits for nothing, while rank 0" in job.said[0]
 
 
+def test_ranks_that_wait_for_a_lost_one_are_no_deadlock() -> None:
+    """The process of a frozen rank on a host that is cut off does not end; the others wait for their connections."""
+    job = Simulated({"node1": 3}, np=3)
+    c = "node1/2#1"
+    job.join(A, B, c)
+    job.beat(A, B, c, stall_s=5)
+    hang(job, 6, A="grads", B="grads")
+    assert job.sent == {c: [signal.SIGKILL]}  # no heartbeat
+    hang(job, 20, A="grads", B="grads")
+    assert job.code is None and A not in job.sent and B not in job.sent
+
+
 def test_a_slow_rank_nobody_waits_for_is_left_alone() -> None:
     """If no worker is in a collective, no worker is blocked."""
     job = started()
@@ -654,9 +666,7 @@ def test_a_lost_ssh_connection_is_a_crash() -> None:
 
 def test_another_backends_words_are_used() -> None:
     """The text for a lost link, and the options' names, are those of the backend: no word of ssh, no option of horovodrun."""
-    words = Words(
-        "launcher.num_workers", "launcher.num_workers", lost="its actor ended", unreachable="cannot be reached by Ray"
-    )
+    words = Words("launcher.num_workers", "launcher.num_workers", lost="its actor ended", reached="reached by Ray")
     job = Simulated(words=words, min_np=2)
     job.join(A, B)
     job.exit(B, code=None)

@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.ray.backend import fault_of
 from trainkit.launch.ray.cluster import connected
 from trainkit.launch.ray.options import Options
+from trainkit.tuning.words import override
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, command: str = "fit", code: int = 2) -> str:
@@ -151,7 +152,7 @@ def test_elastic_is_added_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr("trainkit.launch.ray.launcher.RayLauncher", Launcher)
     folder = f"{tmp_path}/it's=here"
-    assert main("fit", ["conf=mlp", "launcher=ray", f"run_dir={launch.quoted(folder)}"]) == 3
+    assert main("fit", ["conf=mlp", "launcher=ray", override("run_dir", folder)]) == 3
     words, run_dir = commands.pop()
     assert words[:4] == ["python", "-m", "trainkit", "fit"] and run_dir == folder
     assert "callbacks.elastic._target_=trainkit.callbacks.Elastic" in words
