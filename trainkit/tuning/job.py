@@ -20,9 +20,9 @@ from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
 from trainkit.launch.ray.options import Options
 from trainkit.launch.trial import Report, TrialServer
+from trainkit.tuning.words import ELASTIC
 
 Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended
-_ELASTIC = "trainkit.callbacks.Elastic"
 END_S = 60.0  # a run that is requested to stop ends within so long, or is killed
 
 
@@ -110,7 +110,7 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
     def run() -> None:
         with job.output.open("a") as file:
             try:
-                words = ["python", *job.command[1:], f"callbacks.elastic._target_={_ELASTIC}"]
+                words = ["python", *job.command[1:], ELASTIC]
                 output, run_dir = Output(None, False, file), str(job.output.parent)
                 code, _ = launcher.run_job(
                     options, words, str(job.folder), run_dir, environ=environ, output=output, on_start=drivers.append

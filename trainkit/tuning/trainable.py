@@ -55,17 +55,7 @@ def trial(
         ConfigError: Ray is not installed, or an argument is not legal.
     """
     tune = load_tune()
-    resources = dict(resources_per_worker or {"CPU": 1})
-    options_of(
-        "",
-        num_workers,
-        resources,
-        "PACK",
-        workers_per_bundle=1,
-        max_failures=None,
-        start_timeout_s=END_S,
-        runtime_env=None,
-    )
+    resources = dict(options_of("", num_workers, resources_per_worker).resources)
     if not isinstance(num_workers, int):
         raise ConfigError(f"num_workers is {show(num_workers)}; a trial has a fixed number of ranks, 1 or more.")
     if not any(word.startswith("conf=") for word in overrides):

@@ -15,6 +15,7 @@ from typing import Any
 from trainkit.errors import ConfigError, did_you_mean
 
 PREFIX = "search."
+ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"  # for ranks under the elastic driver
 # function -> (its arguments, the least number of them, the largest or None)
 FUNCTIONS: dict[str, tuple[str, int, int | None]] = {
     "uniform": ("low, high", 2, 2),

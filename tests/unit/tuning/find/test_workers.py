@@ -1,0 +1,45 @@
+"""find workers: each setting is measured on real steps, and the cheapest that is fast is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.toy import Line, Numbered, Numbers, loader, quiet, weights
+from trainkit.errors import ConfigError
+from trainkit.run.data_sources import DataSources
+from trainkit.tuning.find.workers import Loading, enough, find_workers
+
+
+def test_the_fewest_workers_that_are_fast_are_chosen() -> None:
+    """Within a twentieth of the fastest; of as many workers the least prefetch."""
+    one, two, four = Loading(1, 2, 50.0, 0.5), Loading(2, 2, 96.0, 0.1), Loading(4, 2, 100.0, 0.0)
+    assert enough([Loading(0, 0, 20.0, 0.8), one, two, four]) == two
+    assert enough([one, Loading(1, 4, 51.0, 0.4), Loading(1, 8, 60.0, 0.3)]).prefetch == 8
+    assert enough([Loading(0, 0, 99.0, 0.1), four]).workers == 0
+
+
+@pytest.mark.parametrize(("most", "counts"), [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])])
+def test_each_setting_is_trained_with(most: int, counts: list[int], tmp_path: Path) -> None:
+    """In real worker processes; task, random numbers and the loader's generator stay as they are."""
+    generator = torch.Generator().manual_seed(4)
+    data = loader(Numbered(64), 8, shuffle=True, generator=generator, num_workers=2, persistent_workers=True, timeout=60)
+    task, numbers = Numbers(), torch.get_rng_state()
+    before, state = weights(task), generator.get_state()
+    options = quiet(tmp_path / "run", max_epochs=1).options
+    found, ranks = find_workers(task, DataSources({"train": data}), options, steps=3, most=most)
+    assert ranks == 1 and [one.workers for one in found if one.prefetch <= 2] == counts
+    assert all(one.samples_per_s > 0 and 0 <= one.data_share <= 1 for one in found)
+    assert torch.equal(before, weights(task)) and torch.equal(numbers, torch.get_rng_state())
+    assert torch.equal(state, generator.get_state()) and not (tmp_path / "run").exists()
+
+
+def test_data_without_workers_is_refused(tmp_path: Path) -> None:
+    """A list of batches, and a stream, have none."""
+    options = quiet(tmp_path, max_epochs=1).options
+    given: Any = list(loader())
+    with pytest.raises(ConfigError, match="The training data is a list, which has no loader workers"):
+        find_workers(Line(), DataSources({"train": given}), options, most=0)

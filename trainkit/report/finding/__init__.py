@@ -1,0 +1,1 @@
+"""Pages of what `python -m trainkit find` has found."""
