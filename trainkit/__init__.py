@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import EMA as EMA
     from trainkit.callbacks import AdvancedProfiler as AdvancedProfiler
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
+    from trainkit.callbacks import Balance as Balance
     from trainkit.callbacks import BaseFinetuning as BaseFinetuning
     from trainkit.callbacks import BasePredictionWriter as BasePredictionWriter
     from trainkit.callbacks import CrashCapsule as CrashCapsule
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from trainkit.data.combined import CombinedLoader as CombinedLoader
     from trainkit.data.order import seed_everything as seed_everything
     from trainkit.data.streams import sharded as sharded
+    from trainkit.engine.approximate.settings import DiLoCo as DiLoCo
+    from trainkit.engine.approximate.settings import LocalSGD as LocalSGD
+    from trainkit.engine.approximate.settings import PowerSGD as PowerSGD
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.exporting.export import export as export
@@ -59,19 +63,21 @@ if TYPE_CHECKING:
     from trainkit.replaying.replay import replay as replay
     from trainkit.run.predictions import read_predictions as read_predictions
     from trainkit.trainer import Trainer as Trainer
+    from trainkit.tuning.find.lr import find_lr as find_lr
 
 _NAMES = {
     "trainkit.api.callback": "Callback",
     "trainkit.api.datamodule": "DataModule",
     "trainkit.api.task": "Task",
     "trainkit.by_hand.loop": "Loop",
-    "trainkit.callbacks": "AdvancedProfiler BackboneFinetuning BaseFinetuning BasePredictionWriter CrashCapsule "
-    "DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
+    "trainkit.callbacks": "AdvancedProfiler BackboneFinetuning Balance BaseFinetuning BasePredictionWriter "
+    "CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
     "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "
     "SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor Timeline Timer Watchdog",
     "trainkit.data.combined": "CombinedLoader",
     "trainkit.data.order": "seed_everything",
     "trainkit.data.streams": "sharded",
+    "trainkit.engine.approximate.settings": "DiLoCo LocalSGD PowerSGD",
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",
@@ -79,6 +85,7 @@ _NAMES = {
     "trainkit.replaying.replay": "replay",
     "trainkit.run.predictions": "read_predictions",
     "trainkit.trainer": "Trainer",
+    "trainkit.tuning.find.lr": "find_lr",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -14,9 +14,13 @@ _COMMANDS = {
     "validate": ("run", "evaluate a checkpoint on the validation data"),
     "test": ("run", "evaluate a checkpoint on the test data"),
     "predict": ("run", "write a checkpoint's predictions"),
-    "data": ("data", "read every sample once and list those that cannot be loaded (data check conf=NAME)"),
+    "data": (
+        "data",
+        "list samples that cannot be loaded (data check conf=NAME), or write texts as tokens (data tokens)",
+    ),
     "plan": ("plan", "describe what fit would do, at any number of ranks (ranks=64), without training"),
     "tune": ("tune", "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))"),
+    "find": ("find", "find a setting by measuring the job: its rate, microbatch or loader workers (find lr conf=NAME)"),
     "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
     "serve": ("serve", "answer HTTP requests with a run's model or an export, on Ray Serve or in one process"),
@@ -29,7 +33,10 @@ _COMMANDS = {
     "doctor": ("doctor", "report this machine's set-up, its faults and their fixes (--json)"),
     "completion": ("completion", "print the tab completion for bash"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
+    "deepspeed": ("deepspeed", "check DeepSpeed: what of it runs here, and build what it needs"),
 }
+
+_OWN_ARGUMENTS = ("horovod", "deepspeed")  # they read no config
 
 _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 
@@ -61,7 +68,7 @@ def main() -> int:
     if "-h" in arguments or "--help" in arguments:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence
     module = importlib.import_module(f"trainkit.cli.{_COMMANDS[command][0]}")
-    code: int = module.main(arguments[1:]) if command == "horovod" else module.main(command, arguments[1:])
+    code: int = module.main(arguments[1:]) if command in _OWN_ARGUMENTS else module.main(command, arguments[1:])
     return code
 
 

@@ -24,6 +24,7 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
 from trainkit.run.evaluator import steps_between
+from trainkit.run.ghosts import train_ghost
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import ManualBatches, Run, keep_values
@@ -36,6 +37,7 @@ def fit(run: Run) -> None:
         train_epoch(run)
     if run.state.epoch_values:  # of an epoch that a limit has cut
         _record(run)
+    run.engine.approximation.close_round()  # of ranks that step alone (communication=diloco, local_sgd)
     run.hooks("on_train_end")
 
 
@@ -136,7 +138,10 @@ def compute_gradients(run: Run, step: Step) -> None:
     """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
     for microbatch in step.microbatches:
         with run.step.sync_guard:
-            train_batch(run, microbatch, step)
+            if microbatch.num_samples:
+                train_batch(run, microbatch, step)
+            else:
+                train_ghost(run, microbatch)
         run.state.batch_idx += microbatch.ends_batch
 
 
@@ -184,12 +189,8 @@ def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
 def finish_gradients(run: Run, step: Step) -> None:
     """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
     parts, numerics = run.step, run.options.numerics
-    run.engine.finish_gradients(
-        partial(parts.weights.correction, step.num_samples),
-        numerics.gradient_clip_val,
-        numerics.gradient_clip_algorithm,
-        reduced=parts.halving is not None,  # it has reduced them
-    )
+    correction, reduced = partial(parts.weights.correction, step.num_samples), parts.halving is not None  # it has reduced them
+    run.engine.finish_gradients(correction, numerics.gradient_clip_val, numerics.gradient_clip_algorithm, reduced)
     if parts.finite is not None:
         parts.finite.decide()
     for optimizer in run.optimizers:
@@ -213,9 +214,8 @@ def _finished(run: Run) -> bool:
 
 def _report_epoch(run: Run) -> None:
     # The values of an unfinished epoch are retained: a run with a higher limit may resume from here.
-    if run.engine.ranks.is_main:
-        run.step.watch.report()
-    gather, ends = run.engine.comm.all_gather_object, run.state.epoch_done
+    run.step.watch.report()
+    gather, ends = run.engine.data.all_gather_object, run.state.epoch_done
     values = run.step.log.epoch_values(gather, not ends, run.step.metrics)
     run.step.metrics.set_aside()
     if values:

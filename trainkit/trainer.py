@@ -22,6 +22,7 @@ from trainkit.api.options import canonical, read_options
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
 from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveInt, ShortPrecision, checked
+from trainkit.engine.approximate.settings import Communication
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger
@@ -41,7 +42,9 @@ class Trainer(LastRun):
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
-        engine: "auto" (by the launcher), "single", "horovod", "ddp", or an Engine.
+        engine: "auto" (by the launcher), "single", "horovod", "ddp", "fsdp", "deepspeed", or an Engine.
+        communication: what travels between ranks: "exact", "powersgd", "local_sgd", "diloco", or PowerSGD(...), LocalSGD(...),
+            DiLoCo(...) with settings.
         max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed. -1: until a stop is requested.
         max_steps: optimizer steps; -1 for no limit.
         min_epochs: epochs that a requested stop (EarlyStopping, `request_stop`) waits for; limits do not.
@@ -60,11 +63,15 @@ class Trainer(LastRun):
         channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a GPU, where it is faster.
         compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see run/compile.py.
         sync_batchnorm: compute batch norm's statistics over all ranks' microbatches.
+        activation_checkpointing: compute the activations of repeated blocks again in backward, in place of keeping them; or of
+            the modules or classes of these names.
         halve_batch_on_oom: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
         gradient_clip_val: clip the gradients of the whole step at this; 0 for not.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
         pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then count twice. Default:
             weight it by its samples.
+        rank_shares: shares of each step's samples, one whole number for each rank, as [3, 1] for a first rank that is three
+            times as fast. Gradient, order and global batch stay; a rank's microbatch is larger or smaller than the batch size.
         limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data (a float).
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
@@ -103,6 +110,7 @@ class Trainer(LastRun):
         self,
         *,
         engine: Engine | str = "auto",
+        communication: Communication | str = "exact",
         max_epochs: PositiveInt | Literal[-1] | None = None,
         max_steps: PositiveInt | Literal[-1] | None = None,
         min_epochs: NonNegativeInt | None = None,
@@ -120,9 +128,11 @@ class Trainer(LastRun):
         compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False,  # noqa: A002
         sync_batchnorm: bool = False,
         halve_batch_on_oom: bool = False,
+        activation_checkpointing: bool | list[str] = False,
         gradient_clip_val: NonNegativeFloat | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         pad_last_step: bool = False,
+        rank_shares: list[int] | None = None,
         limit_train_batches: IntOrFraction | None = None,
         limit_val_batches: IntOrFraction | None = None,
         limit_test_batches: IntOrFraction | None = None,
@@ -175,8 +185,9 @@ class Trainer(LastRun):
             datamodule: provides both, in place of the two.
             ckpt_path: resume from this checkpoint: "last" (the newest complete one) or "best" of `run_dir`, "auto" (the last
                 one, or a new run if there is none), a folder, or an fsspec URL.
-            init_weights: start from these weights only: a checkpoint's folder, a .safetensors file, a state dict (.pt,
-                .pth), or a Lightning checkpoint (.ckpt). Ignored if a checkpoint is resumed.
+            init_weights: start from these weights only: a checkpoint's folder, a .safetensors file, a folder of
+                transformers, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt); Task.translate_weights may rename
+                them. Ignored if a checkpoint is resumed.
             strict: whether all of `init_weights` must match; false loads the matching ones and lists the rest.
 
         Raises:
@@ -204,6 +215,8 @@ class Trainer(LastRun):
                 return
             self._fitted = run = build_run(stage, start)
             run.hooks("on_fit_start")
+            if run.checkpoints.opened is not None:
+                run.checkpoints.opened.close()
             run.evaluator.sanity_check()
             with run.stopping:
                 loop.fit(run)

@@ -146,7 +146,7 @@ def test_the_parts_of_a_run_have_lightnings_names(tmp_path: Path) -> None:
         (lambda t: t.fit(Line(), None, None, None, None, None, True, 8), r"^Trainer\.fit: too many positional arguments"),
         (lambda t: t.test(modell=Line()), r"^Trainer\.test: modell is not a setting\."),
         (lambda t: t.fit(Line(), datamodule=loader(8)), r"^datamodule is a DataLoader; it must be a trainkit\.DataModule"),
-        (lambda t: Trainer(3), r"^trainer: too many positional arguments\. Its arguments: engine, max_epochs"),
+        (lambda t: Trainer(3), r"^trainer: too many positional arguments\. Its arguments: engine, communication, max_epochs"),
         (lambda t: EarlyStopping(), r"^EarlyStopping: missing a required argument: 'monitor'"),
     ],
 )

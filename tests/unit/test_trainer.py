@@ -63,7 +63,7 @@ class Data(DataModule):
         ({"gradient_clip_val": -0.5}, r"gradient_clip_val is -0\.5; it must be a number, 0 or more"),
         ({"limit_val_batches": 1.5}, r"limit_val_batches is 1\.5; it must be a whole number \(a count\), or a fraction"),
         ({"max_tim": 3}, r"^trainer\.max_tim is not a setting\."),
-        ({"strategy": "fsdp"}, r"^trainer\.strategy is 'fsdp', and gradients are summed over all processes of the launcher"),
+        ({"strategy": "dp"}, r"^trainer\.strategy is 'dp', and gradients are summed over all processes of the launcher"),
         ({"resume_from_checkpoint": "x"}, r"^trainer\.resume_from_checkpoint: .*ckpt_path="),
         ({"resume_from_checkpoin": "x"}, r"Did you mean 'resume_from_checkpoint'\?"),
         ({"min_epoch": 1}, r"Did you mean 'min_epochs'\?"),

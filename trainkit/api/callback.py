@@ -34,6 +34,7 @@ class Callback(LogsMedia):
     Attributes:
         monitors: its hooks run after the Task's, and see the values that hooks have logged.
         runs_last: its hooks run after those of all others, the Task's included.
+        needs_several_ranks: its hooks are not called in a run of one rank.
         uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
         is_step_clock: `step_clock_of(trainer)` returns it.
         ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
@@ -41,6 +42,7 @@ class Callback(LogsMedia):
 
     monitors = False
     runs_last = False
+    needs_several_ranks = False
     uses_step_clock = False
     is_step_clock = False
     ends_run = False

@@ -50,6 +50,7 @@ class Hooks:
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for callback in callbacks:
             callback._task = task
+        callbacks = [c for c in callbacks if not c.needs_several_ranks or trainer.world_size > 1]
         for name in names:
             overriding = [c for c in callbacks if getattr(type(c), name) is not getattr(Callback, name)]
             groups: list[list[Callable[..., Any]]] = [[], [], []]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from trainkit.checkpoint.format import MANIFEST, read_manifest
-from trainkit.checkpoint.store import local_copy
+from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.errors import CheckpointError
 from trainkit.safety.masking import MASK
@@ -64,7 +64,11 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
             f"{cls.__name__}.load_from_checkpoint(path, {shown})."
         )
     task = cls(**arguments)
-    load_into(task, weights, path, strict)
+    make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
+    if make_model is not None:
+        make_model()
+    translate: Any = getattr(task, "translate_weights", dict)
+    load_into(task, translate(weights), path, strict)
     return task
 
 

@@ -98,15 +98,23 @@ def _default_root_dir(value: Any) -> dict[str, Any]:
     return {} if value is None else {"run_dir": os.path.join(str(value), time.strftime("%Y-%m-%d_%H-%M-%S"))}
 
 
+_of_the_launcher = only(
+    *("auto", None, "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false", "horovod"),
+    key="trainer.strategy",
+    otherwise=f"gradients are summed over all processes of the launcher: engine=auto|single|horovod|ddp|fsdp|"
+    f"deepspeed. {_NOTEBOOK}",
+)
+
+
+def _strategy(value: Any) -> dict[str, Any]:
+    return {"engine": "fsdp"} if value == "fsdp" else _of_the_launcher(value)
+
+
 TRAINER_TAKES: dict[str, Taken] = {
     "accelerator": _accelerator,
     "devices": _devices,
     "num_nodes": _num_nodes,
-    "strategy": only(
-        *("auto", None, "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false", "horovod"),
-        key="trainer.strategy",
-        otherwise=f"gradients are summed over all processes of the launcher: engine=auto|single|horovod|ddp. {_NOTEBOOK}",
-    ),
+    "strategy": _strategy,
     "default_root_dir": _default_root_dir,
     "use_distributed_sampler": only(
         *(True, None),

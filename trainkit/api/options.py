@@ -10,6 +10,7 @@ import torch
 
 from trainkit.data.bad_samples import DEFAULT_LIMIT
 from trainkit.device.precision import PrecisionName
+from trainkit.engine.approximate.settings import Communication, communication_of
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import Scaling
@@ -25,6 +26,7 @@ class BatchOptions:
     global_batch_size: int | None
     accumulate_grad_batches: int | dict[int, int] | None
     pad_last_step: bool
+    rank_shares: list[int] | None
     limit_train_batches: Limit
     overfit_batches: Limit
     lr_scaling: Scaling
@@ -38,6 +40,11 @@ class BatchOptions:
             raise ConfigError(
                 f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but trainer.lr_scaling is 'none': rates "
                 "are not scaled, so it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
+            )
+        shares = self.rank_shares
+        if shares is not None and (not shares or any(type(share) is not int or share < 1 for share in shares)):
+            raise ConfigError(
+                f"trainer.rank_shares is {list(shares)}; it must be one whole number of 1 or more for each rank, as [3,1]."
             )
 
 
@@ -98,6 +105,7 @@ class NumericOptions:
     compile: bool | str
     sync_batchnorm: bool
     halve_batch_on_oom: bool
+    activation_checkpointing: bool | list[str]
     gradient_clip_val: float | None
     gradient_clip_algorithm: Literal["norm", "value"]
     deterministic: bool | Literal["warn"]
@@ -154,6 +162,7 @@ class Options:
     evaluation: EvaluationOptions
     numerics: NumericOptions
     samples: SampleOptions
+    communication: Communication
     run_dir: str | None
     seed: int
     fast_dev_run: int
@@ -214,6 +223,7 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
         group(EvaluationOptions),
         group(NumericOptions),
         group(SampleOptions),
+        communication_of(given["communication"]),
         given["run_dir"],
         given["seed"],
         quick,

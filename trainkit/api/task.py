@@ -18,6 +18,7 @@ from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.arguments import unknown
+from trainkit.engine.deferred.values import Deferred
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction
 from trainkit.metrics.media import Media
@@ -53,6 +54,8 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
     def __init__(self) -> None:
         super().__init__()
         self._log_target: LogTarget | None = None
+        self._has_model = False
+        self._first_weights: Deferred | None = None  # of layers that are without memory yet
 
     # -- to write -------------------------------------------------------------------------------------------------
 
@@ -69,11 +72,43 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
         """
         raise TaskError(_missing(self, "training_step", "return the loss"))
 
+    def configure_model(self) -> None:
+        """Make the layers here, in place of `__init__`, if no single rank can hold them. Called once, after `setup`.
+
+        Under `engine=fsdp` they take no memory until they are split: then the values that this method computes are computed
+        one weight after the other, and each rank keeps its part. They are the same numbers as with any other engine.
+        """
+
     def batch_weight(self, batch: Any) -> Any:
         """Return the weight of a batch's mean loss in its step, if it is not the number of samples: its tokens, for example.
 
         As `return (batch["labels"] != -100).sum()`. A number or a scalar tensor; a "num_samples" that `training_step` returns
         takes its place.
+        """
+        return None
+
+    def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a file by this Task's names and in its shapes; called before `init_weights` are loaded.
+
+        As for weights of another library, with other names or transposed matrices. Weights that have this Task's names already
+        must come back as they are: those of its own checkpoints are passed too. By default all are returned unchanged.
+        """
+        return weights
+
+    def parallelize(self, mesh: Any) -> Mapping[str, Any] | None:
+        """Return which layers are split by width over the ranks of a tensor group (engine=fsdp engine.tensor=2).
+
+        Called once, on all ranks, with rank 0's weights, before weights are sharded and optimizers are made. As
+        `return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`: names of layers of this Task, or patterns of names. A
+        "colwise" layer has a part of its outputs on each rank, a "rowwise" one takes these as its inputs, and sums. Between the
+        two, a width is that of one rank's part: write `.view(B, T, -1, 64)` for heads, not their number.
+
+        Args:
+            mesh: the DeviceMesh of this rank's group, of one dimension; `mesh.size()` ranks share each layer.
+
+        Returns:
+            The plan (a value may be a ParallelStyle of torch.distributed.tensor.parallel too), or None if `parallelize_module`
+            was called here.
         """
         return None
 
@@ -99,6 +134,11 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
         raise TaskError(
             _missing(self, "configure_optimizers", "return an optimizer, as torch.optim.SGD(self.parameters(), lr=0.1)")
         )
+
+    def _make_model(self) -> None:
+        if not self._has_model:
+            self._has_model = True
+            self.configure_model()
 
     def _log_to(self, target: LogTarget | None) -> None:
         self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch

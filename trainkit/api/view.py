@@ -144,6 +144,7 @@ class RunView(LightningNames, Protocol):
     @property
     def estimated_stepping_batches(self) -> int: ...
 
+    def deal_in_shares(self, shares: Sequence[int]) -> None: ...
     def request_stop(self, reason: str, at_once: bool = False) -> None: ...
     def say(self, text: str) -> None: ...
     def log_metrics(self, values: dict[str, float]) -> None: ...
@@ -171,6 +172,11 @@ def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
 def asks_for_elastic(callbacks: Sequence[Any]) -> bool:
     """Return whether a callback asks for an elastic run; Elastic does."""
     return any(hasattr(callback, "commit_every_n_steps") for callback in callbacks)
+
+
+def measures_shares(callbacks: Sequence[Any]) -> bool:
+    """Return whether a callback deals samples by measured speed; Balance does."""
+    return any(hasattr(callback, "max_microbatch") for callback in callbacks)
 
 
 def step_clock_of(trainer: RunView) -> Any:

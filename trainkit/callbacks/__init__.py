@@ -2,6 +2,7 @@
 
 from trainkit.callbacks.averaging.ema import EMA as EMA
 from trainkit.callbacks.averaging.swa import StochasticWeightAveraging as StochasticWeightAveraging
+from trainkit.callbacks.balance import Balance as Balance
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule as CrashCapsule
 from trainkit.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor

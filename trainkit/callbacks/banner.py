@@ -13,6 +13,7 @@ from trainkit.console import console_of, plural, short
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.data.ray_data import RayStream
 from trainkit.data.streams import DealtStream, Stream
+from trainkit.engine.sizes import numel_of
 
 
 class Banner(Callback):
@@ -26,7 +27,9 @@ class Banner(Callback):
         if checkpoints.resumed_from_memory:
             console.print(_describe_resume(trainer), soft_wrap=True)
             return
-        ranks = plural(engine.ranks.world_size, "rank")
+        ranks, groups = plural(engine.ranks.world_size, "rank"), engine.ranks.tensor_size > 1
+        if groups:
+            ranks += f": {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor"
         extra = "".join(f", {option} {value}" for option, value in engine.shown_options.items())
         rows = [
             (
@@ -34,13 +37,15 @@ class Banner(Callback):
                 f"{engine.name}, {ranks}, {_device(engine.device)}, precision {trainer.options.numerics.precision}{extra}",
             )
         ]
-        trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
-        frozen = sum(p.numel() for p in task.parameters()) - trained
+        trained = sum(numel_of(p) for p in task.parameters() if p.requires_grad)
+        frozen = sum(numel_of(p) for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", f"a stream: {_reading(trainer.train_feed.stream)}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
-        rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps)
+        rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank")
+        if words := engine.approximation.words:
+            rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))
         if checkpoints.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"

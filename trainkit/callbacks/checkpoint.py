@@ -15,8 +15,9 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Duration, PositiveInt, checked, not_logged, seconds_of
 from trainkit.checkpoint.contents import Changes
+from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
-from trainkit.checkpoint.store import LINKS, Store, make_store
+from trainkit.checkpoint.store import LINKS, Store
 from trainkit.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ a task that draws weights by rank, a nondeterministic operation), all ranks keep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -17,11 +17,13 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
+from trainkit.device.shards import is_spread
 from trainkit.engine.base import Engine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm
-from trainkit.errors import DivergenceError
+from trainkit.errors import ConfigError, DivergenceError
 
 _SHOWN = 3
+_PART = " on"  # ends the name of a part of a tensor
 
 
 @checked
@@ -31,6 +33,9 @@ class DivergenceGuard(Callback):
     A hash is a sum over a tensor's bits on its device: a change of any one element changes it. Only the hashes are gathered (16
     bytes per tensor), and the host waits only then. Batch norm's running statistics are left out if each rank has its own
     (without trainer.sync_batchnorm): they differ by design, and rank 0's are evaluated and saved.
+
+    If ranks step alone (communication=diloco, local_sgd), what they share is compared: the weights of the last outer step and
+    the outer momentum.
 
     A Trainer without it has `DivergenceGuard(every_n_steps=None, action="warn")`, which compares the parameters alone: ranks on
     processors of different kinds may compute other last bits, and do no harm.
@@ -43,6 +48,7 @@ class DivergenceGuard(Callback):
     """
 
     config_key = "callbacks.divergence_guard"
+    needs_several_ranks = True
 
     def __init__(self, every_n_steps: PositiveInt | None = 100, action: Literal["stop", "repair", "warn"] = "stop") -> None:
         self.every_n_steps, self.action = every_n_steps, action
@@ -51,6 +57,11 @@ class DivergenceGuard(Callback):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Compare once before the first step: a difference at the start never vanishes."""
+        if self.action == "repair" and trainer.engine.splits_weights:
+            raise ConfigError(
+                "callbacks.divergence_guard.action is 'repair', and the ranks of this engine hold parts of the weights: rank 0 "
+                "could not send them its own. Use action=stop; the run then resumes from its last checkpoint."
+            )
         self._is_first = True
         if self.every_n_steps is not None:
             self._compare(trainer, task)
@@ -66,19 +77,25 @@ class DivergenceGuard(Callback):
 
     def _compare(self, trainer: RunView, task: Task) -> None:
         engine = trainer.engine
-        if engine.ranks.world_size == 1 or self._has_warned:
+        if self._has_warned:
             return
+        shared = engine.approximation.shared_tensors()
         tensors: dict[str, Tensor] = dict(task.named_parameters())
-        if self.every_n_steps is not None:
-            tensors = dict(_tensors(task, trainer.optimizers))
+        if engine.approximation.steps_alone:
+            tensors = shared  # the weights of the last outer step: own weights and optimizer state differ by design
+        elif self.every_n_steps is not None:
+            tensors = dict(_tensors(task, trainer.optimizers)) | shared
             for callback in trainer.callbacks:
                 tensors |= callback.shared_tensors()
         is_quick = self.every_n_steps is None
+        tensors = dict(_held(engine, tensors))
         found_here = [hash_of(tensor, is_quick).to(engine.device) for tensor in tensors.values()]
         hashes = torch.stack(found_here).tolist() if tensors else []
         ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
-        found = [text for name in names if (text := _difference(name, [rank.get(name) for rank in ranks]))]
+        # A part of a tensor is compared by the ranks that hold it.
+        held = {name: [rank.get(name) for rank in ranks if name in rank or not name.endswith(_PART)] for name in names}
+        found = [text for name, hashes in held.items() if (text := _difference(name, hashes))]
         if not found:
             return
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
@@ -99,6 +116,15 @@ class DivergenceGuard(Callback):
             _send(engine, tensors[name])
         self.repairs += 1
         trainer.say(f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
+
+
+def _held(engine: Engine, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what this rank holds of each tensor, by a name that is that of the part."""
+    for name, tensor in tensors.items():
+        if not is_spread(tensor):
+            yield name, tensor
+        elif (piece := engine.piece_of(tensor)).local.numel():
+            yield f"{name}, from {list(piece.at)}{_PART}", piece.local
 
 
 def _send(engine: Engine, tensor: Tensor) -> None:

@@ -25,6 +25,9 @@ class Elastic(Callback):
     process. Attributes of the Task are not restored, as with a checkpoint: clear a list that a validation gathers in
     on_validation_start.
 
+    Ranks that step alone (communication=diloco, local_sgd) commit at their outer steps only: the loss of a rank costs the steps
+    since the last one, which the others take again from there, each with the optimizer state of the committed rank 0.
+
     Args:
         commit_every_n_steps: steps between two commits; the loss of a rank costs at most as many. A commit copies weights and
             optimizer state to host memory, and gathers each rank's random numbers and epoch means.
@@ -34,10 +37,11 @@ class Elastic(Callback):
 
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
         self.commit_every_n_steps = commit_every_n_steps
+        self._committed = 0
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Commit: also a rank that has just joined can resume from here."""
-        trainer.engine.heartbeat.step = trainer.global_step
+        trainer.engine.heartbeat.step = self._committed = trainer.global_step
         if trainer.elastic is not None:
             trainer.elastic.begin()
 
@@ -46,5 +50,7 @@ class Elastic(Callback):
         here = trainer.engine.heartbeat
         here.step = trainer.global_step
         here.progress += 1
-        if trainer.elastic is not None and trainer.global_step % self.commit_every_n_steps == 0:
+        step, every = trainer.global_step, self.commit_every_n_steps
+        if trainer.elastic is not None and step // every > self._committed // every and trainer.engine.approximation.has_met:
+            self._committed = step
             trainer.elastic.commit()

@@ -18,6 +18,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.safety.whole_files import replacing
 
 DURING = ("step", "validation", "saving", "recovery")
 _KEYS: dict[str, tuple[Any, Any]] = {  # key -> (what it must be, its default)
@@ -176,6 +177,5 @@ def _edit_hosts(fault: dict[str, Any], there: bool) -> None:
     others = [
         line for line in path.read_text().splitlines() if line.strip() and line.partition(":")[0] != host.partition(":")[0]
     ]
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text("".join(f"{line}\n" for line in [*others, *[host] * there]))
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text("".join(f"{line}\n" for line in [*others, *[host] * there]))

@@ -18,6 +18,7 @@ from trainkit.arguments import checked
 from trainkit.console import console_of, plural, try_to_write
 from trainkit.data.feed import StreamFeed
 from trainkit.launch.environment import job_started
+from trainkit.safety.whole_files import replacing
 from trainkit.tracing.moments import Moment
 
 FILE = "goodput.json"
@@ -69,9 +70,8 @@ class Ledger:
         """Write the file atomically."""
         self.until = Moment.now()
         content = {"goodput": self.goodput, "seconds": self.seconds, "furthest_step": self.furthest, "ranks": self.ranks}
-        draft = self._path.with_name(f".{self._path.name}.draft")
-        draft.write_text(json.dumps(content | {"until": asdict(self.until), "job": job_started()}, indent=1))
-        draft.replace(self._path)
+        with replacing(self._path) as draft:
+            draft.write_text(json.dumps(content | {"until": asdict(self.until), "job": job_started()}, indent=1))
 
 
 @checked

@@ -13,6 +13,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.shards import norms_of
 from trainkit.device.sync_guard import allowed_read
 
 
@@ -53,7 +54,8 @@ class GradientMonitor(Callback):
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Compute the norms, once per step, whatever the number of optimizers."""
         due = is_log_step(trainer, 1, self.every_n_steps)
-        if not due or not trainer.is_global_zero or optimizer is not trainer.optimizers[0]:
+        takes_part = trainer.is_global_zero or trainer.engine.splits_weights  # then a norm is summed over ranks
+        if not due or not takes_part or optimizer is not trainer.optimizers[0]:
             return
         groups = self._groups(task)
         found = {name: [_dense(p.grad) for p in own if p.grad is not None] for name, own in groups.items()}
@@ -97,9 +99,7 @@ class GradientMonitor(Callback):
 def norm_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     """Return the p-norm of all tensors taken as one vector, in float32 at least, on their device. Does not wait."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    own = torch._foreach_norm(list(tensors), norm_type, dtype=dtype)  # a few kernels for all
-    device = own[0].device
-    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device, torch.float64) for norm in own]), norm_type)
+    total: Tensor = torch.linalg.vector_norm(norms_of(tensors, norm_type, dtype).double(), norm_type)  # a few kernels for all
     return total
 
 

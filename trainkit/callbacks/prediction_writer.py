@@ -66,6 +66,8 @@ class BasePredictionWriter(Callback):
     ) -> None:
         """Write the batch, or keep it for the end."""
         indices = trainer.evaluator.sample_indices()
+        if not trainer.engine.ranks.counts_samples:
+            return
         if self.interval != "epoch":
             self.write_on_batch_end(trainer, task, outputs, indices, batch, batch_idx, dataloader_idx)
         if self.interval != "batch":
@@ -74,7 +76,7 @@ class BasePredictionWriter(Callback):
 
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """Write all batches."""
-        if self.interval != "batch":
+        if self.interval != "batch" and trainer.engine.ranks.counts_samples:
             self.write_on_epoch_end(trainer, task, self._outputs, self._indices)
             self._outputs, self._indices = [], []
 

@@ -73,7 +73,7 @@ class StepClock(Callback):
         self._device_s = 0.0
         self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._running = False
-        self._mark = self._began = 0.0
+        self._mark = self._began = self._paused = 0.0
         self.steps = 0
         self.durations: deque[float] = deque(maxlen=_KEPT)
 
@@ -123,7 +123,12 @@ class StepClock(Callback):
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Pause: the time until the next step does not count."""
-        self._running = False
+        self._running, self._paused = False, self._now()
+
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
+        """Leave the validation out of a step within which it ran."""
+        lasted = self._now() - self._paused
+        self._mark, self._began = self._mark + lasted, self._began + lasted
 
     def _settle(self) -> None:
         """Add the CUDA events that have completed, without waiting."""

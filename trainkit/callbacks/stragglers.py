@@ -16,7 +16,10 @@ from trainkit.errors import ConfigError
 
 _OWN = {  # part -> description, remedy
     "data": ("waits for data", "More data.num_workers, a faster disk, or smaller samples on its host."),
-    "compute": ("computes", "Look at its GPU (clock, temperature, another job) or its cores."),
+    "compute": (
+        "computes",
+        "Look at its GPU (clock, temperature, another job) or its cores; callbacks=balance deals it less.",
+    ),
     "optimizer": ("updates weights", "Look at its GPU or its cores."),
     "hooks": ("is in callbacks between steps", "Something runs on this rank alone."),
 }
@@ -34,6 +37,7 @@ class Straggler:
         seconds: seconds per step of that part.
         usual: the median of all ranks for that part.
         behind: seconds per step by which its own work exceeds the median rank's.
+        dealt: shares of a step's samples, as "3:1", or "even".
     """
 
     rank: int
@@ -42,16 +46,18 @@ class Straggler:
     seconds: float
     usual: float
     behind: float
+    dealt: str = "even"
 
     def __str__(self) -> str:
         what, help_ = _OWN[self.part]
+        shares = f" Samples are dealt {self.dealt}." if self.dealt != "even" else ""
         return (
             f"Straggler: rank {self.rank} ({self.host}) {what} for {1000 * self.seconds:.0f} ms a step, the median rank for "
-            f"{1000 * self.usual:.0f} ms: the others wait {1000 * self.behind:.0f} ms a step for it. {help_}"
+            f"{1000 * self.usual:.0f} ms: the others wait {1000 * self.behind:.0f} ms a step for it.{shares} {help_}"
         )
 
 
-def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float) -> list[Straggler]:
+def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float, dealt: str = "even") -> list[Straggler]:
     """Return the ranks with more own work than `factor` times the median rank's, slowest first.
 
     Communication is not a rank's own work: a fast rank waits there for the others.
@@ -59,6 +65,7 @@ def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float
     Args:
         ranks: (host, seconds per step by part) of each rank; at least two.
         factor: limit relative to the median rank, above 1.
+        dealt: shares of a step's samples, for the message.
     """
     own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
     # The lower median: of two ranks the slower one is the straggler.
@@ -68,7 +75,7 @@ def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float
         if own[rank] > factor * usual and own[rank] - usual > _LEAST_S:
             medians = {part: statistics.median_low([other[part] for _, other in ranks]) for part in _OWN}
             part = max(_OWN, key=lambda p: parts[p] - medians[p])  # noqa: B023 - used at once
-            found.append(Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual))
+            found.append(Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual, dealt))
     return sorted(found, key=lambda straggler: -straggler.behind)
 
 
@@ -110,7 +117,7 @@ class Stragglers(Callback):
 
     def _compare(self, trainer: RunView, times: Times) -> None:
         ranks = trainer.engine.comm.all_gather_object((socket.gethostname(), times.per_step()))
-        self.found = find_stragglers(ranks, self.factor)
+        self.found = find_stragglers(ranks, self.factor, trainer.batch_plan.rank_shares)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._reported:
                 trainer.say(str(straggler))

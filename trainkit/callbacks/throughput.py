@@ -144,9 +144,9 @@ class ThroughputMonitor(Callback):
     def _mark(self, trainer: RunView) -> _Mark:
         engine, samples, items = trainer.engine, trainer.state.samples_seen, 0
         if self.batch_size_fn is not None:
-            samples = engine.comm.sum_number(self._samples)
+            samples = engine.data.sum_number(self._samples)
         if self.length_fn is not None:
-            items = engine.comm.sum_number(self._items)
+            items = engine.data.sum_number(self._items)
         times = step_clock_of(trainer).read()  # waits for the device, so that the time fits the samples
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 

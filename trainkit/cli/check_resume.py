@@ -24,12 +24,13 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
-from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
+from trainkit.launch.local import launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
     from trainkit.config.compose import Job
 
-_OWN = ("kill_at", "save_at", "steps", "ranks", "keep")
+_OWN = ("kill_at", "save_at", "steps", "ranks", "resume_engine", "keep")
+_ENGINES = ("single", "horovod", "ddp", "fsdp", "deepspeed")
 _MORE_STEPS = 8
 _SHOWN_LINES = 12
 _WITNESS = "callbacks.check_resume"
@@ -43,18 +44,19 @@ class Asked:
     save_at: int
     steps: int | None
     ranks: tuple[int, int]
+    engine: str | None
     keep: bool
 
 
 @dataclass(frozen=True)
 class Children:
-    """How the three runs are started: their common settings and folder."""
+    """How the three runs are started: their engine and settings before and after the kill, and their folder."""
 
-    launcher: Launcher
-    overrides: list[str]
+    engines: tuple[str, str]
+    overrides: tuple[list[str], list[str]]
     folder: Path
 
-    def start(self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], dies: bool = False) -> None:
+    def start(self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], kind: str = "") -> None:
         """Run one run to its end.
 
         Raises:
@@ -65,14 +67,17 @@ class Children:
         started, log = time.monotonic(), self.folder / f"{name}.log"
         witness = ["_target_=trainkit.report.resume.recorder.ResumeRecorder", f"record_to='{self.folder / 'notes' / name}'"]
         settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]
-        line = [*start_with(self.launcher, ranks), "-m", "trainkit", "fit", *self.overrides, *settings]
+        after = kind == "resumes"
+        engine, overrides = self.engines[after], self.overrides[after]
+        line = [*start_with(launcher_of(engine), ranks, engine), "-m", "trainkit", "fit", *overrides, *settings]
         code = run_job(line, log, without_launcher(os.environ))
         print(f"{time.monotonic() - started:.0f} s", flush=True)
-        if dies and any('"killed"' in path.read_text() for path in (self.folder / "notes" / name).glob("rank*.jsonl")):
+        notes = (self.folder / "notes" / name).glob("rank*.jsonl")
+        if kind == "dies" and any('"killed"' in path.read_text() for path in notes):
             return
         if code != 0:
-            kind = ConfigError if code == ConfigError.exit_code else EngineError
-            raise kind(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}")
+            fault = ConfigError if code == ConfigError.exit_code else EngineError
+            raise fault(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}")
 
 
 def _last_lines(log: Path) -> str:
@@ -126,13 +131,20 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
     keep = own.get("keep", "false").lower()
     if keep not in ("true", "false"):
         raise ConfigError(f"keep is '{keep}'; it must be true or false.")
-    return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), keep == "true")
+    engine = own.get("resume_engine")
+    if engine is not None and engine not in _ENGINES:
+        raise ConfigError(f"resume_engine is '{engine}'; it must be one of {', '.join(_ENGINES)}.")
+    if engine == "single" and ranks[-1] > 1:
+        raise ConfigError(
+            f"resume_engine is 'single', and ranks is '{own['ranks']}'; give one rank after the kill: ranks={ranks[0]},1"
+        )
+    return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
 
 
 def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:
     """Run the three runs and compare; return whether they are equal. torch is imported here, after all checks."""
     steps = _last_step(config, asked)
-    launcher = _launcher(config, asked)
+    engine = _engine(config, asked)
     resume: Any = importlib.import_module("trainkit.report.resume.report")
     same: list[str] = []
     if asked.ranks[0] != asked.ranks[1]:
@@ -144,8 +156,11 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     try:
         fixed = [*overrides, *same, *_settings(config), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
         begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # the resumed run takes ckpt_path only
-        _run_three(Children(launcher, fixed, folder), asked, ["ckpt_path=last", *begun])
-        runs = resume.Runs(folder / "whole", folder / "killed", folder / "notes", asked.save_at, asked.kill_at, asked.ranks)
+        other = [word for word in fixed if not word.lstrip("+~").startswith("engine")] + [f"engine={asked.engine}"]
+        settings = (fixed, other if asked.engine else fixed)
+        _run_three(Children((engine, asked.engine or engine), settings, folder), asked, ["ckpt_path=last", *begun])
+        folders = (folder / "whole", folder / "killed", folder / "notes")
+        runs = resume.Runs(*folders, asked.save_at, asked.kill_at, asked.ranks, asked.engine)
         equal = bool(resume.report(runs))
     finally:
         if equal and not asked.keep:
@@ -165,8 +180,9 @@ def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
             "trainer.max_epochs=..."
         )
     kill = [save, f"{_WITNESS}.kill_at={asked.kill_at}"]
-    children.start("killed", f"2/3 the run that is killed in step {asked.kill_at}", ranks[0], "killed", kill, dies=True)
-    children.start("resumed", "3/3 the resumed run", ranks[1], "killed", resume)
+    children.start("killed", f"2/3 the run that is killed in step {asked.kill_at}", ranks[0], "killed", kill, "dies")
+    what = "3/3 the resumed run" + (f" with engine={asked.engine}" if asked.engine else "")
+    children.start("resumed", what, ranks[1], "killed", resume, "resumes")
 
 
 def _last_step(config: dict[str, Any], asked: Asked) -> int:
@@ -186,11 +202,11 @@ def _last_step(config: dict[str, Any], asked: Asked) -> int:
     return last if limit is None else min(last, limit)
 
 
-def _launcher(config: dict[str, Any], asked: Asked) -> Launcher:
+def _engine(config: dict[str, Any], asked: Asked) -> str:
     target = str((config.get("engine") or {}).get("_target_", "auto"))
     if target.endswith("SingleEngine") and max(asked.ranks) > 1:
         raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
-    return launcher_of("ddp" if target.endswith("DDPEngine") else "auto")
+    return "ddp" if target.endswith(("DDPEngine", "FSDPEngine", "DeepSpeedEngine")) else "auto"
 
 
 def _settings(config: dict[str, Any]) -> list[str]:

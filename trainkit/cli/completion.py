@@ -27,6 +27,7 @@ _trainkit() {
 }
 complete -o default -F _trainkit trainkit python python3 horovodrun torchrun
 """
+_FIRST = {"data": ["check", "tokens"], "find": ["lr", "batch", "workers"]}  # what follows such a command
 _BREAK = re.compile(r".*[=:]")  # bash replaces what follows the last of its word breaks
 
 
@@ -62,14 +63,14 @@ def _words(line: str) -> list[str]:
 
 def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]:
     if not before:
-        return [*USAGES, "horovod"]
+        return [*USAGES, "horovod", "deepspeed"]
     command = before[0]
     if command == "horovod":
         return ["install", "check"] if len(before) == 1 else []
     if command == "completion":
         return ["bash"]
-    if command == "data" and len(before) == 1:
-        return ["check"]
+    if command in _FIRST and len(before) == 1:
+        return _FIRST[command]
     usage = USAGES.get(command)
     if usage is None:
         return []

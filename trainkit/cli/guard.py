@@ -19,6 +19,7 @@ from trainkit.config.resources import make_importable
 from trainkit.console import Output, visible
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.launch.local import ended_by_signals
 
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
 # launcher ends all ranks; otherwise this rank's message is the one that the user needs.
@@ -85,3 +86,16 @@ def _release(error: BaseException | None) -> None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
     gc.collect()
+
+
+def ended_cleanly(work: Callable[[], int]) -> int:
+    """Run a command that starts processes, and return its exit code; Ctrl-C ends what it has started (130)."""
+    try:
+        with ended_by_signals():
+            return work()
+    except TrainkitError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nStopped; all started processes have ended.", file=sys.stderr)
+        return 130

@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trainkit.errors import EngineError, TrainkitError
+from trainkit.cli.guard import ended_cleanly
+from trainkit.errors import EngineError
 from trainkit.horovod_build import build, patches, pip
 from trainkit.horovod_build import check as build_check
 from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
-from trainkit.launch.local import ended_by_signals
 
 _INSTALL_COMMAND = "python -m trainkit horovod install"
 _PROG = "python -m trainkit horovod"
@@ -52,15 +52,7 @@ Exit code 0 if all is good; else 1, with the reason and the command that repairs
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
     arguments = _parser().parse_args(argv)
-    try:
-        with ended_by_signals():
-            return _install(arguments) if arguments.command == "install" else _check(arguments)
-    except TrainkitError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("\nStopped; all started processes have ended.", file=sys.stderr)
-        return 130
+    return ended_cleanly(lambda: _install(arguments) if arguments.command == "install" else _check(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
-
-_ELASTIC = "trainkit.callbacks.Elastic"
+from trainkit.tuning.words import ELASTIC, override
 
 
 def launch(job: Any, arguments: Sequence[str]) -> int:
@@ -25,10 +24,10 @@ def launch(job: Any, arguments: Sequence[str]) -> int:
         )
     given = {name: value for name, value in job.config["launcher"].items() if name != "_target_"}
     launcher = importlib.import_module("trainkit.launch.ray.launcher").RayLauncher(**given)
-    words = [*(word for word in arguments if not word.startswith("run_dir=")), f"run_dir={quoted(job.config['run_dir'])}"]
+    words = [*(word for word in arguments if not word.startswith("run_dir=")), override("run_dir", job.config["run_dir"])]
     if not has_elastic(job.config):
         print("[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are replaced", file=sys.stderr)
-        words += [f"callbacks.elastic._target_={_ELASTIC}"]
+        words.append(ELASTIC)
     run_dir = None if keeps_checkpoints_elsewhere(job.config) else job.config["run_dir"]
     code: int = launcher.run(["python", "-m", "trainkit", job.command, *words], run_dir)
     return code
@@ -36,14 +35,13 @@ def launch(job: Any, arguments: Sequence[str]) -> int:
 
 def has_elastic(config: Mapping[str, Any]) -> bool:
     """Return whether a config has the callback Elastic."""
-    return any(node.get("_target_", "").endswith(".Elastic") for node in (config.get("callbacks") or {}).values())
+    return any(str(node.get("_target_")).endswith(".Elastic") for node in _callbacks(config))
 
 
 def keeps_checkpoints_elsewhere(config: Mapping[str, Any]) -> bool:
     """Return whether checkpoints go to a store by URL, so that the nodes need not share the run's folder."""
-    return any("://" in str(node.get("dirpath", "")) for node in (config.get("callbacks") or {}).values())
+    return any("://" in str(node.get("dirpath")) for node in _callbacks(config))
 
 
-def quoted(value: str) -> str:
-    """Write a value so that Hydra reads it as this text, whatever is in it."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _callbacks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node for node in (config.get("callbacks") or {}).values() if node]

@@ -6,6 +6,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
@@ -18,11 +19,11 @@ from trainkit.launch.environment import pretend, read_launcher
 if TYPE_CHECKING:
     from trainkit.config.compose import Job
 
-_OWN = ("ranks", "ranks_per_host")
+_OWN = ("ranks", "ranks_per_host", "memory_gb")
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8]`; return the exit code."""
+    """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8] [memory_gb=80]`; return the exit code."""
     started = read_launcher()
     if not started.is_main:
         return 0
@@ -33,15 +34,17 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         ranks = count("ranks", own.get("ranks", str(started.world_size)))
         local = count("ranks_per_host", own.get("ranks_per_host", str(min(ranks, 8))))
+        memory_gb = None if "memory_gb" not in own else count("memory_gb", own["memory_gb"])
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
     engine = engine_of(rest)
-    pretend(ranks, min(local, ranks), "torchrun" if engine == "ddp" or started.name == "torchrun" else "horovodrun")
-    return run.main(command, rest, _work, started)
+    by_torchrun = engine in ("ddp", "fsdp", "deepspeed") or started.name == "torchrun"
+    pretend(ranks, min(local, ranks), "torchrun" if by_torchrun else "horovodrun")
+    return run.main(command, rest, partial(_work, memory_gb=memory_gb, overrides=" ".join(rest)), started)
 
 
-def _work(job: Job) -> None:
+def _work(job: Job, memory_gb: float | None, overrides: str) -> None:
     """Build and print the plan. torch is imported here, after all checks."""
     show: Any = importlib.import_module("trainkit.report.plan.show")
     with tempfile.TemporaryDirectory() as folder:  # a plan leaves no files
-        show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)))
+        show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)), memory_gb, overrides)

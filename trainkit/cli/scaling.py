@@ -125,7 +125,7 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
 def _run(ranks: int, run_dir: Path, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> Measured:
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / "output.log"
-    start = start_with(launcher, ranks)
+    start = start_with(launcher, ranks, engine_of(overrides))
     if asked.hosts and ranks > 1:
         start[3:3] = ["-H", asked.hosts]
     env = without_launcher(os.environ)

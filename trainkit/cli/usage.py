@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+
+from trainkit.cli.described import Usage
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
-FORMATS = "safetensors | torch_export | onnx"
+FORMATS = "safetensors | huggingface | torch_export | onnx"
 _TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
-
-
-@dataclass(frozen=True)
-class Usage:
-    """A command's arguments.
-
-    Attributes:
-        line: the arguments, as typed.
-        about: what the command does.
-        options: of key=value (or --flag): name, type, default ("": it must be given), meaning.
-        examples: arguments, as typed.
-        takes_config: whether conf=NAME and overrides may follow.
-        takes_run: whether a run's folder is an argument.
-    """
-
-    line: str
-    about: str
-    options: tuple[tuple[str, str, str, str], ...] = ()
-    examples: tuple[str, ...] = ()
-    takes_config: bool = False
-    takes_run: bool = False
-
-    def keys(self) -> dict[str, str]:
-        """Return name -> meaning of the key=value options."""
-        return {name: text for name, _, _, text in self.options if not name.startswith("-")}
-
-
 _RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
 _CKPT = ("ckpt_path", CKPT, "best of run_dir, if it has one", "the checkpoint whose weights are used")
 
@@ -77,24 +51,62 @@ USAGES = {
         takes_config=True,
     ),
     "plan": Usage(
-        "conf=NAME [ranks=N] [ranks_per_host=N] [key=value ...]",
+        "conf=NAME [ranks=N] [ranks_per_host=N] [memory_gb=N] [key=value ...]",
         "Describe what fit would do, without training: batches, steps, rates, traffic, memory, advice.",
         (
             ("ranks", "int", "those of the launcher, or 1", "ranks of the described run"),
             ("ranks_per_host", "int", "ranks, at most 8", "ranks on one host"),
+            ("memory_gb", "int", "", "memory of a GPU: which engine and settings fit in it"),
         ),
-        ("conf=resnet50 ranks=64", "conf=resnet50 ranks=64 ranks_per_host=4 trainer.precision=bf16"),
+        (
+            "conf=resnet50 ranks=64",
+            "conf=resnet50 ranks=64 ranks_per_host=4 trainer.precision=bf16",
+            "conf=gpt_124m memory_gb=16",
+        ),
         takes_config=True,
     ),
     "data": Usage(
-        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
-        "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
-        "code 1 if there are any.",
+        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...] | tokens TEXTS output=FOLDER [key=value ...]",
+        "check: read every sample once, with the transforms of the first epoch, and list those that raise, with error and "
+        "file. Exit code 1 if there are any. tokens: write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m "
+        "and conf=bert. A .txt is a document, and so is each line of a .jsonl, by its text.",
         (
-            ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
-            ("workers", "int", "one for each core", "processes that read, if a loader has none of its own"),
+            ("stage", "fit | test | predict", "fit", "check: which data; fit: training and validation"),
+            ("workers", "int", "one for each core", "check: processes that read, if a loader has none of its own"),
+            ("output", "FOLDER", "", "tokens: the folder to write, which does not exist yet"),
+            ("tokenizer", "FILE", "bytes", "tokens: a tokenizer.json; needs trainkit[transformers]"),
+            ("val", "float", "0.1", "tokens: the share of them that is held out"),
+            ("end_of_text", "TOKEN", "<|endoftext|> or alike", "tokens: the tokenizer's token that ends a document"),
         ),
-        ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
+        (
+            "check conf=resnet50",
+            "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
+            "tokens texts output=tokens tokenizer=tokenizer.json",
+        ),
+        takes_config=True,
+    ),
+    "find": Usage(
+        "lr|batch|workers conf=NAME [key=value ...]",
+        "lr: train for some steps while the learning rate rises, print the rates that the curve of the loss suggests, and "
+        "write RUN_DIR/reports/lr.html. batch: train two steps at growing microbatches, and print the largest that fits on all "
+        "ranks. workers: train some steps at growing numbers of loader workers, and print the fewest that are fast. At any "
+        "number of ranks; nothing else is written.",
+        (
+            ("min_lr", "float", "1e-8", "lr: the first rate"),
+            ("max_lr", "float", "1", "lr: the last rate"),
+            ("steps", "int", "100, 20", "lr: steps of the sweep, 10 or more. workers: steps measured for each number"),
+            ("early_stop", "float", "4", "lr: end at this multiple of the lowest loss; null: only if a loss is not finite"),
+            ("memory_gb", "float", "the GPU's", "batch: memory that a rank may use, in 10^9 bytes; needed on the CPU"),
+            ("most", "int", "65536, the cores", "batch: no larger microbatch is tried. workers: so many at most"),
+            _RUN_DIR,
+            _TRUST,
+        ),
+        (
+            "lr conf=mlp",
+            "lr conf=gpt min_lr=1e-6 max_lr=0.1 steps=200",
+            "batch conf=resnet18 memory_gb=4",
+            "workers conf=resnet18",
+        ),
         takes_config=True,
     ),
     "tune": Usage(
@@ -130,9 +142,14 @@ USAGES = {
             ("save_at", "int", "kill_at - 2", "the step after which it saves"),
             ("steps", "int", "kill_at + 8", "the step where the runs end"),
             ("ranks", "int[,int]", "1", "number of ranks; of two numbers, the resumed run gets the second"),
+            ("resume_engine", "NAME", "that of all runs", "engine of the resumed run"),
             ("keep", "bool", "false", "keep the folder of the three runs even if nothing differs"),
         ),
-        ("conf=mlp kill_at=17", "conf=mlp kill_at=17 ranks=2,1 save_at=15"),
+        (
+            "conf=mlp kill_at=17",
+            "conf=mlp kill_at=17 ranks=2,1 save_at=15",
+            "conf=mlp kill_at=9 ranks=2 engine=fsdp resume_engine=ddp",
+        ),
         takes_config=True,
     ),
     "scaling": Usage(
@@ -149,12 +166,13 @@ USAGES = {
     ),
     "export": Usage(
         "ckpt_path=best|last|FOLDER [key=value ...]",
-        "Write a checkpoint as a file for other programs, and check it against the Task's outputs.",
+        "Write a checkpoint as a file for other programs, and check it against the Task's outputs. huggingface: as a folder "
+        "for `from_pretrained` of transformers.",
         (
             ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
             ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
             ("format", FORMATS, "safetensors", "the file's format"),
-            ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix"),
+            ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix; the folder of huggingface"),
             _TRUST,
         ),
         ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
@@ -187,6 +205,7 @@ USAGES = {
             ("temperature", "float", "0.8", "divides the logits: below 1 likelier text, 0 the likeliest token each time"),
             ("top_k", "int", "all", "sample among this many likeliest tokens"),
             ("seed", "int", "0", "of the draws"),
+            ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
             ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
             _TRUST,
         ),

@@ -49,6 +49,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | No
     trusted = config.get("trust") or []
     seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are broadcast
     engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
+    communication = instantiate(config["communication"], "communication", trusted) if config.get("communication") else "exact"
     several = {
         group: [instantiate(node, f"{group}.{name}", trusted) for name, node in (config.get(group) or {}).items()]
         for group in ("callbacks", "logger")
@@ -58,6 +59,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | No
     trainer = Trainer(
         **(config["trainer"] | samples_of(config)),
         engine=engine,
+        communication=communication,
         callbacks=[*callbacks, *several["callbacks"]],
         logger=several["logger"],
         run_dir=config["run_dir"],

@@ -30,13 +30,22 @@ PLAIN_KEYS = {
     "trust": "list[str]",
     "vars": "dict | None",
 }
-ONE_OBJECT = ("launcher", "engine", "data", "optimizer", "lr", "task")  # parts first: an error names the part's own key
+ONE_OBJECT = (
+    "launcher",
+    "engine",
+    "communication",
+    "data",
+    "optimizer",
+    "lr",
+    "task",
+)  # parts first: an error names the part's own key
 SEVERAL_OBJECTS = ("callbacks", "logger")
 KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 # Arguments of the Trainer that have their own place in a config.
 _ELSEWHERE = {
     "callbacks": "callbacks are a group of their own: callbacks=...",
-    "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp.",
+    "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp|fsdp|deepspeed.",
+    "communication": "communication is a group of its own: communication=exact|powersgd|local_sgd|diloco.",
     "logger": "loggers are a group of their own: logger=...",
     "run_dir": "run_dir is a key at the top: run_dir=...",
     "seed": "seed is a key at the top: seed=...",
@@ -184,7 +193,7 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
     if not here:  # only rank 0 reads it
         raise ConfigError(
             f"init_weights is '{weights}', and there is no such file or folder. Give a checkpoint's folder, a "
-            ".safetensors file, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
+            ".safetensors file, a folder of transformers, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
         )
     if config.get("strict") is False and weights is None:
         raise ConfigError("strict is false, but it applies to init_weights=... only, and there are none.")
@@ -203,11 +212,11 @@ def _check_launcher(config: dict[str, Any], command: str) -> None:
     if command != "fit":
         raise ConfigError(f"launcher is ray, which is for fit; {command} runs in this process. Leave it out: launcher=none.")
     engine = str((config.get("engine") or {}).get("_target_", "")).rpartition(".")[2]
-    if engine in ("DDPEngine", "SingleEngine"):
-        typed = {"DDPEngine": "ddp", "SingleEngine": "single"}[engine]
+    typed = {"DDPEngine": "ddp", "FSDPEngine": "fsdp", "SingleEngine": "single", "DeepSpeedEngine": "deepspeed"}.get(engine)
+    if typed is not None:
         raise ConfigError(
             f"engine is {typed}, and launcher=ray starts ranks of Horovod. Use engine=auto or engine=horovod; for engine=ddp "
-            "use Ray Train's TorchTrainer, with a Trainer(engine='ddp') in its function."
+            "and engine=fsdp use Ray Train's TorchTrainer, with a Trainer(engine='ddp') in its function."
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'")
@@ -217,6 +226,8 @@ def _check_engine(node: dict[str, Any]) -> None:
     target = str(node.get("_target_", ""))
     if target.endswith("HorovodEngine"):
         require("horovod")
+    elif target.endswith("DeepSpeedEngine"):
+        require("deepspeed")
     elif target.endswith("auto_engine"):
         require(read_launcher().engine)
 

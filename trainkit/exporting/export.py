@@ -1,6 +1,6 @@
 """export: writes a Task's forward to a draft file, runs it, compares it with the Task, and moves it into place.
 
-export -> write (weights.py, program.py, onnx.py) -> run the draft -> compare -> rename
+export -> write (weights.py, huggingface.py, program.py, onnx.py) -> run the draft -> compare -> rename
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.errors import TaskError
-from trainkit.exporting import onnx, program, weights
+from trainkit.exporting import huggingface, onnx, program, weights
 from trainkit.exporting.compare import difference_of, tolerance_of
 from trainkit.exporting.example import example_of, resized, rows_of
 from trainkit.exporting.request import check_format, check_output
@@ -60,11 +60,12 @@ def export(
     Args:
         task: the Task to export; it is restored afterwards.
         output: the file; an existing one is replaced only after the new one has passed the check.
-        format: "safetensors" (the weights only), "torch_export" (.pt2, for torch.export.load) or "onnx".
+        format: "safetensors" (the weights only), "huggingface" (a folder for `from_pretrained` of transformers), "torch_export"
+            (.pt2, for torch.export.load) or "onnx".
         example_input: a tensor, or a tuple of tensors: the arguments of `forward`; the first dimension is the batch. None uses
             the Task's `example_input_array`.
-        rebuilt: a second Task of the same kind that takes the weights, for the check of "safetensors"; without it the Task
-            itself is called with the weights of the file.
+        rebuilt: a second Task of the same kind that takes the weights, for the check of weights; without it the Task itself
+            is called with the weights of the file.
         about: how a picture becomes an input, and the classes' names, for the description beside the file
             (`<name>.predict.json`, which `serve` reads); see DataModule.describe_input.
 
@@ -83,7 +84,7 @@ def export(
         args = example_of(task, example_input)
         _call_twice(task, args)
         exported = _write_and_check(task, path, format, args, rebuilt)
-    if format != "safetensors":
+    if format not in _OF_WEIGHTS:
         write_description(path, describe(args, exported.any_batch_size, about or {}))
     return exported
 
@@ -95,19 +96,27 @@ def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...]
             warnings.filterwarnings("ignore", own)  # torch 2.11 warns about its own code
         draft = Path(folder, path.name)
         any_batch_size = _WRITERS[kind](task, args, draft)
-        run = weights.load(draft, task, rebuilt) if kind == "safetensors" else _LOADERS[kind](draft)
+        run = _OF_WEIGHTS[kind](draft, task, rebuilt) if kind in _OF_WEIGHTS else _LOADERS[kind](draft)
         sizes = {rows_of(args): args}
         if any_batch_size:
             sizes[rows_of(args) + 1] = resized(args, rows_of(args) + 1)
         difference = max(_check(task, run, inputs, kind) for inputs in sizes.values())
+        if path.is_dir():  # checked: an earlier export, or empty
+            path.replace(Path(folder, "before"))
         draft.replace(path)
-    return Exported(path, path.stat().st_size, list(sizes), any_batch_size, difference)
+    num_bytes = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
+    return Exported(path, num_bytes, list(sizes), any_batch_size, difference)
 
 
 _WRITERS: dict[str, Callable[[Task, tuple[Tensor, ...], Path], bool]] = {
     "safetensors": weights.write,
+    "huggingface": huggingface.write,
     "torch_export": program.write,
     "onnx": onnx.write,
+}
+_OF_WEIGHTS: dict[str, Callable[[Path, Task, Task | None], Run]] = {
+    "safetensors": weights.load,
+    "huggingface": huggingface.load,
 }
 _LOADERS: dict[str, Callable[[Path], Run]] = {"torch_export": program.load, "onnx": onnx.load}
 
@@ -148,7 +157,7 @@ def _check(task: Task, run: Run, args: tuple[Tensor, ...], kind: str) -> float:
     """Return the largest difference, or raise if it is too large."""
     expected, name = task(*args), type(task).__name__
     difference = difference_of(expected, run(*args), f"the file of format={kind}")
-    allowed = 0.0 if kind == "safetensors" else tolerance_of(expected)
+    allowed = 0.0 if kind in _OF_WEIGHTS else tolerance_of(expected)
     if difference > allowed:
         raise TaskError(
             f"The outputs of the format={kind} file differ from {name}.forward: on {rows_of(args)} samples the largest "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ def export_run(
     name = re.sub(r"[^\w.-]", "_", str(config.get("conf") or type(task).__name__)).lstrip(".")
     path = run / "export" / f"{name}{FORMATS[format][0]}" if output is None else check_output(output, format)
     with _folder(path.parent):
-        rebuilt = _build(config) if format == "safetensors" else None
+        rebuilt = _build(config) if format in ("safetensors", "huggingface") else None
         exported = export(task, path, format, example, rebuilt=rebuilt, about=source.describe_input() if source else {})
+    if path.is_dir() and (run / "tokenizer.json").is_file():
+        shutil.copy(run / "tokenizer.json", path)
     print(_named(folder, manifest))
     print(f"wrote       {short(path.absolute())}, {exported.num_bytes:,} bytes")
     print(f"checked     {_checked(task, exported, format)}", flush=True)
@@ -93,7 +96,8 @@ def _named(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def _checked(task: Task, exported: Exported, kind: str) -> str:
-    runner = {"safetensors": "a newly built Task", "torch_export": "torch.export.load", "onnx": "onnxruntime"}[kind]
+    rebuilt = "a newly built Task"
+    runner = {"safetensors": rebuilt, "huggingface": rebuilt, "torch_export": "torch.export.load", "onnx": "onnxruntime"}[kind]
     sizes = " and ".join(str(size) for size in exported.batch_sizes)
     equal = "equal bit for bit" if exported.difference == 0 else f"largest difference {exported.difference:.2g}"
     return f"{runner} against {type(task).__name__}.forward on batches of {sizes} samples: {equal}"
@@ -149,6 +153,7 @@ def _build(config: dict[str, Any]) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
     task.setup("fit")
+    task._make_model()
     return task
 
 

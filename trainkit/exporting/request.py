@@ -7,9 +7,10 @@ from pathlib import Path
 
 from trainkit.errors import ConfigError, did_you_mean
 
-# format -> (its files' suffix, the packages that it needs)
+# format -> (its files' suffix, "" for a folder; the packages that it needs)
 FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "safetensors": (".safetensors", ()),
+    "huggingface": ("", ()),
     "torch_export": (".pt2", ()),
     "onnx": (".onnx", ("onnx", "onnxscript", "onnxruntime")),
 }
@@ -32,18 +33,29 @@ def check_format(name: str) -> None:
 
 
 def check_output(output: str | Path, name: str) -> Path:
-    """Check that an output file of the format `name` can be written, and return its path.
+    """Check that an output of the format `name` can be written, and return its path.
 
     Raises:
-        ConfigError: it has another format's suffix, its folder does not exist, or it is a folder.
+        ConfigError: it has another format's suffix, its folder does not exist, or it is a folder in place of a file; or, of a
+            format that is a folder, there is something else that would be replaced.
     """
     path, suffix = Path(output), FORMATS[name][0]
-    if path.is_dir():
+    if not suffix and path.exists() and not _may_be_replaced(path):
+        raise ConfigError(
+            f"output is '{output}', which holds something other than a model of transformers; format={name} writes a folder, "
+            "and replaces only an earlier one. Give a new folder."
+        )
+    if suffix and path.is_dir():
         raise ConfigError(f"output is '{output}', which is a folder; it must be a file, for example {path / f'model{suffix}'}.")
-    if path.suffix != suffix:
+    if suffix and path.suffix != suffix:
         raise ConfigError(f"output is '{output}'; for format={name} its name must end in {suffix}.")
     if not path.parent.is_dir():
         raise ConfigError(
-            f"output is '{output}', and the folder {path.parent} does not exist. Create it, or give another file."
+            f"output is '{output}', and the folder {path.parent} does not exist. Create it, or give another place."
         )
     return path
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Return whether a path is an empty folder, or one of transformers."""
+    return path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir()))

@@ -1,4 +1,7 @@
-"""format=safetensors: only the weights, as in a checkpoint; a tensor with several names is stored once."""
+"""format=safetensors: only the weights, as in a checkpoint; a tensor with several names is stored once.
+
+`run_with` is the check of all formats that hold weights only: the Task's own forward with them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from trainkit.api.task import Task
-from trainkit.checkpoint.format import find_aliases, read_safetensors, write_safetensors
+from trainkit.checkpoint.files import write_safetensors
+from trainkit.checkpoint.format import find_aliases, read_safetensors
 from trainkit.checkpoint.weights import load_into
 from trainkit.errors import TaskError
 
@@ -33,14 +37,19 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
 
 
 def load(path: Path, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
-    """Return the forward of `rebuilt` with the file's weights, or the task's own forward with them; the task is unchanged.
-
-    Raises:
-        CheckpointError: the weights do not fit.
-    """
+    """Return the forward with the file's weights; see `run_with`."""
     state = read_safetensors(path)
     assert sorted(state) == sorted(task.state_dict())
+    return run_with(state, str(path), task, rebuilt)
+
+
+def run_with(state: dict[str, Tensor], source: str, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
+    """Return the forward of `rebuilt` with weights, or the task's own forward with them; the task is unchanged.
+
+    Raises:
+        CheckpointError: the weights, which are those of `source`, do not fit.
+    """
     if rebuilt is None:
         return lambda *args: functional_call(task, state, args)
-    load_into(rebuilt, state, str(path))
+    load_into(rebuilt, state, source)
     return rebuilt.eval()

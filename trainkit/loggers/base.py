@@ -66,7 +66,7 @@ class RunFacts:
         hyperparams: the config, or the Task's saved hyperparameters.
         stores: locations of the run's checkpoints.
         task: the Task's class.
-        engine: "single", "horovod" or "ddp".
+        engine: its name, as "ddp".
         rank: this process's rank.
         world_size: the number of ranks.
     """

@@ -9,6 +9,7 @@ from trainkit.api.lightning_arguments import nothing
 from trainkit.console import cell
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
+from trainkit.safety.whole_files import replacing
 
 
 class CSVLogger(RowLogger):
@@ -45,12 +46,10 @@ class CSVLogger(RowLogger):
     def _rewrite(self) -> None:
         if self._file is not None:
             self._file.close()
-        draft = self.path.with_suffix(".csv.draft")
-        with draft.open("w", newline="") as file:
+        with replacing(self.path) as draft, draft.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             csv.writer(file).writerow(map(cell, self._columns))
             writer.writerows(self._rows)
-        draft.replace(self.path)
         self._file = self.path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, self._columns)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
+from trainkit.safety.whole_files import replacing
 
 
 class JSONLLogger(RowLogger):
@@ -23,12 +24,10 @@ class JSONLLogger(RowLogger):
     def open(self, run: RunFacts) -> None:
         """Drop the lines of steps that are repeated from the file of an earlier start of this run, and append."""
         self.path = self.place.of(run.run_dir) / "metrics.jsonl"
-        draft = self.path.with_suffix(".jsonl.draft")
-        with draft.open("w") as file:
+        with replacing(self.path) as draft, draft.open("w") as file:
             if self.path.is_file():
                 with self.path.open(errors="replace") as before:
                     file.writelines(line for line in before if (step := _step_of(line)) is not None and self.sieve(step))
-        draft.replace(self.path)
         self._file = self.path.open("a")
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:

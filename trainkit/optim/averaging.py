@@ -10,12 +10,14 @@ averages batch counters like weights, turns a mask's infinities into NaN, and wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
 
 
@@ -26,14 +28,16 @@ class WeightAverage:
         model: the model to average. The average is at least float32: in bfloat16 a small change is lost.
         buffers: average floating-point buffers too (batch norm's statistics), except buffers with infinities (masks).
             Counters are not averaged. Waits for the device once, here.
+        fill: fills a tensor from a checkpoint's; of ranks that hold parts of the weights, see Engine.fill.
     """
 
-    def __init__(self, model: nn.Module, buffers: bool) -> None:
+    def __init__(self, model: nn.Module, buffers: bool, fill: Callable[[Tensor, Any], object] = Tensor.copy_) -> None:
         self._live = dict(model.named_parameters()) | dict(model.named_buffers())
         names = [n for n, p in model.named_parameters() if p.is_floating_point() or p.is_complex()]
         if buffers:
             names += [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
         self._average = {name: _precise(self._live[name].detach().clone()) for name in names}
+        self._fill = fill
         self._aside: dict[str, Tensor] | None = None
         self.num_updates = 0
 
@@ -46,8 +50,8 @@ class WeightAverage:
     def update(self, decay: float | None) -> None:
         """Add the model's weights to the average; `decay` (0 to 1) is the average's weight. Never waits for the device."""
         assert not self.shown, "the model holds the average, not the weights that are trained"
-        averages = list(self._average.values())
-        weights = [self._live[name].detach().to(average.dtype) for name, average in self._average.items()]
+        averages = [local_of(average) for average in self._average.values()]
+        weights = [local_of(self._live[name].detach()).to(average.dtype) for name, average in self._average.items()]
         if self.num_updates == 0:
             torch._foreach_copy_(averages, weights)
         elif decay is None:
@@ -99,11 +103,14 @@ class WeightAverage:
                 "The checkpoint's averaged weights are of another model, or of other buffers: they do not fit."
             )
         for name, average in self._average.items():
-            average.copy_(state["average"].get(name, self._live[name]))
+            if name in state["average"]:
+                self._fill(average, state["average"][name])
+            else:
+                average.copy_(self._live[name])
         self.num_updates = state["num_updates"]
         if aside is not None:
             for name, tensor in aside.items():
-                self._live[name].copy_(tensor)
+                self._fill(self._live[name], tensor)
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -36,6 +36,8 @@ class BatchPlan:
         lr_scaling: how the rate follows the global batch.
         lr_reference_batch_size: the global batch that the user's rate is meant for; None for one rank's batch of a step.
         warmup_steps: steps of warm-up, 0 for none.
+        communication: what travels in place of exact gradients, in words.
+        rank_shares: of a step's samples, as "3:1", or "even".
     """
 
     batch_size: int | None
@@ -45,6 +47,8 @@ class BatchPlan:
     lr_reference_batch_size: int | None
     warmup_steps: int
     later: tuple[tuple[int, int], ...] = ()
+    communication: str = "exact"
+    rank_shares: str = "even"
 
     def __post_init__(self) -> None:
         if self.batch_size is None and self.lr_reference_batch_size is not None and self.lr_scaling != "none":
@@ -89,13 +93,20 @@ class BatchPlan:
             "train longer."
         )
 
-    def describe(self, lrs: list[float], total_steps: int | None = None) -> list[tuple[str, str]]:
-        """Return the contract in words, for the banner; `lrs` are the user's rates, one for each parameter group."""
+    def describe(self, lrs: list[float], total_steps: int | None = None, rank: str = "rank") -> list[tuple[str, str]]:
+        """Return the contract in words, for the banner.
+
+        Args:
+            lrs: the user's rates, one for each parameter group.
+            rank: the word for what `world_size` counts.
+        """
         shown = ", ".join(f"{lr:g}" for lr in dict.fromkeys(lrs))
         scaled = ", ".join(f"{lr * self.lr_factor:g}" for lr in dict.fromkeys(lrs))
         size, total = ("?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size))
-        ranks = plural(self.world_size, "rank")
-        batch = f"{size} per rank x {ranks} x {self.accumulate} accumulated = {total} samples a step"
+        ranks = plural(self.world_size, rank)
+        batch = f"{size} per {rank} x {ranks} x {self.accumulate} accumulated = {total} samples a step"
+        if self.rank_shares != "even":
+            batch += f", dealt {self.rank_shares}"
         for epoch, microbatches in self.later:
             batch += f"; from epoch {epoch + 1}: x {microbatches} = {self.at(epoch).global_batch_size or '?'}"
         if self.lr_scaling == "none":

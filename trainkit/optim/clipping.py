@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from trainkit.device.shards import is_spread, local_of, norms_of
 from trainkit.device.sync_guard import allowed_read
 
 
@@ -33,7 +34,11 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
         for parameter in sparse:  # a row that occurs twice is one row: its parts must not count separately
             parameter.grad = parameter.grad.coalesce()
     seen = [p for p in parameters if not p.grad.is_sparse] + [_dense(p.grad) for p in sparse]
-    if algorithm == "norm":
+    if algorithm == "norm" and any(is_spread(p.grad) for p in seen):
+        gradients = [p.grad for p in seen]
+        total = torch.linalg.vector_norm(norms_of(gradients))
+        torch._foreach_mul_([local_of(grad) for grad in gradients], (value / (total + 1e-6)).clamp(max=1.0))
+    elif algorithm == "norm":
         torch.nn.utils.clip_grad_norm_(seen, value)
     else:
         torch.nn.utils.clip_grad_value_(seen, value)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from trainkit.device.shards import is_spread
+
 _HAVE_IT = (SGD, Adam, AdamW)
 _ON = ("cpu", "cuda")
 
@@ -29,10 +31,15 @@ def use_fused(optimizers: Iterable[Optimizer]) -> None:
         if type(optimizer) not in _HAVE_IT:
             continue
         for group in optimizer.param_groups:
-            if _can(group):
+            if _can(group) and not _lacks_rule(optimizer, group):
                 group["fused"] = True
         optimizer.register_step_pre_hook(_prepare)  # also if the user requests it, or adds a group that does
         optimizer.register_load_state_dict_post_hook(_lay_out)
+
+
+def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Return whether weights are spread over ranks in a way that the fused implementation does not know (torch 2.15)."""
+    return type(optimizer) is SGD and any(map(is_spread, group["params"][:1]))
 
 
 def _can(group: dict[str, Any]) -> bool:
@@ -49,7 +56,7 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not group.get("fused"):
             continue
         has_momentum = bool(group.get("momentum"))
-        if has_momentum and group["dampening"]:  # of the user's choice, see _can
+        if _lacks_rule(optimizer, group) or (has_momentum and group["dampening"]):  # of the user's choice, or a checkpoint's
             group["fused"] = False
             continue
         for parameter in group["params"]:

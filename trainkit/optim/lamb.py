@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, norms, scale_by_ratio
+from trainkit.device.shards import norms_of
+from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, scale_by_ratio
 
 _INF = float("inf")
 
@@ -57,9 +58,9 @@ class LAMB(LayerwiseOptimizer):
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
         if chosen:
-            weight_norms = norms([parameters[i] for i in chosen])
+            weight_norms = norms_of([parameters[i] for i in chosen])
             own = [updates[i] for i in chosen]
-            scale_by_ratio(own, weight_norms, norms(own))
+            scale_by_ratio(own, weight_norms, norms_of(own))
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _adam(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:

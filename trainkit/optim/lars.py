@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, norms, scale_by_ratio
+from trainkit.device.shards import norms_of
+from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, scale_by_ratio
 
 _INF = float("inf")
 
@@ -56,8 +57,8 @@ class LARS(LayerwiseOptimizer):
         updates = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
         chosen = [i for i, parameter in enumerate(parameters) if adapts(parameter, group["adapt"])]
         if chosen:
-            weight_norms = norms([parameters[i] for i in chosen])
-            below = norms([gradients[i] for i in chosen]) + group["weight_decay"] * weight_norms
+            weight_norms = norms_of([parameters[i] for i in chosen])
+            below = norms_of([gradients[i] for i in chosen]) + group["weight_decay"] * weight_norms
             scale_by_ratio([updates[i] for i in chosen], group["trust_coefficient"] * weight_norms, below)
         if group["momentum"]:
             for parameter in parameters:

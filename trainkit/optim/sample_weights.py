@@ -27,9 +27,15 @@ class SampleWeights:
         device: torch.device,
         all_reduce: Callable[[Tensor], Tensor],
         batch_weight: Callable[[Any], Any] | None = None,
+        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`batch_weight` is the Task's, if it has one: it returns the weight of a batch."""
+        """`batch_weight` is the Task's, if it has one: it returns the weight of a batch.
+
+        `is_alone` returns whether this rank takes the step by its own samples (communication=diloco, local_sgd).
+        """
         self._task_name, self._device, self._all_reduce, self._batch_weight = task_name, device, all_reduce, batch_weight
+        self._is_alone = is_alone
+        self._own = 0  # this rank's samples of this step
         self._held: Tensor | None = None  # the Task's own weights of this step, float64
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
@@ -47,6 +53,7 @@ class SampleWeights:
             self._by_task = own is not None
         if self._by_task != (own is not None):
             raise TaskError(self._some())
+        self._own += num_samples
         if own is None:
             return loss if num_samples == num_in_step else loss * (num_samples / num_in_step)
         if isinstance(own, Tensor):
@@ -57,23 +64,28 @@ class SampleWeights:
         return loss * (weight / num_in_step)
 
     def correction(self, num_in_step: int) -> Tensor | None:
-        """Return the factor for the summed gradients, or None if the Task weighs nothing. Call it on all ranks.
+        """Return the factor for the summed gradients, or None for 1. Call it on all ranks.
+
+        A rank that steps alone divides by its own samples; 0 if it has none.
 
         Raises:
             TaskError: the Task weighs batches on some ranks only.
         """
         if not self._is_agreed:
             self._agree()
+        samples, self._own = self._own, 0
         if not self._by_task:
-            return None
+            if not self._is_alone() or samples == num_in_step:
+                return None
+            return torch.full((), num_in_step / samples if samples else 0.0, dtype=torch.float64, device=self._device)
         held = self._held if self._held is not None else torch.zeros((), dtype=torch.float64, device=self._device)
-        total = self._all_reduce(held)
+        total = held if self._is_alone() else self._all_reduce(held)
         self._held = None
         return torch.where(total == 0, total, num_in_step / total)  # if all samples are masked there is no gradient
 
     def forget(self) -> None:
         """Drop the weights of a step that is retried."""
-        self._held = None
+        self._held, self._own = None, 0
 
     def _agree(self) -> None:
         """Inform all ranks, once a run: a rank without a sample in the first step cannot know by itself."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainkit.device.shards import local_of
 from trainkit.errors import ConfigError
 
 ADAPT = ("matrices", "all", "none")
@@ -64,12 +65,7 @@ def adapts(parameter: Tensor, adapt: str) -> bool:
 def scale_by_ratio(updates: Sequence[Tensor], above: Tensor, below: Tensor) -> None:
     """Multiply each layer's update by above / below, in place; by 1 if either is 0, so a layer of zeros can leave zero."""
     ratios = torch.where((above > 0) & (below > 0), above / below, 1.0)
-    torch._foreach_mul_(list(updates), list(ratios.unbind()))
-
-
-def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of each tensor, in one tensor."""
-    return torch.stack(list(torch._foreach_norm(list(tensors))))
+    torch._foreach_mul_([local_of(update) for update in updates], list(ratios.unbind()))
 
 
 def with_gradient(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

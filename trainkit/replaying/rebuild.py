@@ -18,7 +18,7 @@ from trainkit.api.task import Task
 from trainkit.arguments import unknown
 from trainkit.checkpoint.capsule import Capsule
 from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
-from trainkit.checkpoint.store import local_copy
+from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from trainkit.report.grid import Grid
+from trainkit.safety.whole_files import replacing
 from trainkit.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -56,9 +57,8 @@ def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, st
     library = Markup(f"<script>{plotly.offline.get_plotlyjs()}</script>")  # noqa: S704 - plotly's own code
     text = template.render(title=title, under=under, cards=cards, parts=shown, library=library, version=__version__)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(text)
 
 
 def _html(figure: go.Figure, name: str) -> Markup:

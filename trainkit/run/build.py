@@ -1,7 +1,7 @@
 """build_run: from an entered stage to a run that the loop can train. `plan` and `replay` call it too.
 
-weights placed -> checkpoint found -> feeds -> plan of batch and rate -> engine.shard -> optimizers -> parts of the step ->
-restored, or begun -> rank 0's state to all ranks
+weights placed -> checkpoint found -> feeds -> plan of batch and rate -> begun, if there is no checkpoint -> engine.shard ->
+optimizers -> parts of the step -> restored -> rank 0's state to all ranks
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trainkit.api.manual import connect
 from trainkit.api.options import BatchOptions, NumericOptions
 from trainkit.api.task import Task
 from trainkit.api.view import checkpoint_policies
-from trainkit.checkpoint.contents import Contents, Part
+from trainkit.checkpoint.contents import OWN, Contents, Part
 from trainkit.checkpoint.stateful import versions
-from trainkit.checkpoint.store import local_copy
-from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.console import try_to_write
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.order import mix, seed_everything
+from trainkit.data.shares import words_of
 from trainkit.device.sync_guard import SyncGuard
+from trainkit.engine.approximate.approximation import OwnPart, SharedPart
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan, derive_warmup
@@ -42,6 +42,7 @@ from trainkit.run.feeds import Feeds, make_feeds, validation_data
 from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.folder import set_aside
 from trainkit.run.manual import ManualRun
+from trainkit.run.model import fill_parts, is_in_parts, load_whole
 from trainkit.run.norms import synchronise_norms
 from trainkit.run.oom import Halving
 from trainkit.run.parts import CallbacksPart, LogPart, OptimizersPart, PlanPart, RandomPart, RatesPart, ScalerPart, ValuesPart
@@ -49,9 +50,11 @@ from trainkit.run.placement import check_parameters, place
 from trainkit.run.reload import Reload
 from trainkit.run.replicas import model_of, optimizers_of
 from trainkit.run.rescue import Rescue
-from trainkit.run.resume import declared_ranks, find_saved, restore
+from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
 from trainkit.run.run import Run, StepParts
 from trainkit.run.setup import Stage
+from trainkit.run.split_weights import check_split
+from trainkit.run.step_settings import step_settings
 from trainkit.run.stopping import Stopping
 from trainkit.safety.masking import masked
 
@@ -71,12 +74,24 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     data = read_training_data(stage.data, task, engine, stage.replicas)
     _tidy(stage)
     place(task, engine, run.precision, options.numerics.uses_channels_last(engine.device))  # first: loading casts
+    in_parts = is_in_parts(task)
     saved = find_saved(stage, start.ckpt_path)
     stage.declared_ranks = declared_ranks(stage, saved)
-    feeds = make_feeds(stage, data, stage.declared_ranks)
-    run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds)
+    feeds = make_feeds(stage, data, stage.declared_ranks, first_shares(stage, saved))
+    run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds, options.communication.describe())
     synchronise_norms(stage, feeds, run.batch_plan)
+    if saved is None:
+        _begin(run)
+        if not in_parts:
+            _load_weights(stage, start, in_parts)
+    check_split(stage)
+    engine.agree(step_settings(run))
     engine.shard(task)
+    if run.checkpoints.opened is not None:
+        run.checkpoints.opened.fill_weights(task)
+        task._first_weights = None  # they are replaced
+    elif in_parts and saved is None:
+        _load_weights(stage, start, in_parts)
     make = partial(_optimizers, task)
     optimizers, schedules = make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
     check_parameters(task, optimizers)
@@ -98,11 +113,9 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     if stage.is_elastic and stage.elastic is not None:
         run.elastic = stage.elastic
         run.elastic.attach(run)
-    seed_everything(mix(options.seed, engine.ranks.rank))
+    seed_everything(mix(options.seed, engine.ranks.data_rank))
     if saved is not None:
         restore(run, saved)
-    else:
-        _begin(run, start)
     engine.prepare(task, optimizers, run.precision)
     return run
 
@@ -121,12 +134,13 @@ def _facts(
     return optimizers_of(optimizers, schedules) | model_of(task) | lengths
 
 
-def plan_batches(options: BatchOptions, feeds: Feeds) -> BatchPlan:
+def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exact") -> BatchPlan:
     """Return the plan of batch and rate."""
     warmup = derive_warmup(options.lr_warmup_steps, options.lr_warmup_epochs, feeds.train.num_steps_in)
     (_, accumulate), *later = feeds.accumulation
     scaling, reference = options.lr_scaling, options.lr_reference_batch_size
-    return BatchPlan(feeds.batch_size, feeds.declared_ranks, accumulate, scaling, reference, warmup, tuple(later))
+    size, ranks, shares = feeds.batch_size, feeds.declared_ranks, words_of(feeds.shares)
+    return BatchPlan(size, ranks, accumulate, scaling, reference, warmup, tuple(later), communication, shares)
 
 
 def build_evaluator(
@@ -144,8 +158,20 @@ def build_evaluator(
         raise ConfigError(f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader().")
     stage.keep(feeds)
     place(task, engine, run.precision, stage.options.numerics.uses_channels_last(engine.device))  # first: loading casts
-    if ckpt_path is not None:
+    is_file = ckpt_path is not None and Path(ckpt_path).is_file()
+    in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file
+    if ckpt_path is not None and not in_parts and not opens:
         run.checkpoints.resumed_from = engine.comm.run_on_main(lambda: _read_weights(stage, ckpt_path))
+    engine.shard(task)
+    if ckpt_path is not None and opens:
+        run.checkpoints.open(ckpt_path, resume=False)
+    if run.checkpoints.opened is not None:
+        run.checkpoints.opened.fill_weights(task)
+        task._first_weights = None  # they are replaced
+        run.checkpoints.opened.close()
+    elif in_parts:
+        fill_parts(task, engine, ckpt_path)
+        run.checkpoints.resumed_from = ckpt_path or run.checkpoints.resumed_from
     engine.prepare(task, [])
     run.evaluator = Evaluator(run, task, run.hooks)
     return run.evaluator, feeds
@@ -154,7 +180,7 @@ def build_evaluator(
 def _read_weights(stage: Stage, ckpt_path: str) -> str:
     """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights; return its path."""
     if Path(ckpt_path).is_file():
-        load_into(stage.task, read_weights(ckpt_path), ckpt_path)
+        load_whole(stage.task, ckpt_path)
         return ckpt_path
     found = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
     if found is None:
@@ -178,9 +204,15 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
     engine = run.engine
     own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     return StepParts(
-        SampleWeights(type(run.task).__name__, engine.device, engine.comm.all_reduce, own_weight),
+        SampleWeights(
+            type(run.task).__name__,
+            engine.device,
+            engine.data.all_reduce,
+            own_weight,
+            lambda: engine.approximation.steps_alone,
+        ),
         EpochMetrics(run.task),
-        LossWatch(run.say, run.state),
+        LossWatch(run.say, run.state, run.engine.ranks),
         partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
@@ -220,20 +252,23 @@ def _contents(run: Run) -> Contents:
             "callbacks": CallbacksPart(run.callbacks),
             "values": ValuesPart(run.callback_metrics),
             "validations": run.evaluator,
-            "contract": PlanPart(run.batch_plan),
+            "contract": PlanPart(lambda: run.batch_plan),
+            "communication": SharedPart(run.engine.approximation),
         },
-        rank_parts={"metrics": LogPart(run.task, run.step, run.engine), "random": RandomPart(run.engine)},
+        rank_parts={
+            "metrics": LogPart(run.task, run.step, run.engine),
+            "random": RandomPart(run.engine),
+            OWN: OwnPart(run.engine.approximation, run.engine.comm),
+        },
         about=about,
         saving=saving,
     )
 
 
-def _begin(run: Run, start: StartFrom) -> None:
+def _begin(run: Run) -> None:
     run.engine.comm.run_on_main(lambda: _refuse_foreign(run))
     if run.is_global_zero:
         set_aside(run.run_dir)
-    if start.init_weights is not None:
-        _load_weights(run, start.init_weights, start.strict)
 
 
 def _refuse_foreign(run: Run) -> None:
@@ -247,12 +282,14 @@ def _refuse_foreign(run: Run) -> None:
             )
 
 
-def _load_weights(run: Run, weights: str, strict: bool) -> None:
-    """Load weights from anywhere into the task, on rank 0; `engine.prepare` broadcasts them."""
-
-    def read() -> list[str]:
-        with local_copy(weights) as path:
-            return load_into(run.task, read_weights(path), weights, strict)
-
-    left = run.engine.comm.run_on_main(read)
-    run.say(f"Weights from {weights}" + (", without those that do not match:\n  " + "\n  ".join(left) if left else "") + ".")
+def _load_weights(stage: Stage, start: StartFrom, in_parts: bool) -> None:
+    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0, which sends them later."""
+    task, engine, weights = stage.task, stage.engine, start.init_weights
+    left: list[str] = []
+    if in_parts:
+        left = fill_parts(task, engine, weights, start.strict)
+    elif weights is not None:
+        left = engine.comm.run_on_main(lambda: load_whole(task, weights, start.strict))
+    if weights is not None:
+        misfits = ", without those that do not match:\n  " + "\n  ".join(left) if left else ""
+        stage.run.say(f"Weights from {weights}{misfits}.")

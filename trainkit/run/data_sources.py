@@ -121,6 +121,7 @@ def train_feed(
     pad: bool = False,
     declared_ranks: int | None = None,
     bad: BadSamples | None = None,
+    shares: Sequence[int] | None = None,
 ) -> Feed:
     """Return the feed of training data.
 
@@ -128,9 +129,11 @@ def train_feed(
         changes: microbatches of a rank in a step, by epoch.
         declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the current number.
         bad: the samples that are skipped; None if a bad sample raises.
+        shares: of a step's samples, for each rank; None for even ones.
 
     Raises:
-        ConfigError: a limit leaves nothing, or `pad` is set and the last step is dropped or unknown.
+        ConfigError: a limit leaves nothing, shares do not fit the ranks or the data, or `pad` is set and the last step is
+            dropped or unknown.
         DataError: there are fewer samples than ranks.
     """
     if limit is not None and limit == 0:
@@ -138,12 +141,14 @@ def train_feed(
     if pad and (source is None or source.drop_last):
         why = "the last step of a stream is unknown in advance" if source is None else "drop_last=True leaves out the last step"
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
+    if shares is not None:
+        _check_shares(shares, source, engine)
     accumulate_at = functools.partial(accumulation_at, changes)
-    declared = declared_ranks or engine.ranks.world_size
+    declared = declared_ranks or engine.ranks.data_size
     skips = None if bad is None else Skips(bad, "train_dataloaders", each_step=True)
     if source is None:
         stream = _stream(data, "train_dataloaders", limit, seed, engine, declared, bad is not None)
-        return StreamFeed(stream, accumulate_at, engine.comm.sum_number, move, skips)
+        return StreamFeed(stream, accumulate_at, engine.data.sum_number, move, skips, engine.needs_even_rounds)
     if source.num_samples < declared:
         raise DataError(
             f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
@@ -151,13 +156,29 @@ def train_feed(
         )
     samples = _limited(source, limit, declared)
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
-    plan = StepPlan(samples, source.batch_size, engine.ranks.world_size, max(n for _, n in changes), drop_last, pad, declared)
+    most, even = max(n for _, n in changes), engine.needs_even_rounds
+    uneven = tuple(shares) if shares is not None and len(set(shares)) > 1 else None
+    plan = StepPlan(samples, source.batch_size, engine.ranks.data_size, most, drop_last, pad, declared, even, uneven)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
             f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
         )
-    return MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.rank, move, accumulate_at, skips)
+    return MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.data_rank, move, accumulate_at, skips)
+
+
+def _check_shares(shares: Sequence[int], source: Source | None, engine: Engine) -> None:
+    if source is None:
+        raise ConfigError(
+            f"trainer.rank_shares is {list(shares)}, but the training data is a stream, whose batches each rank reads as they "
+            "come. Use a dataset with a length, or leave it out."
+        )
+    if len(shares) != engine.ranks.data_size:
+        what = "ranks" if engine.ranks.tensor_size == 1 else "tensor groups of ranks"
+        raise ConfigError(
+            f"trainer.rank_shares is {list(shares)}, and there are {engine.ranks.data_size} {what}; it must have a number for "
+            "each."
+        )
 
 
 def eval_feeds(
@@ -182,21 +203,23 @@ def eval_feeds(
         source = read_source(item, name, training=False)
         skips = None if bad is None else Skips(bad, name, each_step=False)
         if source is None:
-            declared = declared_ranks or engine.ranks.world_size
+            declared = declared_ranks or engine.ranks.data_size
             stream = _stream(item, name, limit, seed, engine, declared, bad is not None)
-            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.comm.sum_number, move, skips))
+            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.data.sum_number, move, skips, engine.needs_even_rounds))
         else:
             source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
-            samples = _limited(source, limit, declared_ranks or engine.ranks.world_size)
-            plan = StepPlan(samples, source.batch_size, engine.ranks.world_size)
-            feeds.append(MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.rank, move, skips=skips))
+            samples = _limited(source, limit, declared_ranks or engine.ranks.data_size)
+            plan = StepPlan(samples, source.batch_size, engine.ranks.data_size, even=engine.needs_even_rounds)
+            feeds.append(
+                MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.data_rank, move, skips=skips)
+            )
     for feed, loader_name in zip(feeds, data if named and several else (), strict=False):
         feed.name = str(loader_name)
     return feeds
 
 
 def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine, guarded: bool) -> ShardedLoader:
-    return ShardedLoader(source, plan, engine.ranks.rank, seed, engine.comm.broadcast_object, guarded)
+    return ShardedLoader(source, plan, engine.ranks.data_rank, seed, engine.comm.broadcast_object, guarded)
 
 
 def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int, guarded: bool) -> Stream:
@@ -215,7 +238,13 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
         )
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
-    rank, world_size = engine.ranks.rank, engine.ranks.world_size
+    if engine.ranks.tensor_size > 1 and isinstance(data, (Sharded, RayData)):
+        kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else "of Ray Data"
+        raise ConfigError(
+            f"{name} is {kind}, and engine.tensor is {engine.ranks.tensor_size}: each rank would read other samples, and ranks "
+            "of a tensor group must read the same. Pass a DataLoader or an iterable: its batches are dealt to the data ranks."
+        )
+    rank, world_size = engine.ranks.data_rank, engine.ranks.data_size
     if isinstance(data, RayData):
         return RayStream(data, limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
     reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
@@ -225,7 +254,7 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
         reads_own, length, data = True, None, split_over_ranks(data, rank, world_size)
     if reads_own:
         return OwnStream(data, length, limit, mix(seed, rank), declared / world_size)
-    if len(set(engine.comm.all_gather_object(fingerprint(data, seed) if world_size > 1 else None))) > 1:
+    if len(set(engine.comm.all_gather_object(fingerprint(data, seed) if engine.ranks.world_size > 1 else None))) > 1:
         raise ConfigError(
             f"{name}: the ranks read different streams (their first batches differ), so the batches of one stream cannot be "
             "dealt to them. If each rank reads a part of its own, declare it: trainkit.sharded(...). If the stream shuffles, "

@@ -80,14 +80,20 @@ class ElasticState:
         self.commit()
 
     def commit(self) -> None:
-        """Copy a checkpoint's contents to host memory. Call it on all ranks."""
+        """Copy a checkpoint's contents to host memory. Call it on all ranks.
+
+        Ranks that step alone take an outer step first: the commit holds what all share, and any of them may be lost.
+        """
         assert self._run is not None
         checkpoints, engine = self._run.checkpoints, self._run.engine
+        engine.approximation.close_round()
         contents = checkpoints.contents
         with contents.saving() as extra:
             training = checkpoints.collect(extra, [])
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
-            wait = self._gathering.start(packed_part(checkpoints.rank_parts(), of_rank_0 if engine.ranks.is_main else None))
+            wait = self._gathering.start(
+                packed_part(checkpoints.committed_rank_parts(), of_rank_0 if engine.ranks.is_main else None)
+            )
             weights = engine.model_state(contents.task)
             ranks = wait()  # before the copy: if a rank is lost here, the last commit is still whole
             self.memory.keep(self._run.global_step, weights, training, ranks)

@@ -27,7 +27,7 @@ from trainkit.data.feed import Feed, MapFeed, Microbatch
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError
 from trainkit.metrics.log import MetricLog
-from trainkit.metrics.objects import EpochMetrics
+from trainkit.metrics.objects import EpochMetrics, metrics_in, remember
 from trainkit.run.prediction_table import PredictionTable, TableFormat, check_format, merge
 from trainkit.run.predictions import clear_predictions, write_prediction
 
@@ -144,7 +144,7 @@ class Evaluator:
 
     def validate(self) -> Mapping[str, float]:
         """Validate inside a fit and return the logged values; empty without validation data."""
-        run = self._run
+        (run := self._run).engine.approximation.close_round()  # all ranks evaluate, and save, the same weights
         if not self.has_data:
             return {}
         run.engine.comm.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
@@ -180,15 +180,15 @@ class Evaluator:
         engine = self._run.engine
         if write_to is not None:
             engine.comm.run_on_main(lambda: clear_predictions(write_to))
-        own: list[tuple[int, Any]] = []
+        own, folder = list[tuple[int, Any]](), write_to if engine.ranks.counts_samples else None
         with contextlib.ExitStack() as stack:
-            rows = None if write_to is None else PredictionTable(write_to, engine.ranks.rank, _dataset_of(feeds[0]))
+            rows = None if folder is None else PredictionTable(folder, engine.ranks.rank, _dataset_of(feeds[0]))
             stack.callback(lambda: None if rows is None else rows.close())
             for i, (microbatch, outputs) in enumerate(self._predictions(feeds[0])):
                 places, on_cpu = microbatch.places, to_device(outputs, torch.device("cpu"))
                 place = i if places is None else places.start
-                if write_to is not None and rows is not None:
-                    write_prediction(write_to, place, engine.ranks.rank, on_cpu)
+                if folder is not None and rows is not None:
+                    write_prediction(folder, place, engine.ranks.rank, on_cpu)
                     rows.add(place, feeds[0].indices(0, microbatch), microbatch.batch, on_cpu)
                 if keep:
                     own.append((place, on_cpu))
@@ -198,7 +198,7 @@ class Evaluator:
         if not keep:
             engine.comm.barrier()  # all files are there
             return None
-        pairs = [pair for rank in engine.comm.all_gather_object(own) for pair in rank]
+        pairs = [pair for rank in engine.data.all_gather_object(own) for pair in rank]
         return [outputs for _, outputs in sorted(pairs, key=lambda pair: pair[0])]
 
     # -- one pass ---------------------------------------------------------------------------------------------------
@@ -224,13 +224,17 @@ class Evaluator:
                 with torch.no_grad(), self._run.precision.autocast():
                     for batch_idx, microbatch in enumerate(_batches(feed, check)):
                         batch, self._current = microbatch.batch, (feed, microbatch)
+                        if not microbatch.num_samples:
+                            with uncounted(self._task):
+                                step(batch, batch_idx, **({"dataloader_idx": index} if takes_index else {}))
+                            continue
                         self._task._log_to(LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True))
                         self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
                         outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
                 is_last = index == len(feeds) - 1
-                metrics |= log.epoch_values(self._run.engine.comm.all_gather_object, objects=objects if is_last else None)
+                metrics |= log.epoch_values(self._run.engine.data.all_gather_object, objects=objects if is_last else None)
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
             self._of_hooks = {}
@@ -250,6 +254,10 @@ class Evaluator:
         with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
             for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
                 batch, self._current = microbatch.batch, (feed, microbatch)
+                if not microbatch.num_samples:
+                    with uncounted(self._task):
+                        self._task.predict_step(batch, batch_idx)
+                    continue
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
                 outputs = self._task.predict_step(batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
@@ -268,6 +276,18 @@ def _eval_mode(task: Task) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextlib.contextmanager
+def uncounted(task: Task) -> Iterator[None]:
+    """Drop what the Task logs in the context, and what its metric objects count: the samples are borrowed (data/plan.py)."""
+    undo = remember(metrics_in(task))
+    task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
+    try:
+        yield
+    finally:
+        task._log_to(None)
+        undo()
 
 
 def _batches(feed: Feed, check: Callable[[], None]) -> Iterator[Microbatch]:

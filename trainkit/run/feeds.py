@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Feeds:
         batch_size: samples of one rank's microbatch; None if unknown.
         declared_ranks: the number of ranks that the settings are meant for.
         accumulation: (first epoch, microbatches of a rank in a step), ascending.
+        shares: of each step's samples, for each rank; None for even ones.
     """
 
     train: Feed
@@ -34,9 +36,10 @@ class Feeds:
     batch_size: int | None
     declared_ranks: int
     accumulation: Accumulation
+    shares: Sequence[int] | None = None
 
 
-def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
+def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequence[int] | None = None) -> Feeds:
     """Return the feeds of a fit with settings meant for `declared` ranks; the stage closes them.
 
     Raises:
@@ -47,12 +50,26 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
     if options.overfit_batches is not None and source is not None:
         source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
     limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
-    feed = train_feed(training.data, source, changes, limit, seed, engine, stage.mover(), pad, declared, stage.bad_samples)
-    if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.world_size:
+    if shares is not None and stage.is_elastic:
+        raise ConfigError("trainer.rank_shares is set, but the job is elastic: its ranks may change. Leave one of the two out.")
+    feed = train_feed(
+        training.data,
+        source,
+        changes,
+        limit,
+        seed,
+        engine,
+        stage.mover(),
+        pad,
+        declared,
+        stage.bad_samples,
+        shares,
+    )
+    if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.data_size:
         stage.run.say(
             "Each rank reads a part of the training data of its own: for the "
             f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of each of "
-            f"{engine.ranks.world_size}, and of this epoch samples may be left out or come again."
+            f"{engine.ranks.data_size}, and of this epoch samples may be left out or come again."
         )
     stage.keep([feed])
     evaluation = stage.options.evaluation
@@ -67,7 +84,7 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int) -> Feeds:
                 f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
                 "validation in it. Use a smaller one, or null for the epoch's end."
             )
-    return Feeds(feed, val, val_data, training.batch_size, declared, changes)
+    return Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
 
 
 def validation_data(stage: Stage, feeds: list[Feed], data: Any) -> ValidationData:

@@ -1,6 +1,6 @@
 """Losses that are not finite.
 
-LossWatch      always: rank 0 reports the first one when it next logs a step; nothing waits for the device before
+LossWatch      always: rank 0 reports the first one when it next logs a step; until then nothing waits for the device
 FiniteLosses   `trainer.stop_on_nonfinite`: all ranks end before the update and name the samples. Opt-in, because each step
                waits once for the device and costs one small sum over ranks.
 """
@@ -17,6 +17,7 @@ from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch
 from trainkit.device.sync_guard import allowed_read
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import DivergenceError
 
 _SHOWN = 64  # samples named at most
@@ -25,9 +26,8 @@ _SHOWN = 64  # samples named at most
 class LossWatch:
     """Reports once that a loss of this rank was not finite."""
 
-    def __init__(self, say: Callable[[str], None], state: TrainState) -> None:
-        """`say` prints on rank 0."""
-        self._say, self._state = say, state
+    def __init__(self, say: Callable[[str], None], state: TrainState, ranks: Ranks) -> None:
+        self._say, self._state, self._ranks = say, state, ranks
         self._last: Tensor | None = None
         self._reported = False
 
@@ -36,8 +36,11 @@ class LossWatch:
         self._last = loss  # detach() would cost more than all else here; its graph is freed by backward
 
     def report(self) -> None:
-        """Print if the latest loss is not finite. Waits for the device."""
-        if self._reported or self._last is None or math.isfinite(loss := float(self._last.detach())):
+        """Print on rank 0 if the latest loss is not finite, which waits for its device. The graph of the loss, and with it the
+        model, is held no longer.
+        """
+        last, self._last = self._last, None
+        if not self._ranks.is_main or self._reported or last is None or math.isfinite(loss := float(last.detach())):
             return
         self._reported = True
         self._say(
@@ -76,12 +79,13 @@ class FiniteLosses:
                 if not math.isfinite(loss)
             ]
             self._seen.clear()
-            total = self._run.engine.comm.sum_number(len(bad))
+            total = self._run.engine.data.sum_number(len(bad))
         if total == 0:
             return
+        ranks = self._run.engine.ranks
         found = [
-            f"{loss} on rank {rank}{_samples(indices)}"
-            for rank, losses_of_rank in enumerate(self._run.engine.comm.all_gather_object(bad))
+            f"{loss} on rank {rank * ranks.tensor_size}{_samples(indices)}"
+            for rank, losses_of_rank in enumerate(self._run.engine.data.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(

@@ -1,18 +1,28 @@
-"""The folder of a run: created, and checked to be writable, before training."""
+"""The folder of a run: created, and checked to be writable and to be that of all hosts, before training."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
 from pathlib import Path
 
+from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
+from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
 
 LEDGER = "goodput.json"
 # A run's files, which a new run in the folder must not find.
 _OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", LEDGER, "timeline", "reports", "capsules")
+
+
+def agreed_run_dir(requested: str | Path | None, task_name: str, run: RunView, needed: bool) -> Path:
+    """Return the run's folder, which rank 0 makes; see make_run_dir and check_shared. Call it on all ranks."""
+    run_dir: Path = run.engine.comm.run_on_main(lambda: make_run_dir(requested, task_name))
+    check_shared(run_dir, run, needed)
+    return run_dir
 
 
 def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
@@ -40,6 +50,38 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
         shown = f"'{requested}'" if requested is not None else "null (runs/ below the current folder)"
         raise ConfigError(f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder.") from error
     return folder
+
+
+def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
+    """Find out, if the ranks are on several hosts, whether all of these see the run's folder. Call it on all ranks.
+
+    Args:
+        run_dir: the folder that rank 0 has made.
+        run: its ranks look for a file there.
+        needed: whether other ranks than rank 0 use it: each writes its part, or rank 0 may be on another host later (an
+            elastic job). Checkpoints at a URL are enough then. Otherwise a message names the hosts.
+
+    Raises:
+        ConfigError: it is needed, and a host does not see it. In a job that trains already only the new ranks of that host
+            raise it: the others continue without them.
+    """
+    ranks, comm = run.engine.ranks, run.engine.comm
+    if ranks.local_size >= ranks.world_size:
+        return
+    with contextlib.ExitStack() as stack:
+        name = comm.run_on_main(lambda: stack.enter_context(token_in(run_dir)).name)
+        trains = ranks.committed_step >= 0
+        seen = comm.all_gather_object((host_name(), trains or sees(run_dir / name), trains))
+    if not (blind := ", ".join(sorted({host for host, is_seen, _ in seen if not is_seen}))):
+        return
+    is_elsewhere = any("://" in policy.store_of(run_dir).place for policy in checkpoint_policies(run.callbacks))
+    if not (needed or run.engine.splits_weights) or is_elsewhere:
+        run.say(f"run_dir is '{run_dir}', and {blind} does not see it: the run's files are on {seen[0][0]} alone.")
+    elif not seen[ranks.rank][1] or not any(trains for _, _, trains in seen):
+        if ranks.is_main:
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()  # empty: made for this start
+        raise ConfigError(not_shared(run_dir, blind))
 
 
 def _new_folder(path: Path) -> Path:

@@ -86,7 +86,11 @@ class RunLock:
         try:
             if not locked and holder is not None:
                 _refuse_described(run_dir, holder)
-            _write(self._file, _describe_self())
+            try:
+                _write(self._file, _describe_self())
+            except OSError:  # a full disk
+                if not locked:
+                    raise  # the text is the lock
         except BaseException:
             os.close(self._file)
             self._file = None

@@ -31,4 +31,4 @@ def hook_log_of(run: Run) -> HookLog:
             run.say(f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow.")
         run.hooks("on_media", media, run.global_step)
 
-    return HookLog(run.engine.comm.all_gather_object, put, show)
+    return HookLog(run.engine.data.all_gather_object, put, show)

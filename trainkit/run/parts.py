@@ -6,7 +6,7 @@ of each rank: metrics, random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from trainkit.api.callback import Callback
 from trainkit.api.state import TrainState
+from trainkit.checkpoint.split import fill_optimizer
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
@@ -28,7 +29,7 @@ from trainkit.run.run import StepParts
 
 @dataclass
 class OptimizersPart:
-    """The optimizers' states, restored on rank 0: `engine.prepare` broadcasts them."""
+    """The optimizers' states, restored on rank 0: `engine.prepare` broadcasts them, unless each rank has its part."""
 
     engine: Engine
     optimizers: Sequence[torch.optim.Optimizer]
@@ -49,7 +50,10 @@ class OptimizersPart:
             )
         for optimizer, own in zip(self.optimizers, state, strict=True):
             try:
-                optimizer.load_state_dict(own)
+                if self.engine.splits_weights:
+                    fill_optimizer(optimizer, own, self.engine)
+                else:
+                    optimizer.load_state_dict(own)
             except ValueError as error:
                 raise CheckpointError(f"The checkpoint's optimizer state does not fit this task: {error}.") from error
 
@@ -149,11 +153,11 @@ class ValuesPart:
 class PlanPart:
     """The plan of batch and rate: saved to be compared; a run computes its own."""
 
-    plan: BatchPlan
+    current: Callable[[], BatchPlan]
 
     def state_dict(self) -> dict[str, Any]:
         """Return its numbers."""
-        return self.plan.to_dict()
+        return self.current().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: see run/resume.py."""
@@ -173,7 +177,7 @@ class LogPart:
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
         """Restore this rank's share; return metric objects that are no attribute of the Task."""
-        rank, size = self.engine.ranks.rank, self.engine.ranks.world_size
+        rank, size = self.engine.ranks.data_rank, self.engine.ranks.data_size
         self.step.log.load_state_dict([state["log"] for state in states], rank, size, self.engine.device)
         objects = [state["objects"] for state in states]
         lost = metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
@@ -192,5 +196,5 @@ class RandomPart:
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
         """Restore this rank's state; does nothing at another number of ranks."""
-        if len(states) == self.engine.ranks.world_size:
-            set_random_state(states[self.engine.ranks.rank])
+        if len(states) == self.engine.ranks.data_size:
+            set_random_state(states[self.engine.ranks.data_rank])

@@ -57,6 +57,9 @@ def place(task: Task, engine: Engine, precision: Precision, channels_last: bool)
             ):
                 setattr(module, name, buffer.clone(memory_format=torch.contiguous_format))
     precision.convert(task)
-    task.to(engine.device)
+    if any(parameter.is_meta for parameter in task.parameters()):  # they get memory when they are split
+        task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(engine.device))  # type: ignore[no-untyped-call]
+    else:
+        task.to(engine.device)
     if channels_last:
         task.to(memory_format=torch.channels_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainkit.api.task import Task
+from trainkit.data.shares import read_words
 from trainkit.errors import ConfigError
 from trainkit.run.data_sources import DataSources, read_training_data
 from trainkit.run.feeds import Feeds, make_feeds, validation_data
@@ -40,7 +41,7 @@ class Reload:
         stage, run, old = self._stage, self._run, self._feeds
         stage.drop([old.train, *old.val])
         data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))
-        new = make_feeds(stage, data, old.declared_ranks)
+        new = make_feeds(stage, data, old.declared_ranks, read_words(run.batch_plan.rank_shares))
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):
             raise ConfigError(
                 f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch} train_dataloader() returned "

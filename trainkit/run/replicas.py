@@ -104,6 +104,7 @@ def settings_of(task: Task, datamodule: Any, options: Options, engine: Engine) -
     facts = {"trainkit's version": __version__, "torch's version": str(torch.__version__), "engine": engine.name}
     if engine.name == "horovod":
         facts["horovod's version"] = importlib.metadata.version("horovod")
+    facts["communication"] = options.communication.describe()
     facts |= flat({"trainer": {"seed": options.seed, "fast_dev_run": options.fast_dev_run}, "engine": engine.shown_options})
     for group in _GROUPS:
         facts |= flat({"trainer": asdict(getattr(options, group))})

@@ -6,12 +6,14 @@ built with the plan that applies -> states restored -> plans compared, and the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from trainkit.api.view import checkpoint_policies
+from trainkit.api.view import checkpoint_policies, measures_shares
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.console import plural
 from trainkit.data.order import mix, seed_everything
+from trainkit.data.shares import read_words
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
@@ -26,13 +28,15 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
     Returns:
         None if there is nothing to resume from, and nothing or "auto" was requested.
     """
-    if stage.elastic is not None and stage.engine.name == "ddp" and ckpt_path != "auto":
+    if stage.elastic is not None and stage.engine.name in ("ddp", "fsdp") and ckpt_path != "auto":
         raise ConfigError(
             "callbacks=elastic under torchrun, which restarts all processes when one is lost: they would begin from the start. "
             "Let them resume from the run's checkpoint: resume=auto run_dir=runs/mine (Trainer: ckpt_path='auto', run_dir)."
         )
     if ckpt_path is None and not stage.is_elastic:
         return None
+    if stage.engine.splits_weights and ckpt_path is not None:
+        return stage.checkpoints.open(ckpt_path)
     return stage.checkpoints.find(lambda: _read(stage, ckpt_path))
 
 
@@ -51,8 +55,16 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
     """Return the number of ranks that the settings of batch and learning rate are meant for."""
     if stage.elastic is None or saved is None:
-        return stage.engine.ranks.first_world_size if stage.is_elastic else stage.engine.ranks.world_size
+        return stage.engine.ranks.first_world_size if stage.is_elastic else stage.engine.ranks.data_size
     return BatchPlan(**saved["contract"]).world_size
+
+
+def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | None:
+    """Return the shares that a fit begins with: under callbacks=balance those of the checkpoint, else the user's."""
+    given, ranks = stage.options.batch.rank_shares, stage.engine.ranks.data_size
+    if saved is None or not measures_shares(stage.run.callbacks) or saved["contract"]["world_size"] != ranks:
+        return given
+    return read_words(saved["contract"].get("rank_shares", "even"))  # an older checkpoint has none
 
 
 def restore(run: Run, saved: dict[str, Any]) -> None:
@@ -62,16 +74,18 @@ def restore(run: Run, saved: dict[str, Any]) -> None:
     if left := checkpoints.restore(saved):
         run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")
     before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
-    if before != engine.ranks.world_size:  # not the numbers of the beginning: their dropout was used
-        seed_everything(mix(run.options.seed, engine.ranks.rank, run.global_step))
+    if before != engine.ranks.data_size:  # not the numbers of the beginning: their dropout was used
+        seed_everything(mix(run.options.seed, engine.ranks.data_rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
         if not checkpoints.resumed_from.startswith(f"{policy.store_of(run.run_dir).place}/"):
             policy.renew()  # another run's checkpoint: this step is not saved here yet
-    if before != engine.ranks.world_size and not from_memory:
+    if before != engine.ranks.data_size and not from_memory:
         run.say(
-            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.ranks.world_size}: random numbers begin "
+            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.ranks.data_size}: random numbers begin "
             "again, all else resumes."
         )
+    for note in engine.approximation.notes:
+        run.say(note)
     _compare_plans(run, BatchPlan(**saved["contract"]))
     run.hooks("on_load_checkpoint", saved["extra"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +21,9 @@ from trainkit.api.options import Options
 from trainkit.api.state import StageName, TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
-from trainkit.checkpoint.store import make_store
-from trainkit.data.feed import Feed, Microbatch, Step
+from trainkit.checkpoint.places import make_store
+from trainkit.data.feed import Feed, MapFeed, Microbatch, Step
+from trainkit.data.shares import read_words, words_of
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -181,6 +182,13 @@ class Run(LightningNames):
                 "not set. Set trainer.max_steps."
             )
         return steps
+
+    def deal_in_shares(self, shares: Sequence[int]) -> None:
+        """Deal the samples of the steps from the next one on in these shares, as trainer.rank_shares. Call it on all ranks."""
+        assert isinstance(self.train_feed, MapFeed), "a stream's batches are dealt as they come"
+        words = words_of(shares)
+        self.train_feed.deal(read_words(words))
+        self.batch_plan = replace(self.batch_plan, rank_shares=words)
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:
         """End training after the current step, but not before min_epochs and min_steps, unless `at_once` is true.

@@ -1,7 +1,7 @@
 """Stage: everything around a fit, validate, test or predict.
 
 enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed and locked
-        -> hooks -> data prepared and set up -> modules compiled
+        -> hooks -> data prepared and set up -> model made -> modules compiled
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
@@ -20,7 +20,8 @@ from trainkit.api.options import Limit, Options
 from trainkit.api.task import Task
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import CheckpointManager
-from trainkit.checkpoint.store import Store, make_store
+from trainkit.checkpoint.places import make_store
+from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.console import Output, report_losses_in
 from trainkit.data.bad_samples import BadSamples
@@ -38,16 +39,18 @@ from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.elastic import ElasticRun, ElasticState
-from trainkit.run.folder import make_run_dir
+from trainkit.run.folder import agreed_run_dir
 from trainkit.run.kept import Kept
 from trainkit.run.lock import RunLock
 from trainkit.run.logged import hook_log_of
+from trainkit.run.model import make_model
+from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
 
-_LOCK_TIMEOUT_S = 60.0  # a rank 0 that left an elastic job may still be writing its last checkpoint
+_LOCK_TIMEOUT_S = 60.0  # a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is killed
 
 
 class Stage:
@@ -85,8 +88,7 @@ class Stage:
         self.elastic: ElasticState | None = None
         self.declared_ranks: int | None = None
         self.bad_samples: BadSamples | None = None
-        self.is_set_up = False
-        self._continues = False  # whether a later attempt of this process continues with the Task and its data
+        self.is_set_up = self._continues = False  # whether a later attempt of this process continues with the Task
         self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         self.kept: Kept | None = None
@@ -151,13 +153,12 @@ class Stage:
             owner._trainer = self.run
 
     def _set_up(self) -> None:
-        engine, numerics, run = self.engine, self.options.numerics, self.run
-        self.replicas.compare("settings", lambda: settings_of(self.task, self.data.datamodule, self.options, engine))
+        engine, numerics, run, data = self.engine, self.options.numerics, self.run, self.data.datamodule
+        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine))
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
-        flags = torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly)
-        self._stack.enter_context(flags)
+        self._stack.enter_context(torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly))
         if engine.device.type == "cpu":
             self._stack.enter_context(keep_freed_memory())
         if (limit := self.options.samples.limit) is not None:
@@ -169,11 +170,13 @@ class Stage:
         self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
+        make_model(self.task, engine)
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         if self.kept is not None:
             self.kept.compile(self.task, numerics.compile)
         else:
             self._stack.enter_context(compiled(self.task, numerics.compile))
+        self._stack.enter_context(recomputed(self.task, numerics.activation_checkpointing))
         run.precision = Precision(numerics.precision, engine.device)
         self.is_set_up = True
         if self.elastic is not None:
@@ -182,12 +185,11 @@ class Stage:
     def _agree_on_folder(self) -> Path:
         if _is_rehearsal(self):
             return Path(str(self.options.run_dir))  # not made: the process may be killed before it could remove it
-        earlier = None if self.elastic is None else self.elastic.run_dir
-        requested = earlier or self.options.run_dir
-        run_dir: Path = self.engine.comm.run_on_main(lambda: make_run_dir(requested, type(self.task).__name__))
+        requested = (self.elastic and self.elastic.run_dir) or self.options.run_dir
+        run_dir = agreed_run_dir(requested, type(self.task).__name__, self.run, self.is_elastic or self.kind == "predict")
         if self.kind == "fit":
-            lock = self._stack.enter_context(RunLock())
-            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self.is_resumed_here))
+            lock, joins = self._stack.enter_context(RunLock()), self.is_resumed_here or self.engine.ranks.joins_late
+            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * joins))
         return run_dir
 
     def _stores(self) -> list[Store]:
@@ -212,9 +214,9 @@ class Stage:
 
     def mover(self) -> Mover | HookedMover:
         """Return what puts a batch on this rank's device."""
-        channels_last = self.options.numerics.uses_channels_last(self.engine.device)
-        mover = Mover(self.engine.device, self.run.precision.input_dtype, channels_last)
-        return with_hooks(mover, self.data, self.task, self.engine.device)
+        device = self.engine.device
+        channels_last = self.options.numerics.uses_channels_last(device)
+        return with_hooks(Mover(device, self.run.precision.input_dtype, channels_last), self.data, self.task, device)
 
     def on_exit(self, call: Callable[..., object], *args: Any) -> None:
         """Call this when the stage ends."""
@@ -234,8 +236,8 @@ class Stage:
         """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
         if data is None or limit == 0:
             return []
-        seed, mover = self.options.seed, self.mover()
-        return eval_feeds(data, name, limit, seed, self.engine, mover, self.declared_ranks, self.bad_samples)
+        seed, ranks = self.options.seed, self.declared_ranks
+        return eval_feeds(data, name, limit, seed, self.engine, self.mover(), ranks, self.bad_samples)
 
     # -- exit -------------------------------------------------------------------------------------------------------
 

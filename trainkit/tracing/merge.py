@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
+from trainkit.safety.whole_files import replacing
 from trainkit.tracing.clocks import SAME, Alignment, Meeting, Offset, offset
 from trainkit.tracing.horovod_file import Operation, read_operations
 from trainkit.tracing.pieces import (
@@ -109,13 +110,8 @@ def write_whole(folder: Path) -> Path:
     """Write the merged file atomically; return its path."""
     ranks = read_recording(folder)
     path = folder / WHOLE
-    draft = path.with_name(f".{path.name}.draft")
-    try:
+    with replacing(path) as draft:
         _write(draft, ranks)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    draft.replace(path)
     return path
 
 

@@ -47,6 +47,7 @@ class About:
     fusion_bytes: int = 0  # Horovod's fusion threshold, 0 without Horovod
     wire: str = "none"  # number format of gradients in transfer: "none", "fp16", "bf16"
     workers: int = -1  # number of this rank's loader workers; -1 if unknown
+    dealt: str = "even"  # shares of a step's samples, as "3:1" (trainer.rank_shares)
 
 
 class Piece:

@@ -59,6 +59,11 @@ def test_what_would_be_wrong_is_refused(
         quiet(tmp_path, **argument)
 
 
+def test_the_strategy_fsdp_is_the_engine_of_that_name(tmp_path: Path) -> None:
+    """Lightning's strategy="fsdp" splits the weights too."""
+    assert quiet(tmp_path, strategy="fsdp").options.engine == "fsdp"
+
+
 def test_devices_are_those_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a launcher with 4 processes on each of 2 hosts."""
     launcher = Launcher("horovodrun", 0, 8, 0, 4)

@@ -24,7 +24,7 @@ from trainkit.api.view import RunView
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.format import MANIFEST
-from trainkit.checkpoint.store import make_store
+from trainkit.checkpoint.places import make_store
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer

@@ -53,6 +53,14 @@ def test_small_differences_are_not_told() -> None:
     assert find(tiny, tiny | {"compute": 0.001}) == []
 
 
+def test_shares_of_samples_are_named() -> None:
+    """A rank that is dealt more samples computes longer: the message says so, and how to deal them otherwise."""
+    ranks = [("node0", parts(compute=0.3)), ("node1", parts())]
+    (found,) = find_stragglers(ranks, 1.25, "3:1")
+    assert "Samples are dealt 3:1." in str(found) and "callbacks=balance" in str(found)
+    assert "dealt 3:1" not in str(find_stragglers(ranks, 1.25)[0])
+
+
 def test_the_slowest_comes_first() -> None:
     """Several ranks may be slow."""
     assert [s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())] == [3, 1]
@@ -71,20 +79,32 @@ def play(clock: Any, *calls: str) -> None:
             clock.on_before_optimizer_step(None, None, None)
         elif call == "end":
             clock.on_train_step_end(None, None)
-        else:
+        elif call == "pause":
             clock.on_validation_start(None, None)
+        else:
+            clock.on_validation_end(None, None)
 
 
 def test_the_clock_counts_each_part_where_it_ends() -> None:
     """Two microbatches in a step, then something between two steps, then a validation that does not count."""
-    times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 100.0, 101.0])
+    times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 13.75, 99.0, 100.0, 101.0])
     clock = StepClock(now=lambda: next(times))
     play(clock, "begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end")
-    play(clock, "begin", "batch_came", "batch_done", "sums_came", "end", "pause", "begin", "batch_came")
+    play(clock, "begin", "batch_came", "batch_done", "sums_came", "end", "pause", "continue", "begin", "batch_came")
     expected = {"data": 3.5, "compute": 6.0, "communication": 0.75, "optimizer": 0.5, "hooks": 4.0}
     assert clock.read() == Times(2, expected)
     assert clock.read().per_step() == {part: seconds / 2 for part, seconds in expected.items()}
     assert list(clock.durations) == [6.25, 7.5], "a step begins where the one before it ended; a validation is nobody's"
+
+
+def test_a_validation_within_a_step_is_no_part_of_it() -> None:
+    """It runs before the step's end (trainer.val_check_interval), and counts for nothing."""
+    times = iter([0.0, 1.0, 3.0, 3.5, 4.0, 54.0, 54.25, 55.0, 56.0])
+    clock = StepClock(now=lambda: next(times))
+    play(clock, "begin", "batch_came", "batch_done", "sums_came", "pause", "continue", "end", "begin", "batch_came")
+    expected = {"data": 2.0, "compute": 2.0, "communication": 0.5, "optimizer": 0.75, "hooks": 0.0}
+    assert clock.read() == Times(1, expected)
+    assert list(clock.durations) == [4.25]
 
 
 class Event:

@@ -55,7 +55,7 @@ def test_bash_offers(line: str, expected: list[str], tmp_path: Path) -> None:
         ("trainkit fit trainer.sync_batchnorm=", ["false", "true"]),
         ("trainkit fit callbacks=[ema,tim", ["[ema,timeline", "[ema,timer"]),
         ("trainkit predict table=p", ["parquet"]),
-        ("trainkit data ", ["check"]),
+        ("trainkit data ", ["check", "tokens"]),
         ("trainkit data check stage=", ["fit", "predict", "test"]),
         ("trainkit horovod ", ["check", "install"]),
         ("trainkit show ru", ["runs/"]),
@@ -98,4 +98,4 @@ def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_each_command_has_a_usage() -> None:
     """A new command has help and completion, or is argparse's own."""
-    assert set(_COMMANDS) - set(USAGES) == {"horovod"} and set(USAGES) <= set(_COMMANDS)
+    assert set(_COMMANDS) - set(USAGES) == {"horovod", "deepspeed"} and set(USAGES) <= set(_COMMANDS)

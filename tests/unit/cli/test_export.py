@@ -31,7 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ckpt_path"], "ckpt_path has no value; write ckpt_path=VALUE: best, last, or a checkpoint's folder."),
         (["ckpt_path=best", "run_dir="], "run_dir has no value"),
         (["ckpt_path=best", "ckpt_path=last"], "ckpt_path is given twice, as best and last."),
-        (["ckpt_path=best", "format=tflite"], "format is 'tflite'; it must be one of safetensors, torch_export, onnx."),
+        (
+            ["ckpt_path=best", "format=tflite"],
+            "format is 'tflite'; it must be one of safetensors, huggingface, torch_export, onnx.",
+        ),
         (["ckpt_path=best", "format=onnx", "output=a.pt2"], "output is 'a.pt2'; for format=onnx its name must end in .onnx."),
         (["ckpt_path=best", "output=no/a.safetensors"], "output is 'no/a.safetensors', and the folder no does not exist."),
         (["ckpt_path=best", "run_dir=absent"], "run_dir is 'absent', which does not exist."),

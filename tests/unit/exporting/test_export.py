@@ -265,7 +265,11 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [
-        ("a.onnx", "onxx", "format is 'onxx'; it must be one of safetensors, torch_export, onnx. Did you mean 'onnx'?"),
+        (
+            "a.onnx",
+            "onxx",
+            "format is 'onxx'; it must be one of safetensors, huggingface, torch_export, onnx. Did you mean 'onnx'?",
+        ),
         ("a.pt", "torch_export", "a.pt'; for format=torch_export its name must end in .pt2."),
         ("a.pt2", "safetensors", "a.pt2'; for format=safetensors its name must end in .safetensors."),
         ("no/a.onnx", "onnx", "and the folder "),

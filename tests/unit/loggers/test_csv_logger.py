@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
 
 def test_what_a_disk_does_not_take_is_told_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file cannot be made: the run ends well, without it."""
-    (tmp_path / "metrics.csv.draft").mkdir()
+    (tmp_path / ".metrics.csv.draft").mkdir()
     quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=2).fit(Fixed(), loader(8), loader(4))
     told = capsys.readouterr().out
     assert told.count("CSVLogger failed while opening: IsADirectoryError") == 1

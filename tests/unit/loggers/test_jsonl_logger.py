@@ -102,6 +102,6 @@ def test_a_torn_line_is_left_out(tmp_path: Path, rest: str) -> None:
 
 def test_what_a_disk_does_not_take_is_told_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file cannot be made: the run ends well, without it."""
-    (tmp_path / "metrics.jsonl.draft").mkdir()
+    (tmp_path / ".metrics.jsonl.draft").mkdir()
     quiet(tmp_path, logger=JSONLLogger()).fit(Line(), loader(8))
     assert capsys.readouterr().out.count("JSONLLogger failed while opening: IsADirectoryError") == 1

@@ -40,6 +40,25 @@ class Wider(Net):
         return model
 
 
+class Translating(Net):
+    """Reads weights of another library: other names, and matrices the other way round."""
+
+    def translate_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return them by this Task's names."""
+        if not any(name.startswith("net/") for name in weights):
+            return weights
+        return {name.replace("net/", "model."): t.T if t.dim() == 2 else t for name, t in weights.items()}
+
+
+def foreign(folder: Path, task: Net) -> Path:
+    """Write the weights of a task as another library would, into a folder of transformers' layout; return the folder."""
+    folder.mkdir()
+    state = {name.replace("model.", "net/"): tensor for name, tensor in task.state_dict().items()}
+    theirs = {name: tensor.T.contiguous() if tensor.dim() == 2 else tensor for name, tensor in state.items()}
+    safetensors.torch.save_file(theirs, folder / "model.safetensors")
+    return folder
+
+
 def trained() -> Net:
     """Return a task with other weights and statistics than a new one has."""
     task = Net()
@@ -189,3 +208,21 @@ def test_a_file_that_does_not_fit_is_not_validated(tmp_path: Path) -> None:
     """All of a file must fit the task that is validated."""
     with pytest.raises(CheckpointError, match="does not fit Line|Nothing in"):
         quiet(tmp_path).validate(Line(), loader(11), ckpt_path=str(as_safetensors(tmp_path, trained())))
+
+
+def test_a_task_translates_foreign_weights(tmp_path: Path) -> None:
+    """`translate_weights` renames and turns them; checkpoints of the Task's own pass through it unchanged."""
+    start = begin(tmp_path / "run", Translating(), foreign(tmp_path / "theirs", trained()))
+    assert torch.equal(start.weights, weights(trained()))
+    again = begin(tmp_path / "again", Translating(), as_checkpoint(tmp_path, trained()))
+    assert torch.equal(again.weights, weights(trained()))
+
+
+def test_foreign_weights_are_evaluated_and_loaded(tmp_path: Path) -> None:
+    """validate of a file and load_from_checkpoint of a file or a folder translate too."""
+    folder = foreign(tmp_path / "theirs", trained())
+    task = Translating()
+    quiet(tmp_path / "run").validate(task, loader(8), ckpt_path=str(folder / "model.safetensors"))
+    assert torch.equal(weights(task), weights(trained()))
+    for source in (folder, folder / "model.safetensors"):
+        assert torch.equal(weights(Translating.load_from_checkpoint(source)), weights(trained()))

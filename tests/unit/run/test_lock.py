@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import toy
+from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError
 from trainkit.run.lock import LOCK, RunLock
 
@@ -237,3 +239,27 @@ def test_processes_enter_one_at_a_time_and_leave_no_file(tmp_path: Path, monkeyp
     assert [visitor.wait(60) for visitor in visitors] == [0, 0, 0]
     assert (tmp_path / "journal").read_text() == "<>" * 600
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("joins_late", [False, True])
+def test_a_rank_that_joins_later_waits_for_the_lock(joins_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank 0 that it replaces may hang, and hold the folder until it is killed; a new run is refused at once."""
+    waited: list[float] = []
+    monkeypatch.setattr(RunLock, "take", lambda lock, run_dir, patience_s: waited.append(patience_s))
+    engine = SingleEngine()
+    engine.ranks.joins_late = joins_late
+    toy.quiet(tmp_path, engine=engine, max_steps=1).fit(toy.Line(), toy.loader())
+    assert waited == [60.0 if joins_late else 0.0]
+
+
+def test_a_full_disk_keeps_no_run_out(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is the operating system's; what it says of its holder is for the message of a refused run."""
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        other = start("refused")
+        assert other.wait(30) != 0

@@ -43,7 +43,7 @@ class WeightAveraging(Callback):
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Restore the checkpoint's average, now that all ranks hold the weights saved with it."""
         if self._loaded is not None:
-            self._average = WeightAverage(task, self.use_buffers)
+            self._average = WeightAverage(task, self.use_buffers, trainer.engine.fill)
             self._average.load_state_dict(self._loaded)
             self._loaded = None
 

@@ -79,7 +79,7 @@ def recompute_norm_statistics(trainer: RunView, task: Task) -> None:
         task._log_to(None)
         reset_metrics(task)  # they counted this pass
         set_random_state(random)
-    total = trainer.engine.comm.all_reduce(torch.cat([entry.total for entry in sums]))
+    total = trainer.engine.data.all_reduce(torch.cat([entry.total for entry in sums]))
     for entry, own in zip(sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True):
         entry.finish(own)
 

@@ -172,7 +172,7 @@ def samples_of(trainer: RunView, epoch: int, step_in_epoch: int) -> list[list[in
     feed = trainer.train_feed
     if not isinstance(feed, MapFeed):
         return None
-    shares = feed.plan_of(epoch).microbatches(step_in_epoch, trainer.global_rank)
+    shares = feed.plan_of(epoch).microbatches(step_in_epoch, trainer.engine.ranks.data_rank)
     return [feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
 
 

@@ -14,6 +14,7 @@ from trainkit.api.task import Task
 from trainkit.checkpoint.batches import tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.precision import Precision
+from trainkit.engine.sizes import numel_of
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -50,7 +51,7 @@ def layers_of(task: Task, max_depth: int) -> list[Layer]:
 
 def layer_of(name: str, kind: str, own: list[nn.Parameter]) -> Layer:
     """Return a layer with these parameters, without shapes."""
-    numbers, trainable = sum(p.numel() for p in own), sum(p.numel() for p in own if p.requires_grad)
+    numbers, trainable = sum(numel_of(p) for p in own), sum(numel_of(p) for p in own if p.requires_grad)
     return Layer(name, kind, parameters=numbers, trainable=trainable)
 
 

@@ -15,6 +15,7 @@ from trainkit.callbacks.model_summary.layers import Layer, layer_of, layers_of, 
 from trainkit.checkpoint.batches import tensors_in
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
+from trainkit.engine.sizes import numel_of
 from trainkit.errors import ConfigError
 
 _WIDTH = 120
@@ -49,7 +50,8 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print, if the Task declares its inputs."""
-        self._printed = self._printed or not trainer.is_global_zero or trainer.checkpoints.resumed_from_memory
+        takes_part = trainer.is_global_zero or trainer.engine.splits_weights  # then a forward gathers weights on all ranks
+        self._printed = self._printed or not takes_part or trainer.checkpoints.resumed_from_memory
         example = getattr(task, "example_input_array", None)
         if example is not None and not self._printed:
             args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
@@ -76,6 +78,8 @@ class ModelSummary(Callback):
             why = f"No shapes: {type(task).__name__}.forward failed on {_describe(args)} ({type(error).__name__}: {first})."
             for layer in self.layers:
                 layer.inputs, layer.outputs, layer.flops = [], [], 0
+        if not trainer.is_global_zero:
+            return
         others = layer_of("(its own)", type(task).__name__, list(task.parameters(recurse=False)))
         show([*self.layers, *([others] if others.parameters else [])], max(1, _rows(args)), _bytes(task), why)
 
@@ -120,7 +124,7 @@ def _rows(args: tuple[Any, ...]) -> int:
 
 
 def _bytes(task: Task) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*task.parameters(), *task.buffers()))
+    return sum(numel_of(tensor) * tensor.element_size() for tensor in (*task.parameters(), *task.buffers()))
 
 
 def _describe(args: tuple[Any, ...]) -> str:

@@ -208,6 +208,7 @@ def _about(trainer: RunView) -> About:
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
         workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
+        dealt=contract.rank_shares,
         **engine.heartbeat.sum_settings,
     )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.launch.elastic.client import what_waits
+from trainkit.safety.whole_files import replacing
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ class Notes:
         self._number += 1
         own = (socket.gethostname(), os.getpid(), step, waiting, tuple(tensors), still_s, self._number)
         path = self._folder / f"rank{self._rank}.json"
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(dataclasses.asdict(Note(self._rank, *own))))
-        draft.replace(path)
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(dataclasses.asdict(Note(self._rank, *own))))
 
     def read(self) -> tuple[dict[int, Note], dict[int, float]]:
         """Return the notes of all ranks, and the seconds since each note changed."""

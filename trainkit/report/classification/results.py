@@ -62,16 +62,16 @@ class ClassificationResults:
 
     def over_ranks(self, trainer: RunView) -> Classified | None:
         """Return the results of all ranks; None if no rank has a sample. Call it on all ranks."""
-        comm, device, dataset = trainer.engine.comm, trainer.engine.device, trainer.evaluator.dataset
-        sizes = comm.all_gather_object(0 if self._confusion is None else len(self._confusion))
+        data, device, dataset = trainer.engine.data, trainer.engine.device, trainer.evaluator.dataset
+        sizes = data.all_gather_object(0 if self._confusion is None else len(self._confusion))
         if not (num_classes := max(sizes)):
             return None
         confusion, bins = self._confusion, self._bins
         if confusion is None or bins is None:
             confusion = torch.zeros(num_classes, num_classes, dtype=torch.float64, device=device)
             bins = torch.zeros(3, _BINS, dtype=torch.float64, device=device)
-        confusion, bins = comm.all_reduce(confusion).cpu(), comm.all_reduce(bins).cpu()
-        found = comm.all_gather_object((self._samples(dataset), class_names_of(dataset)))
+        confusion, bins = data.all_reduce(confusion).cpu(), data.all_reduce(bins).cpu()
+        found = data.all_gather_object((self._samples(dataset), class_names_of(dataset)))
         worst = sorted((sample for own, _ in found for sample in own), key=lambda sample: -sample.loss)[:_WORST]
         names = next((names for _, names in found if names is not None and len(names) == num_classes), None)
         return Classified(names or [str(i) for i in range(num_classes)], confusion.numpy(), bins.numpy(), worst)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks import Balance, ModelCheckpoint
+from trainkit.console import plural
 from trainkit.data.feed import MapFeed
+from trainkit.data.shares import samples_of
 from trainkit.engine.reduce.buckets import find_sparse
 from trainkit.report.grid import human
 from trainkit.run.evaluator import steps_between
@@ -40,7 +42,10 @@ class Sizes:
 
 def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
-    rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps))
+    what = "data rank" if run.engine.ranks.tensor_size > 1 else "rank"
+    rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps, what))
+    if words := run.engine.approximation.words:
+        rows.append(("gradients", words))
     feed, limits = run.train_feed, run.options.limits
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)
@@ -50,6 +55,15 @@ def batch_rows(run: Run) -> Rows:
             idle = sum(not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size))
             without = f"; {idle} ranks have none of them" if idle else ""
             rows.append(("last step", f"{last} samples instead of {plan.global_batch_size}, weighted accordingly{without}"))
+        if plan.shares is not None:
+            sizes = samples_of(plan.shares, plan.batch_size * plan.world_size, plan.world_size)
+            words = f"{max(sizes)} samples on rank {sizes.index(max(sizes))}, {min(sizes)} on rank {sizes.index(min(sizes))}"
+            rows.append(("microbatches", f"{words}; the largest needs the most memory"))
+    if (balance := next((c for c in run.callbacks if isinstance(c, Balance)), None)) and run.engine.ranks.world_size > 1:
+        look = "epoch" if balance.every_n_steps is None else plural(balance.every_n_steps, "step")
+        limit = balance.max_microbatch
+        most = "memory is not looked at" if limit is None else f"microbatches of {limit} samples at most"
+        rows.append(("balance", f"dealt again by measured speed, looked at each {look}; {most}"))
     per_epoch, total = feed.num_steps_in(0), run.total_steps
     if per_epoch is not None:
         epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""
@@ -164,8 +178,30 @@ def measure(run: Run, compression: str) -> Sizes:
     )
 
 
-def size_rows(sizes: Sizes, world_size: int) -> Rows:
-    """Return the communication of a step and the memory of a rank."""
+def size_rows(sizes: Sizes, world_size: int, parts: int = 1, zero: bool = False, tensor: int = 1) -> Rows:
+    """Return the communication of a step and the memory of a rank.
+
+    Args:
+        parts: ranks that split weights, gradients and optimizer state (engine=fsdp).
+        zero: whether DeepSpeed splits them, by its stage.
+        tensor: ranks that share layers by width, among `parts`.
+    """
+    if parts > 1:
+        whole = f"what no plan splits by width, {tensor} times that; " * (tensor > 1)
+        weights, state = sizes.weights // parts, sizes.gradients // parts + sizes.optimizer // parts
+        return [
+            (
+                "sent in a step",
+                f"weights gathered twice and gradients summed in parts, up to {human(3 * sizes.weights)} a rank"
+                + f"; {human(3 * sizes.weights // tensor)} of layers split by width, and their activations" * (tensor > 1),
+            ),
+            (
+                "memory of a rank",
+                f"{human(weights + state)}: a part in {parts} of weights {human(sizes.weights)}, gradients "
+                f"{human(sizes.gradients)}, optimizer {human(sizes.optimizer)}; {whole}gathered blocks and activations not "
+                "counted (memory_gb=N counts them)",
+            ),
+        ]
     if world_size > 1:
         ring = 2 * (world_size - 1) / world_size * sizes.payload  # Patarasuk & Yuan 2009
         most = f" at most ({sizes.sparse} of them send only the used rows)" if sizes.sparse else ""
@@ -173,8 +209,9 @@ def size_rows(sizes: Sizes, world_size: int) -> Rows:
         flags = f"flags for missing gradients, {human(4 * sizes.tensors)}"
     rows = [("summed in a step", f"{sums}; {flags}")] if world_size > 1 else [("summed in a step", "nothing: one rank")]
     total = sizes.weights + sizes.gradients + sizes.optimizer
-    parts = f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer {human(sizes.optimizer)}"
-    return [*rows, ("memory of a rank", f"{human(total)}: {parts}; activations not counted")]
+    shown = f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer {human(sizes.optimizer)}"
+    split = ", before DeepSpeed splits them by its stage" * zero
+    return [*rows, ("memory of a rank", f"{human(total)}: {shown}{split}; activations not counted")]
 
 
 def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Rows:

@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.config.instantiate import build
-from trainkit.engine.ranks import check_ranks
+from trainkit.engine.ranks import check_groups, check_ranks
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
@@ -30,6 +30,12 @@ class Planned:
     hooks: Hooks  # the table of their hooks
 
 
+def groups_of(config: dict[str, Any]) -> tuple[int, int]:
+    """Return the replicas and the tensor ranks of a config's engine."""
+    engine = config.get("engine") or {}
+    return int(engine.get("replicas") or 1), int(engine.get("tensor") or 1)
+
+
 @contextlib.contextmanager
 def planned(config: dict[str, Any]) -> Iterator[Planned]:
     """Build rank 0's run on the CPU, in this process alone.
@@ -46,7 +52,10 @@ def planned(config: dict[str, Any]) -> Iterator[Planned]:
     if chosen:
         check_ranks(chosen, launcher.world_size)
         launcher = dataclasses.replace(launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen)))
-    engine = SimulatedEngine("single" if launcher.world_size == 1 else name, launcher.world_size, launcher.local_size)
+    replicas, tensor = groups_of(config)
+    check_groups(launcher.world_size, replicas, tensor)
+    name = "single" if launcher.world_size == 1 else name
+    engine = SimulatedEngine(name, launcher.world_size, launcher.local_size, tensor_size=tensor)
     options = dataclasses.replace(options, engine=engine)
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]
     with Stage("fit", built.task, DataSources(datamodule=built.datamodule), silent, options) as stage:

@@ -11,13 +11,19 @@ from trainkit.console import console_of
 from trainkit.engine.base import Engine
 from trainkit.report.plan import plan
 from trainkit.report.plan.advice import advise
-from trainkit.report.plan.planned import planned
+from trainkit.report.plan.fits import choices, fit_rows, measure_need
+from trainkit.report.plan.planned import groups_of, planned
+from trainkit.report.plan.traffic import traffic_rows
 
 
-def show_plan(config: dict[str, Any], cores: int) -> None:
+def show_plan(config: dict[str, Any], cores: int, memory_gb: float | None = None, command: str = "") -> None:
     """Print the plan of a config for the launcher's ranks, or simulated ones, on hosts of `cores` cores.
 
     The config is resolved and checked; its run_dir is a temporary folder.
+
+    Args:
+        memory_gb: of a GPU: which engine fits in it is planned too.
+        command: the overrides of the config, for the command line to use.
     """
     with planned(config) as planned_run:
         run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine
@@ -27,11 +33,18 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
             "a step, in order, with owners": plan.step_rows(run, planned_run.hooks),
             "learning rate": plan.rate_rows(run),
         }
+        need = measure_need(run) if memory_gb is not None else None  # first: measuring the rest spoils the weights
         sizes = plan.measure(run, (config.get("engine") or {}).get("compression") or "none")
+        ranks, (replicas, tensor) = engine.ranks.world_size, groups_of(config)
+        parts = ranks // replicas if engine.name == "fsdp" else 1
         sections["traffic, memory, disk"] = [
-            *plan.size_rows(sizes, engine.ranks.world_size),
+            *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor),
+            *traffic_rows(run, sizes.payload),
             *plan.checkpoint_rows(run, callbacks, sizes),
         ]
+        if memory_gb is not None and need is not None:
+            found = choices(sizes, need, engine.ranks.world_size, engine.ranks.local_size)
+            sections[f"which engine, in {memory_gb:g} GB"] = fit_rows(found, need, memory_gb, command)
     console = console_of()
     for title, rows in sections.items():
         console.print(Text(f"\n{title}", style="bold"))
@@ -47,4 +60,5 @@ def show_plan(config: dict[str, Any], cores: int) -> None:
 def _ranks(engine: Engine) -> str:
     if engine.ranks.world_size == 1:
         return "1 rank"
-    return f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host)"
+    groups = f", {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor" * (engine.ranks.tensor_size > 1)
+    return f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host{groups})"

@@ -71,7 +71,7 @@ class ResumeRecorder(Callback):
         epoch, step = trainer.state.current_epoch, trainer.state.step_in_epoch
         indices: list[int] | None = None
         if isinstance(trainer.train_feed, MapFeed):
-            shares = trainer.train_feed.plan_of(epoch).microbatches(step, trainer.engine.ranks.rank)
+            shares = trainer.train_feed.plan_of(epoch).microbatches(step, trainer.engine.ranks.data_rank)
             parts = [trainer.train_feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
             indices = [index for part in parts for index in part]
         self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}

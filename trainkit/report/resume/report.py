@@ -35,6 +35,7 @@ class Runs:
     save_at: int  # both runs saved after this step
     kill_at: int  # the step in which one was killed
     ranks: tuple[int, int]  # number of ranks before and after
+    engine: str | None = None  # the resumed run's, if it has another one
 
 
 def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
@@ -79,7 +80,7 @@ def report(runs: Runs) -> bool:
             soft_wrap=True,
         )
         return False
-    rounding = runs.ranks[0] != runs.ranks[1]
+    rounding = runs.ranks[0] != runs.ranks[1] or runs.engine is not None
     ignored = unsteady(*saved)
     ends = [runs.notes / run / "end" for run in ("whole", "resumed")]
     parts = compare(*ends, rounding=rounding, names=names, ignored=ignored)
@@ -91,9 +92,7 @@ def report(runs: Runs) -> bool:
         console.print(f"Not compared, because they differ before the kill too (times?): {', '.join(ignored)}", markup=False)
     if rounding:
         shares = ", ".join(f"{bound:g} ({str(dtype).removeprefix('torch.')})" for dtype, bound in BOUNDS.items())
-        console.print(
-            f"Equal at another number of ranks: within a fraction of a tensor's largest element: {shares}.", markup=False
-        )
+        console.print(f"Equal after this change: within a fraction of a tensor's largest element: {shares}.", markup=False)
     different = [part.what for part in parts if part.first is not None]
     console.print(_verdict(runs, different, rounding), markup=False, soft_wrap=True)
     return not different
@@ -187,8 +186,8 @@ def _table(parts: Sequence[Compared]) -> Table:
 
 
 def _verdict(runs: Runs, different: Sequence[str], rounding: bool) -> str:
-    ranks = " on ".join(["", plural(runs.ranks[1], "rank")]) if rounding else ""
-    what = f"the run that was killed in step {runs.kill_at} and resumed{ranks}"
+    there = f" on {plural(runs.ranks[1], 'rank')}" * rounding + f" with engine={runs.engine}" * (runs.engine is not None)
+    what = f"the run that was killed in step {runs.kill_at} and resumed{there}"
     if not different:
         return f"EQUAL: {what} ended like the uninterrupted run."
     hint = (

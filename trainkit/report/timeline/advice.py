@@ -60,8 +60,19 @@ def _waiting(analysis: Analysis) -> Iterator[Advice]:
     step, slow = analysis.step_s, analysis.slow
     if slow is not None:
         waited = statistics.median(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
+        if slow.part in ("forward", "backward"):
+            why = f"rank {slow.rank} computes longest; it deals each rank samples by its speed, and the gradient stays"
+            yield Advice("callbacks=balance", why, _gain(step, _balanced_s(analysis)))
         why = f"it ends its backward {ms(slow.behind_s)} after the others"
         yield Advice(f"make rank {slow.rank} on {slow.host} as fast as the others", why, _gain(step, waited), True)
+
+
+def _balanced_s(analysis: Analysis) -> float:
+    """Return the seconds that a step's slowest rank computes less if all compute equally long; see data/shares.py."""
+    dealt, ranks = analysis.abouts[0].dealt, [about.rank for about in analysis.abouts]
+    shares = [1] * len(ranks) if dealt == "even" else [int(dealt.split(":")[rank]) for rank in ranks]
+    own = [analysis.median("forward", rank) + analysis.median("backward", rank) for rank in ranks]
+    return max(own) - sum(shares) / sum(share / seconds for share, seconds in zip(shares, own, strict=True))
 
 
 def _sums(analysis: Analysis) -> Iterator[Advice]:

@@ -91,9 +91,11 @@ def _slow_words(analysis: Analysis) -> str:
     if slow is None:
         return "No rank is slower than the others in most steps."
     counted, of = slow.steps
+    dealt = analysis.abouts[0].dealt
+    shares = f" Samples are dealt {dealt}." if dealt != "even" else ""
     return (
         f"Rank {slow.rank} on {slow.host} is the slowest since step {slow.since}: in {counted} of {of} steps the last, by "
-        f"{ms(slow.behind_s)}; it {_WORK[slow.part]} for {ms(slow.part_s)}, the others for {ms(slow.usual_s)}."
+        f"{ms(slow.behind_s)}; it {_WORK[slow.part]} for {ms(slow.part_s)}, the others for {ms(slow.usual_s)}.{shares}"
     )
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
-from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks import Balance, ModelCheckpoint
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.report.plan import plan
 from trainkit.report.plan.advice import advise
@@ -37,6 +37,17 @@ def test_batches_and_steps(tmp_path: Path) -> None:
     assert rows["learning rate"] == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
     assert rows["last step"] == "6 samples instead of 32, weighted accordingly; 2 ranks have none of them"
     assert rows["steps"] == "3 an epoch, 3 epochs, 9 in all"
+
+
+def test_unequal_shares_and_who_changes_them(tmp_path: Path) -> None:
+    """The largest microbatch is named, and when callbacks=balance deals again."""
+    rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, rank_shares=[1, 3])[0]))
+    assert rows["batch"].endswith("dealt 1:3")
+    assert rows["microbatches"] == "12 samples on rank 1, 4 on rank 0; the largest needs the most memory"
+    balance = Balance(every_n_steps=10, max_microbatch=12)
+    rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, callbacks=balance)[0]))
+    assert rows["balance"] == "dealt again by measured speed, looked at each 10 steps; microbatches of 12 samples at most"
+    assert "microbatches" not in rows
 
 
 class Scheduled(Line):
@@ -197,3 +208,16 @@ def test_planning_spends_no_real_rank(tmp_path: Path) -> None:
         assert (engine.ranks.rank, engine.ranks.world_size, engine.ranks.local_size, engine.name) == (0, 6, 2, "ddp")
         assert engine.comm.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
         assert engine.comm.all_gather_object("a") == ["a"] * 6
+
+
+def test_ranks_that_split_the_weights_hold_a_part() -> None:
+    """engine=fsdp: each row counts what a rank holds; DeepSpeed's stages are named."""
+    sizes = plan.Sizes(weights=8 << 20, gradients=8 << 20, optimizer=16 << 20, payload=8 << 20, tensors=2)
+    rows = dict(plan.size_rows(sizes, 16, parts=8))
+    assert rows["memory of a rank"].startswith("4.0 MiB: a part in 8 of weights 8.0 MiB, gradients 8.0 MiB, optimizer 16.0 MiB")
+    assert rows["sent in a step"].endswith("up to 24.0 MiB a rank")
+    groups = dict(plan.size_rows(sizes, 16, parts=8, tensor=2))
+    assert "what no plan splits by width, 2 times that" in groups["memory of a rank"]
+    assert groups["sent in a step"].endswith("; 12.0 MiB of layers split by width, and their activations")
+    assert "before DeepSpeed splits them" in dict(plan.size_rows(sizes, 16, zero=True))["memory of a rank"]
+    assert dict(plan.size_rows(sizes, 16))["memory of a rank"].startswith("32.0 MiB: weights 8.0 MiB")

@@ -53,6 +53,21 @@ def test_twice_the_workers_halve_a_step_at_most(tmp_path: Path) -> None:
     assert of(analysis, "data.").gain == pytest.approx(1.0)
 
 
+def test_a_rank_that_computes_longest_is_dealt_fewer_samples(tmp_path: Path) -> None:
+    """The gain is that of equal times: of 30 and 60 ms for as many samples both compute 40 ms; for 1:3 of them, 48."""
+    usual = PARTS | {"forward": 10.0, "backward": 20.0}
+    slow = PARTS | {"forward": 20.0, "backward": 40.0}
+    even = seen(tmp_path / "even", ranks=2, parts_of=lambda rank, step: slow if rank else usual)
+    assert of(even, "callbacks=balance").gain == pytest.approx(even.step_s / (even.step_s - 0.020) - 1)
+    about = replace(ABOUT, dealt="1:3")
+    dealt = seen(tmp_path / "dealt", ranks=2, parts_of=lambda rank, step: slow if rank else usual, about=about)
+    assert of(dealt, "callbacks=balance").gain == pytest.approx(dealt.step_s / (dealt.step_s - 0.012) - 1)
+    assert "Samples are dealt 1:3." in " ".join(in_words(dealt))
+    waits = PARTS | {"data": 60.0}
+    loading = seen(tmp_path / "loading", ranks=2, parts_of=lambda rank, step: waits if rank else usual)
+    assert not any(advice.setting == "callbacks=balance" for advice in advise(loading))
+
+
 def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
     """The others' wait for it is the possible gain."""
     slow = PARTS | {"backward": 60.0}

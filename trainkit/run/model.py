@@ -1,0 +1,79 @@
+"""A Task's model: its layers, made by Task.configure_model, and its first weights.
+
+make_model      before anything reads the layers; without memory if the engine splits the weights
+is_in_parts     whether weights are filled in parts
+load_whole      weights from a file, on rank 0, which sends them (engine.prepare)
+fill_parts      first weights, or those of a file, in what this rank holds of a model that the engine has split
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainkit.api.task import Task
+from trainkit.checkpoint.places import local_copy
+from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.device.shards import is_spread
+from trainkit.engine.base import Engine
+from trainkit.engine.deferred.record import Record
+from trainkit.engine.deferred.values import Deferred
+from trainkit.errors import CheckpointError
+
+
+def make_model(task: Task, engine: Engine) -> None:
+    """Let the Task make its layers, unless it has.
+
+    If the engine splits weights, those of `configure_model` stay without memory until `fill_parts`, which computes them with
+    rank 0's random numbers on all ranks.
+    """
+    if task._has_model or type(task).configure_model is Task.configure_model or not engine.splits_weights:
+        task._make_model()
+        return
+    torch.set_rng_state(engine.comm.broadcast_object(torch.get_rng_state()))
+    record = Record()
+    with record.recording():
+        task._make_model()
+    task._first_weights = Deferred(task, record)
+
+
+def is_in_parts(task: Task) -> bool:
+    """Return whether this rank holds parts of the model, or will: it is split, or was made without memory."""
+    return any(parameter.is_meta or is_spread(parameter) for parameter in task.parameters())
+
+
+def load_whole(task: Task, path: str, strict: bool = True) -> list[str]:
+    """Load weights from a file, folder or URL into a Task that this rank holds all of; return what does not match."""
+    with local_copy(path) as local:
+        return load_into(task, task.translate_weights(read_weights(local)), path, strict)
+
+
+def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True) -> list[str]:
+    """Fill what this rank holds of a Task's weights; call it on all ranks.
+
+    Args:
+        path: a file, folder or URL of weights that replace the first ones; each rank reads it.
+
+    Returns:
+        What does not match.
+
+    Raises:
+        CheckpointError: a rank cannot read the file, or it does not fit; on all ranks.
+    """
+    if task._first_weights is not None:
+        parameters = dict(task.named_parameters())
+        for name, value in task._first_weights.values():
+            engine.fill(parameters[name].detach(), value)
+        task._first_weights = None
+    if path is None:
+        return []
+    error, left = "", []
+    try:
+        with local_copy(path) as local:
+            left = load_into(task, task.translate_weights(read_weights(local)), path, strict, engine.fill)
+    except (CheckpointError, OSError) as failed:
+        error = str(failed)
+    failures = [(rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text]
+    if failures:
+        rank, text = failures[0]
+        raise CheckpointError(text if rank == 0 else f"Rank {rank} (each reads its part of the weights, on its host): {text}")
+    return left

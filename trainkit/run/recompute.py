@@ -1,0 +1,55 @@
+"""Activation checkpointing (trainer.activation_checkpointing): blocks keep no activations, and compute them again in backward.
+
+Chen et al. 2016. It costs one more forward of each block, and saves all that is held inside of it. Random numbers are drawn
+again as they were, so that gradients are the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trainkit.engine.blocks import blocks_of
+from trainkit.errors import ConfigError
+
+_KEY = "trainer.activation_checkpointing"
+
+
+@contextlib.contextmanager
+def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
+    """Within the context the task's blocks compute their activations again in backward. Names of weights do not change.
+
+    Args:
+        blocks: true for repeated blocks, or names of modules or of their classes; false for none.
+
+    Raises:
+        ConfigError: there are no such blocks.
+    """
+    if blocks is False:
+        yield
+        return
+    modules = blocks_of(task, None if blocks is True else list(blocks), _KEY)
+    if not modules:
+        raise ConfigError(
+            f"{_KEY} is true, and {type(task).__name__} has no repeated blocks: several modules of one class in a list. Name "
+            f"modules or classes: {_KEY}=[Block]."
+        )
+    for module in modules:
+        module.forward = functools.partial(_run, module.forward)  # in place: a wrapper would change the names of weights
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
