@@ -28,14 +28,17 @@ NAMES = (
     "startup",
     "memory",
     "throughput",
+    "unequal",
     "data",
     "validation",
     "checkpoints",
     "elastic",
+    "recovery",
     "watching",
     "communication",
+    "slow_link",
 )
-PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytorch-ignite", "nvidia-dali-cuda130")
+PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytorch-ignite", "nvidia-dali-cuda130", "ray")
 
 
 def machine() -> dict[str, Any]:

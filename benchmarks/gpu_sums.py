@@ -38,7 +38,7 @@ class SummingDDP(DDPEngine):
         super().prepare(task, optimizers, precision)
         trained, frozen = split_frozen(task.named_parameters())
         wire = make_wire("none", "average", 1.0, 1)
-        self._sum_by(BucketReducer(by_size(trained, _BUCKET, set()), frozen, wire, set(), None))
+        self._reducer = self.heartbeat.reducer = BucketReducer(by_size(trained, _BUCKET, set()), frozen, wire, set(), None)
 
 
 def summing_horovod() -> Engine:
@@ -59,7 +59,8 @@ def summing_horovod() -> Engine:
             super().prepare(task, optimizers, precision)
             trained, frozen = split_frozen(task.named_parameters())
             wire = make_wire("none", "average", 1.0, 1, ALLREDUCE_TYPES)
-            self._sum_by(HookReducer(by_name(trained, [], set()), frozen, wire, set(), "average", hvd.global_process_set))
+            ranks, buckets = hvd.global_process_set, by_name(trained, [], set())
+            self._reducer = self.heartbeat.reducer = HookReducer(buckets, frozen, wire, set(), "average", ranks)
 
     return SummingHorovod()
 

@@ -20,7 +20,8 @@ from benchmarks.everything import RESULTS
 from benchmarks.harness import shown
 
 PAGE = Path(__file__).parent / "README.md"
-PAGES = (PAGE, Path(__file__).parents[1] / "README.md")
+_ROOT = Path(__file__).parents[1]
+PAGES = (PAGE, _ROOT / "README.md", *(_ROOT / "docs" / name for name in ("communication.md", "ray.md", "unequal_ranks.md")))
 GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 
 
@@ -90,7 +91,7 @@ def fill(page: str, results: Mapping[str, Any]) -> str:
         text = whole[name](results) if name in whole else tables(results[name])
         return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
 
-    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", block, page, flags=re.DOTALL)
+    return re.sub(r"<!-- ([a-z_]+) -->\n.*?<!-- /\1 -->", block, page, flags=re.DOTALL)
 
 
 def main() -> None:

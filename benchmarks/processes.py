@@ -23,15 +23,17 @@ def environment(threads: int = 1, **more: str) -> dict[str, str]:
     return own | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)} | more
 
 
-def answer(module: str, *arguments: str, env: Mapping[str, str], ranks: int = 0) -> Any:
-    """Run `python -m module *arguments FILE` quietly, under horovodrun if `ranks` are given; return FILE's JSON.
+def answer(module: str, *arguments: str, env: Mapping[str, str], ranks: int = 0, torchrun: bool = False) -> Any:
+    """Run `python -m module *arguments FILE` quietly, under horovodrun or torchrun if `ranks` are given; return FILE's JSON.
 
     Raises:
         RuntimeError: it failed; with its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "answer.json")
-        launch = ["-m", "horovod.runner.launch", "--gloo", "-np", str(ranks), sys.executable] if ranks else []
+        horovodrun = ["-m", "horovod.runner.launch", "--gloo", "-np", str(ranks), sys.executable]
+        own = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        launch = [] if not ranks else own if torchrun else horovodrun
         command = [sys.executable, *launch, "-m", module, *arguments, str(out)]
         done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=600)
         if done.returncode or not out.exists():

@@ -1,0 +1,258 @@
+"""What a change of ranks costs: from the last step before it to the first after it, under horovodrun and on Ray.
+
+    python -m benchmarks.recovery [--short] [--json FILE]
+
+A job of one to two ranks (benchmarks/recovery_rank.py), a commit after each step; launchers take turns. From outside, once a
+generation has trained for a while: a worker is killed; on Ray its actor, and its node; a node drains (horovodrun: a host leaves
+the discovery script's list); a node comes. Both launchers continue with one rank, and grow again when the replacement is ready.
+
+    pause       from the last step that a rank begins before the change to the first one after it, a step included
+    whole       from the fault to the first step on two ranks again: a process's start, imports and set-up
+    repeated    steps of which some rank trains its part twice
+
+On Ray's side a node is a raylet of ray.cluster_utils on this host, so the network between nodes is not in the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Cell, Findings, Table, Target, absent, main
+from benchmarks.processes import environment
+from benchmarks.recovery_rank import BATCH, STEP_S
+
+WIDTHS = {"small": 64, "large": 3000}  # the large one has 9.2 million parameters, 110 MB with Adam's state
+ROUNDS = {"small": 2, "large": 1}
+SETTLED, LIMIT_S = 12, 180.0  # steps of a generation before it is disturbed; for each change
+FIT = "from trainkit.launch.ray import RayLauncher; import sys; sys.exit(RayLauncher(num_workers=[1, 2], "
+FIT += "resources_per_worker={'CPU': 1, 'slot': 1}).run(['python', '-m', 'benchmarks.recovery_rank', *sys.argv[1:]]))"
+JOINS = "a worker joins"
+Note = dict[str, Any]
+COLUMNS = ["change", "pause, s", "longest pause, s", "whole again, s", "steps repeated"]
+
+
+@dataclass
+class Changes:
+    """What was measured, by case."""
+
+    pauses: dict[str, list[float]] = field(default_factory=dict)
+    whole: dict[str, list[float]] = field(default_factory=dict)
+    repeated: dict[str, int] = field(default_factory=dict)
+    steps: list[float] = field(default_factory=list)  # between two steps of a rank to which nothing happens
+
+    def row(self, case: str) -> list[Cell]:
+        """Return the table's row of a case."""
+        pauses, whole = self.pauses[case], self.whole.get(case)
+        again = statistics.median(whole) if whole else None
+        return [case, statistics.median(pauses), max(pauses), again, self.repeated[case]]
+
+
+Act = Callable[["Job"], None]
+
+
+class Job:
+    """A running job, seen by the notes of its ranks."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.folder, self.process, self.log = folder, process, log
+
+    def notes(self) -> dict[int, list[Note]]:
+        """Return the notes by generation, by time."""
+        found: dict[int, list[Note]] = {}
+        for path in self.folder.glob("steps-*"):
+            for line in path.read_text().splitlines():
+                if line.endswith("}"):
+                    note = json.loads(line)
+                    found.setdefault(note["generation"], []).append(note)
+        return {generation: sorted(found[generation], key=lambda note: note["t"]) for generation in sorted(found)}
+
+    def settle(self, ranks: int, after: int = 0, steps: int = SETTLED) -> dict[int, list[Note]]:
+        """Wait until a generation later than `after` has this number of ranks, and these steps; return all notes.
+
+        Raises:
+            RuntimeError: that took too long, or the job has ended.
+        """
+        end = time.monotonic() + LIMIT_S
+        while True:
+            notes = self.notes()
+            newest = list(notes.values())[-1] if notes else []
+            if len(newest) >= steps * ranks and newest[-1]["ranks"] == ranks and newest[-1]["generation"] > after:
+                return notes
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError(f"the job did not train on {ranks} ranks:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.1)
+
+    def pid(self, rank: int) -> int:
+        """Return the process of a rank of the newest generation."""
+        return int(next(note["pid"] for note in reversed(list(self.notes().values())[-1]) if note["rank"] == rank))
+
+
+def change(job: Job, found: Changes, case: str, fault: Act, back: Act | None = None) -> None:
+    """Let two ranks become one by a fault, and two again; note both changes.
+
+    Args:
+        job: on two ranks.
+        found: takes the figures.
+        case: names them: "launcher: fault".
+        fault: makes a rank go.
+        back: makes room for another one; None: there is room.
+    """
+    joins = f"{case.partition(':')[0]}: {JOINS}"
+    last = list(job.settle(2))[-1]
+    began = time.monotonic()
+    fault(job)
+    if back is not None:
+        job.settle(1, last, steps=2)
+        back(job)
+    notes = job.settle(2, last)
+    alone, again = (generation for generation in notes if generation > last)
+    for name, old, new in ((case, last, alone), (joins, alone, again)):
+        found.pauses.setdefault(name, []).append(notes[new][0]["t"] - notes[old][-1]["t"])
+        twice = {note["step"] for note in notes[old]} & {note["step"] for note in notes[new]}
+        found.repeated[name] = found.repeated.get(name, 0) + len(twice)
+    if back is None:
+        found.whole.setdefault(case, []).append(notes[again][0]["t"] - began)
+    of_one = [note["t"] for note in notes[last] if note["rank"] == 0]
+    found.steps += [b - a for a, b in zip(of_one, of_one[1:], strict=False)]
+
+
+def write(path: Path, text: str, _: Job) -> None:
+    """Write a file."""
+    path.write_text(text)
+
+
+def kill_worker(job: Job) -> None:
+    """Kill the process of rank 1."""
+    os.kill(job.pid(1), signal.SIGKILL)
+
+
+def kill_actor(job: Job) -> None:
+    """Kill the actor whose child rank 1 is."""
+    stat = Path(f"/proc/{job.pid(1)}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], width: int, folder: Path, **more: str) -> Iterator[Job]:
+    """Start a job; it gets SIGTERM at the end, and nothing of it is left."""
+    log = folder / "log.txt"
+    with log.open("wb") as out:
+        env = environment(**more) | {"RAY_AUTH_MODE": "disabled"}
+        words = [*command, str(folder), str(width)]
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield Job(folder, process, log)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def with_horovodrun(width: int, found: Changes) -> None:
+    """Measure one job under horovodrun."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        hosts = folder / "hosts"
+        two, one = "localhost:1\n127.0.0.1:1\n", "localhost:1\n"
+        hosts.write_text(two)
+        launch = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "--min-np", "1", "--max-np", "2"]
+        launch += ["--host-discovery-script", f"cat {hosts}", sys.executable, "-m", "benchmarks.recovery_rank"]
+        with started(launch, width, folder) as job:
+            change(job, found, "horovodrun: worker killed", kill_worker)
+            leave, come = (functools.partial(write, hosts, text) for text in (one, two))
+            change(job, found, "horovodrun: a host leaves the list", leave, come)
+
+
+class Raylets:
+    """A Ray cluster of this host: a head without room for ranks, and two nodes with room for one each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")  # short: sockets' paths have at most 107 characters
+        os.environ |= environment(RAY_TMPDIR=self._folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+        self._node = {"num_cpus": 1, "object_store_memory": 150 * 2**20, "resources": {"slot": 1}}
+        head = {"num_cpus": 0, "object_store_memory": 150 * 2**20, "include_dashboard": False}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [self._cluster.add_node(**self._node) for _ in range(2)]
+
+    @property
+    def address(self) -> str:
+        """The head's."""
+        return str(self._cluster.address)
+
+    def add(self, _: Job) -> None:
+        """Add a node."""
+        self.nodes.append(self._cluster.add_node(**self._node))
+
+    def kill(self, _: Job) -> None:
+        """Kill the newest node's raylet, as a lost machine."""
+        self._cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def drain(self, _: Job) -> None:
+        """Announce that the newest node will go in ten minutes, as a cloud announces it of a spot machine."""
+        words = ["drain-node", "--address", self.address, "--node-id", self.nodes[-1].node_id, "--reason-message", "spot"]
+        words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", "600"]
+        subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *words], check=True, capture_output=True)
+
+    def replace(self, job: Job) -> None:
+        """Remove the drained node, and add one."""
+        self._cluster.remove_node(self.nodes.pop())
+        self.add(job)
+
+    def close(self) -> None:
+        """End all raylets, by their process ids."""
+        self._cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def with_ray(raylets: Raylets, width: int, found: Changes) -> None:
+    """Measure one job on Ray."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with started([sys.executable, "-c", FIT], width, folder, RAY_ADDRESS=raylets.address) as job:
+            change(job, found, "launcher=ray: worker killed", kill_worker)
+            change(job, found, "launcher=ray: its actor killed", kill_actor)
+            change(job, found, "launcher=ray: its node killed", raylets.kill, raylets.add)
+            change(job, found, "launcher=ray: its node drains", raylets.drain, raylets.replace)
+
+
+def measure(short: bool) -> Findings:
+    """Measure both launchers, in turns."""
+    settings: dict[str, Cell] = {"ranks": 2, "threads of a rank": 1, "batch_size": BATCH, "wait in each step, s": STEP_S}
+    found = Findings(settings=settings, missing=absent({"launcher=ray": "ray"}))
+    with contextlib.ExitStack() as stack:
+        raylets = None if found.missing else stack.enter_context(contextlib.closing(Raylets()))
+        for model, rounds in ({"small": 1} if short else ROUNDS).items():
+            changes = Changes()
+            for _ in range(rounds):
+                with_horovodrun(WIDTHS[model], changes)
+                if raylets is not None:
+                    with_ray(raylets, WIDTHS[model], changes)
+            plain: list[Cell] = ["no change: from step to step", statistics.median(changes.steps), max(changes.steps), None, 0]
+            title = f"A change of ranks, {model} model"
+            cases = sorted(changes.pauses, key=lambda case: (case.partition(":")[0], case.endswith(JOINS)))
+            found.tables.append(Table(title, COLUMNS, [plain, *map(changes.row, cases)]))
+            for case in [case for case in cases if case.endswith(JOINS)]:
+                found.targets.append(Target(f"{case}, {model} model: pause", changes.row(case)[1], 1.0, "s"))  # type: ignore[arg-type]
+    return found
+
+
+if __name__ == "__main__":
+    main(measure)
