@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
 
@@ -26,6 +27,8 @@ def classes() -> Iterator[type]:
     for path in sorted(ROOT.rglob("*.py")):
         place = path.relative_to(ROOT)
         if str(place) in HOMES["horovod"] or path.name == "__main__.py":
+            continue
+        if place.parts[:2] == ("engine", "deepspeed") and importlib.util.find_spec("deepspeed") is None:
             continue
         module = importlib.import_module(".".join(["trainkit", *place.with_suffix("").parts]).removesuffix(".__init__"))
         own = (cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__)

@@ -10,6 +10,7 @@ import trainkit
 
 # Brought by some features, and slow; horovod and the loggers' services may not be there at all.
 HEAVY = {
+    "deepspeed",
     "google.protobuf",
     "horovod",
     "hydra",

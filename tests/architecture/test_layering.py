@@ -50,7 +50,13 @@ HOMES = {
         "launch/elastic/upstream.py",
         "launch/elastic/__main__.py",
     ],
-    "torch.distributed": ["engine/ddp/collectives.py", "engine/ddp/reduce.py"],
+    "torch.distributed": [
+        "engine/ddp/collectives.py",
+        "engine/ddp/reduce.py",
+        "engine/fsdp/engine.py",
+        "engine/fsdp/tensor.py",
+    ],
+    "deepspeed": ["engine/deepspeed/adapter.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
     "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py"],
@@ -58,6 +64,7 @@ HOMES = {
     "onnxruntime": ["exporting/onnx.py"],
     # launch/ray, and the adapters of Ray's other libraries.
     "ray": ["launch/ray/*.py", "callbacks/ray_report.py", "data/ray_data.py", "tuning*", "serving*"],
+    "tokenizers": ["data/tokenizer.py"],
     "wandb": ["loggers/wandb.py"],
     "mlflow": ["loggers/mlflow.py"],
     "prometheus_client": ["loggers/prometheus.py"],
@@ -256,6 +263,7 @@ def test_core_imports_at_the_top() -> None:
             "torch.utils.flop_counter",
         ),  # of every install, but slow to import: a start need not wait
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
+        ("engine.fsdp", "trainkit.engine.fsdp.engine"),
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("launch.ray", "trainkit.launch.ray.executor"),  # options are checked without ray
         ("launch.ray", "trainkit.launch.ray.launcher"),
@@ -263,6 +271,8 @@ def test_core_imports_at_the_top() -> None:
         ("launch.elastic.upstream", "horovod.runner"),
         ("launch.elastic.upstream", "horovod.runner.http.http_server"),
         ("run.compile", "torch._dynamo"),  # slow as well
+        ("data.tokenizer", "tokenizers"),
+        ("data.tokenizer", "tokenizers.decoders"),
         ("device.stats", "psutil"),
         ("device.stats", "pynvml"),
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture

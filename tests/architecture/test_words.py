@@ -28,12 +28,10 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
+DOCS = ("language_models", "lightning", "ray", "reliability")
 PLACES = [
     *sorted(ROOT.rglob("*.py")),
-    *(
-        ROOT.parent / name
-        for name in ("README.md", "CONTRIBUTING.md", "docs/lightning.md", "docs/ray.md", "docs/reliability.md")
-    ),
+    *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in DOCS))),
 ]
 
 

@@ -167,6 +167,19 @@ def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
     assert "0.0001 (float32)" in done.out
 
 
+@pytest.mark.slow
+@pytest.mark.parallel
+@pytest.mark.parametrize(("engine", "ranks", "after"), [("fsdp", "2", "ddp"), ("horovod", "2,1", "fsdp")])
+def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Command) -> None:
+    """From parts of the weights to whole ones and back: weights and optimizer state agree to rounding, samples exactly."""
+    line = f"python -m trainkit check-resume conf=mlp kill_at=12 steps=14 engine={engine} ranks={ranks} resume_engine={after}"
+    done = command(line, timeout_s=400)
+    assert done.code == 0, done.text
+    found = rows(done.out)
+    assert {found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")} == {"equal"}
+    assert f"with engine={after} ended like the uninterrupted run" in done.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -178,6 +191,8 @@ def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
         ("conf=mlp kill_at=5 steps=9 trainer.max_steps=8", "steps is 9; it must be trainer.max_steps=8 or less."),
         ("conf=mlp kill_at=5 ranks=1,2,3", "ranks is '1,2,3'; it must be one number, or two"),
         ("conf=mlp kill_at=5 ranks=2 engine=single", "ranks is 2, but engine=single has one rank."),
+        ("conf=mlp kill_at=5 resume_engine=fdsp", "resume_engine is 'fdsp'; it must be one of single, horovod, ddp, fsdp"),
+        ("conf=mlp kill_at=5 ranks=2 resume_engine=single", "give one rank after the kill: ranks=2,1"),
         ("conf=mlp kill_at=5 keep=perhaps", "keep is 'perhaps'; it must be true or false."),
         ("conf=mlp kill_at=5 ckpt_path=last", "ckpt_path is 'last', but check-resume starts new runs."),
         ("conf=mlp kill_at=5 trainer.fast_dev_run=true", "trainer.fast_dev_run is set"),

@@ -109,8 +109,8 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     """--help lists commands, configs and groups."""
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
-    assert "gpt, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50" in text
-    assert "digits, imagefolder, labelled_texts, ratings, ray, synthetic, text, texts" in text
+    assert "bert, gpt, gpt_124m, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50" in text
+    assert "digits, imagefolder, labelled_texts, masked_tokens, ratings, ray, synthetic, text, texts, tokens" in text
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def write_checkpoint() -> None:
         shutil.rmtree(CHECKPOINT, ignore_errors=True)
         shutil.copytree((Path(folder) / "part" / "checkpoints" / "last").resolve(), CHECKPOINT)
         whole = train_net(Path(folder) / "whole", 10)
-    (CHECKPOINT.parent / "weights.json").write_text(json.dumps(whole) + "\n")
+    (CHECKPOINT.parent / "weights.json").write_text(json.dumps({"processor": processor(), "weights": whole}) + "\n")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,17 +38,20 @@ class Starts(dict[Any, Results]):
 
     Attributes:
         output: what a start printed, once it has run.
+        folders: of a start, once it has run.
     """
 
     def __init__(self, line: Callable[[Any], str], folders: pytest.TempPathFactory, timeout_s: float = 180) -> None:
         super().__init__()
-        self._line, self._folders, self._timeout_s = line, folders, timeout_s
+        self._line, self._new_folder, self._timeout_s = line, folders.mktemp, timeout_s
         self.output: dict[Any, str] = {}
+        self.folders: dict[Any, Path] = {}
 
     def __missing__(self, start: Any) -> Results:
-        folder = self._folders.mktemp("start")
+        folder = self.folders[start] = self._new_folder("start")
         line = self._line(start).format(out=folder / "out.pt")
-        done = run_command(line, folder, timeout_s=self._timeout_s, PYTHONPATH=str(ROOT))
+        others = filter(None, [os.environ.get("PYTHONPATH")])
+        done = run_command(line, folder, timeout_s=self._timeout_s, PYTHONPATH=os.pathsep.join([str(ROOT), *others]))
         assert done.code == 0, done.text
         self.output[start] = done.text
         self[start] = torch.load(folder / "out.pt", weights_only=False)

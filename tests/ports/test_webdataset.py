@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import trainkit
+from tests.helpers.found import take_found
 from tests.helpers.launching import Command
 
 wds = pytest.importorskip("webdataset")
@@ -66,13 +66,14 @@ def test_every_sample_of_the_shards_is_trained_on_once(workers: int, shards: lis
 
 SCRIPT = """
 import glob, torch, trainkit, webdataset as wds
+from tests.helpers.found import keep_found
 from tests.ports.test_webdataset import Regression
 
 dataset = wds.WebDataset(sorted(glob.glob("shards/*.tar")), shardshuffle=False).decode().to_tuple("x.npy", "cls")
 task = Regression()
 trainer = trainkit.Trainer(max_epochs=1, run_dir="run", logger=False)
 trainer.fit(task, torch.utils.data.DataLoader(dataset, batch_size=4))
-print("seen", [number for _, number in task.seen], flush=True)
+keep_found(trainer.global_rank, [number for _, number in task.seen])
 """
 
 
@@ -83,7 +84,7 @@ def test_two_ranks_share_the_shards(shards: list[str], command: Command, tmp_pat
     (tmp_path / "train.py").write_text(SCRIPT)
     done = command(f"env PYTHONPATH={Path(__file__).parents[2]} horovodrun -np 2 python train.py")
     assert done.code == 0, done.text
-    lists = [json.loads(line.partition("seen ")[2]) for line in done.out.splitlines() if "seen [" in line]
+    lists = take_found(tmp_path)
     assert len(lists) == 2
     assert sorted(lists[0] + lists[1]) == [*range(40)]
     assert min(map(len, lists)) == 20

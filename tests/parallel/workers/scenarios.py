@@ -2,7 +2,7 @@
 
     python scenarios.py OUT WIDTH          one process, WIDTH microbatches accumulated
     horovodrun -np WIDTH python scenarios.py OUT WIDTH
-    torchrun --nproc-per-node WIDTH scenarios.py OUT WIDTH
+    torchrun --nproc-per-node WIDTH scenarios.py OUT WIDTH [fsdp]
 
 So a step has the same WIDTH x 4 samples everywhere. Each scenario returns tensors and plain values; those of all ranks
 are gathered and rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainkit
@@ -29,7 +30,8 @@ from trainkit.engine.select import make_engine
 
 BATCH = 4
 OUT, WIDTH = sys.argv[1], int(sys.argv[2])
-ENGINE = make_engine("auto")
+NAME: Any = (sys.argv[3:] or ["auto"])[0]
+ENGINE = make_engine(NAME)
 with ENGINE:
     RANKS = ENGINE.ranks.world_size
 
@@ -69,13 +71,18 @@ def trainer(**settings: Any) -> trainkit.Trainer:
     """A quiet trainer of this launcher's engine; one process accumulates the ranks' batches."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     accumulate = {"accumulate_grad_batches": WIDTH} if RANKS == 1 else {}
-    defaults = {"max_epochs": 2, "precision": "64-true", "lr_scaling": "none", "run_dir": FOLDER}
+    defaults = {"engine": NAME, "max_epochs": 2, "precision": "64-true", "lr_scaling": "none", "run_dir": FOLDER}
     return trainkit.Trainer(**quiet | accumulate | defaults | settings)
 
 
 def weights(task: nn.Module) -> Tensor:
     """All weights in one vector."""
-    return torch.cat([p.detach().double().reshape(-1) for p in task.parameters()])
+    return torch.cat([whole(p).double().reshape(-1) for p in task.parameters()])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which each rank may hold a part."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def sgd(task: Any) -> Any:
@@ -236,7 +243,7 @@ def images(engine: Engine) -> Any:
 
 def channels_last() -> dict[str, Any]:
     """Our sums, in channels_last."""
-    return {"weights": weights(images(make_engine("auto")))}
+    return {"weights": weights(images(make_engine(NAME)))}
 
 
 def stock_wrapper() -> dict[str, Any]:
@@ -245,7 +252,7 @@ def stock_wrapper() -> dict[str, Any]:
         return {}
     from tests.helpers.stock_reducer import StockEngine
 
-    return {"weights": weights(images(StockEngine() if RANKS > 1 else make_engine("auto")))}
+    return {"weights": weights(images(StockEngine() if RANKS > 1 else make_engine(NAME)))}
 
 
 class Whole(Regression):

@@ -1,0 +1,172 @@
+"""Ranks that hold parts of the weights (engine=fsdp) train as one process does, and resume what any engine has saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.launching import Command, run_command
+from tests.parallel.starts import ROOT, WORKERS, Results
+
+STARTS: dict[str, tuple[int, str, dict[str, Any]]] = {  # name: ranks, engine, its options
+    "single": (1, "single", {}),
+    "ddp, 2 ranks": (2, "ddp", {}),
+    "fsdp, 1 rank": (1, "fsdp", {}),
+    "fsdp, 2 ranks": (2, "fsdp", {}),
+    "fsdp, 3 ranks": (3, "fsdp", {"shard": ["Block"]}),
+    "2 x 2 ranks": (4, "fsdp", {"replicas": 2}),
+    "offloaded": (2, "fsdp", {"cpu_offload": True}),
+    "gathered once": (2, "fsdp", {"reshard_after_forward": False}),
+    "tensor": (2, "fsdp", {"tensor": 2}),
+    "2 x tensor": (4, "fsdp", {"tensor": 2, "shard": ["Block"]}),
+    "2 replicas x tensor": (4, "fsdp", {"replicas": 2, "tensor": 2}),
+}
+SPLIT = [name for name, (_, engine, _) in STARTS.items() if engine == "fsdp"]
+GOES_ON = [
+    ("fsdp, 2 ranks", "fsdp, 3 ranks"),
+    ("fsdp, 3 ranks", "single"),
+    ("ddp, 2 ranks", "fsdp, 2 ranks"),
+    ("single", "2 x 2 ranks"),
+    ("2 x tensor", "single"),
+    ("ddp, 2 ranks", "2 x tensor"),
+    ("fsdp, 3 ranks", "tensor"),
+    *(
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in [
+            ("2 x 2 ranks", "ddp, 2 ranks"),
+            ("2 x tensor", "fsdp, 3 ranks"),
+            ("tensor", "ddp, 2 ranks"),
+            ("tensor", "2 replicas x tensor"),
+        ]
+    ),
+]
+SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb"]
+
+pytestmark = pytest.mark.parallel
+
+
+class Runs(dict[tuple[str, str], Results]):
+    """The results of a start, by (where its checkpoints come from, its name); "" for a start from nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def out(self, source: str, start: str) -> Path:
+        """The file of a start's results, beside the folders of its runs."""
+        return self.folder / f"{source} to {start}".replace(" ", "_").replace(",", "") / "out.pt"
+
+    def __missing__(self, key: tuple[str, str]) -> Results:
+        source, start = key
+        ranks, engine, options = STARTS[start]
+        if source:
+            _ = self["", source]
+        out = self.out(source, start)
+        out.parent.mkdir()
+        begin = f"torchrun --nproc-per-node {ranks}" if engine != "single" else sys.executable
+        given = json.dumps(options).replace(" ", "")
+        after = str(self.out("", source).parent) if source else "-"
+        line = f"{begin} {WORKERS / 'split.py'} {out} {engine} '{given}' {after}"
+        done = run_command(line, out.parent, timeout_s=240, PYTHONPATH=str(ROOT))
+        assert done.code == 0, done.text
+        self[key] = torch.load(out, weights_only=False)
+        return self[key]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """See Runs."""
+    return Runs(tmp_path_factory.mktemp("split"))
+
+
+def compare(found: Any, expected: Any) -> None:
+    """Weights, buffers and the value of a validation are those of one process."""
+    assert found["state"].keys() == expected["state"].keys()
+    for name, value in expected["state"].items():
+        torch.testing.assert_close(found["state"][name], value, rtol=0, atol=1e-13)
+    assert found["value"] == pytest.approx(expected["value"], rel=1e-12)
+
+
+@pytest.mark.parametrize("start", [*SPLIT, "ddp, 2 ranks"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -> None:
+    """Plain SGD, clipped AdamW with activation checkpointing, EMA, layers of configure_model, LARS and LAMB; short steps."""
+    (alone,) = runs["", "single"][scenario]
+    for rank in runs["", start][scenario]:
+        compare(rank, alone)
+
+
+@pytest.mark.parametrize("start", SPLIT)
+def test_each_holds_its_part(start: str, runs: Runs) -> None:
+    """Together the ranks of a group hold the weights once; what no plan splits by width, once for each tensor rank."""
+    held = [rank["held"] for rank in runs["", start]["sgd"]]
+    groups, tensor = (STARTS[start][2].get(name, 1) for name in ("replicas", "tensor"))
+    (alone,) = runs["", "single"]["sgd"]
+    by_width = 3 * (2 * 63 * 126 + 126)  # of three blocks: the wide layers, but for the bias after the sum
+    assert sum(held) == groups * (by_width + tensor * (alone["held"] - by_width))
+    assert max(held) < 1.1 * alone["held"] * groups / len(held)
+
+
+@pytest.mark.parametrize("start", [*SPLIT, "ddp, 2 ranks"])
+def test_no_thread_of_a_group_lives_to_the_end(start: str, runs: Runs) -> None:
+    """One that still frees a tensor while the interpreter ends would abort the process."""
+    _ = runs["", start]
+    threads = [path.read_text() for path in runs.out("", start).parent.glob("threads_of_rank_*")]
+    assert len(threads) == STARTS[start][0] and "python" in threads[0]
+    assert not [names for names in threads if "gloo" in names]
+
+
+@pytest.mark.parametrize(("source", "start"), GOES_ON)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(source: str, start: str, scenario: str, runs: Runs) -> None:
+    """Weights, optimizer state and averages are those of the run that never changed."""
+    (alone,) = runs["single", "single"][scenario]
+    for rank in runs[source, start][scenario]:
+        compare(rank, alone)
+
+
+def test_each_rank_writes_its_own_file(runs: Runs) -> None:
+    """No rank gathers the model; nothing in the folder is pickled but plain values and small tensors."""
+    _ = runs["", "fsdp, 2 ranks"]
+    folder = runs.out("", "fsdp, 2 ranks").parent / "adamw" / "checkpoints" / "last"
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert set(sizes) == {"manifest.json", "training.pt", "rank-0-of-2.safetensors", "rank-1-of-2.safetensors"}
+    weights = 8 * runs["", "single"]["adamw"][0]["held"]
+    assert all(1.4 * weights < sizes[f"rank-{rank}-of-2.safetensors"] < 1.7 * weights for rank in range(2))  # and two moments
+
+
+LOST = """
+import os
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.cli.guard import fail
+from trainkit.errors import TrainkitError
+from trainkit.launch.environment import read_launcher
+
+
+class Ends(Line):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == 2 and self.trainer.global_rank == 1:
+            os._exit(3)
+        return super().training_step(batch, batch_idx)
+
+
+try:
+    quiet("run", engine="fsdp", max_epochs=3).fit(Ends(), loader(64))
+except TrainkitError as error:
+    raise SystemExit(fail(error, read_launcher(), str(error), 1))
+"""
+
+
+def test_a_lost_rank_is_named_as_the_cause(command: Command, tmp_path: Path) -> None:
+    """The others report in a line that a rank has ended, in place of the traceback of a gather inside their forward."""
+    (tmp_path / "lost.py").write_text(LOST)
+    done = command("torchrun --nproc-per-node 2 lost.py", timeout_s=120, PYTHONPATH=str(ROOT))
+    assert done.code != 0
+    assert done.text.count("Another rank ended") == 1, done.text
+    assert "trainkit/loop.py" not in done.text

@@ -1,0 +1,170 @@
+"""Trains on ranks that hold parts of the weights, and resumes from what other engines and numbers of ranks have saved.
+
+    torchrun --nproc-per-node N split.py OUT ENGINE OPTIONS FROM
+
+OPTIONS are the engine's, in JSON. FROM is "-", or the folder of an earlier start's OUT: each scenario then resumes from its
+checkpoint. A step has 24 samples on any number of ranks. Rank 0 saves {scenario: [rank 0's result, ...]}.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainkit
+from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint
+from trainkit.engine.select import make_engine
+from trainkit.optim import LAMB, LARS
+
+OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+WIDTH = 63  # which no number of ranks divides
+SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7  # of an epoch and of a step; steps before the checkpoint, and in all
+TASKS: list[trainkit.Task] = []  # which live until the process ends, as the globals of a script do
+# The last step of an epoch has one sample: all ranks but those of one tensor group borrow one.
+
+
+class Block(nn.Module):
+    """A wide layer after a norm, added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many features."""
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Deep(trainkit.Task):
+    """Three blocks, a buffer, and a first layer that shares its weight with the last."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.make = make
+        if type(self) is Deep:
+            self.make_layers()
+
+    def make_layers(self) -> None:
+        """Of equal values on all ranks."""
+        torch.manual_seed(3)
+        self.first, self.blocks = nn.Linear(6, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        self.last = nn.Linear(6, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("shift", torch.full((1,), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one number a sample."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return (x @ self.last.weight).mean(1, keepdim=True) + self.shift
+
+    def parallelize(self, mesh: Any) -> dict[str, str]:
+        """Split the wide layers over tensor groups."""
+        return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the mean squared error."""
+        return (self(batch[0]) - batch[1]).pow(2).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log it."""
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        """Return the scenario's."""
+        return self.make(self.parameters())
+
+
+class Late(Deep):
+    """The same, made once the engine is there; some weights are drawn again."""
+
+    def configure_model(self) -> None:
+        """Make the layers."""
+        self.make_layers()
+        for block in self.blocks:
+            nn.init.trunc_normal_(block.up.weight, std=0.1)
+
+
+def note_threads() -> None:
+    """Write the names of the threads with which this process ends."""
+    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    OUT.with_name(f"threads_of_rank_{os.environ.get('RANK', '0')}").write_text(" ".join(names))
+
+
+def whole(tensor: Any) -> Any:
+    """Return all of a tensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def train(name: str, make: Callable[[Any], Any], kind: type[Deep] = Deep, **settings: Any) -> dict[str, Any]:
+    """Train a scenario to its checkpoint, or on from it."""
+    folder = OUT.parent / name
+    if FROM != "-" and ENGINE.ranks.is_main:
+        shutil.copytree(Path(FROM) / name, folder, symlinks=True)
+    ENGINE.comm.barrier()
+    inputs = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    data = TensorDataset(inputs, (inputs.sum(1, keepdim=True) * 0.5).tanh())
+    callbacks = [ModelCheckpoint(every_n_epochs=1, save_last=True, save_top_k=-1), *settings.pop("callbacks", [])]
+    if ENGINE.ranks.world_size > 1:
+        callbacks.append(DivergenceGuard(every_n_steps=2))
+    trainer = trainkit.Trainer(
+        max_steps=BEFORE if FROM == "-" else AFTER,
+        engine=make_engine(NAME, **OPTIONS),  # type: ignore[arg-type]
+        global_batch_size=STEP,
+        precision="64-true",
+        lr_scaling="none",
+        run_dir=str(folder),
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    task = kind(make)
+    TASKS.append(task)
+    loader = DataLoader(data, 2, shuffle=True)
+    trainer.fit(task, loader, DataLoader(data, 2), ckpt_path=None if FROM == "-" else "last")
+    state = {key: whole(value).clone() for key, value in task.state_dict().items()}
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in task.parameters())
+    draw = torch.rand(2).tolist()
+    value = trainer.validate(task, DataLoader(data, 2))["val/loss"]
+    return {"state": state, "held": held, "value": value, "draw": draw}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    # plain SGD shows a wrong scale of the gradient, which Adam would hide
+    "sgd": lambda: train("sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.02)),
+    "adamw": lambda: train(
+        "adamw",
+        lambda parameters: torch.optim.AdamW([{"params": [p], "lr": 1e-3 + 1e-4 * i} for i, p in enumerate(parameters)]),
+        gradient_clip_val=0.05,
+        activation_checkpointing=True,
+    ),
+    "ema": lambda: train("ema", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), callbacks=[EMA(0.5)]),
+    "late": lambda: train("late", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), kind=Late),
+    "lars": lambda: train("lars", lambda parameters: LARS(parameters, lr=0.5, momentum=0.9)),
+    "lamb": lambda: train("lamb", lambda parameters: LAMB(parameters, lr=0.01)),
+}
+
+if __name__ == "__main__":
+    atexit.register(note_threads)  # before the engine's, so it runs after it
+    results = {}
+    ENGINE = make_engine(NAME, **OPTIONS)  # type: ignore[arg-type]
+    with ENGINE:
+        for scenario, run in SCENARIOS.items():
+            results[scenario] = ENGINE.comm.all_gather_object(run())
+        if ENGINE.ranks.is_main:
+            torch.save(results, OUT)
+        ENGINE.comm.barrier()
