@@ -51,12 +51,12 @@ unit: $(READY)
 	$(BIN)/pytest -q -n 2 tests/unit tests/properties tests/architecture tests/ports
 
 golden: $(READY)
-	$(BIN)/pytest -q tests/golden
+	$(BIN)/pytest -q -n 2 tests/golden
 
 # Two at a time: ranks are idle while they import and while they wait for one another. A file stays with one worker, whose tests
 # share a launcher's start.
 parallel: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/parallel
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/parallel -m "not slow"
 
 faults: $(READY)
 	$(BIN)/pytest -q tests/faults -m "not slow"
