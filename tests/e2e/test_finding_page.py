@@ -14,6 +14,7 @@ PRINTED = {
     "lr": r"(steepest|valley) +\S+ +optimizer\.lr=[\d.e-]+\n",
     "batch": r"keeps +\d+ samples a step: data\.batch_size=\d+ trainer\.accumulate_grad_batches=\d+\n",
     "workers": r"enough +data\.num_workers=\d",
+    "settings": r"fastest +(engine\.|the config's own)",
 }
 
 
@@ -23,10 +24,10 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(8))
 def test_the_pages_commands_run(number: int, command: Command, tmp_path: Path) -> None:
     """Once, on rank 0; nothing but the report is left."""
-    assert len(commands()) == 6
+    assert len(commands()) == 8
     line = commands()[number]
     what = re.findall(r"find (\w+)", line)[0]
     done = command(line, timeout_s=200)
@@ -47,6 +48,7 @@ def test_the_pages_commands_run(number: int, command: Command, tmp_path: Path) -
         ("lr conf=mlp steps=3", "steps is '3'; it must be a whole number, 10 or more."),
         ("lr -m conf=mlp", "find takes one config: leave -m out."),
         ("batch conf=mlp memory_gb=0", "memory_gb is '0'; it must be a number above 0"),
+        ("settings conf=mlp", "One rank sends no gradients, so there are no settings to find. Start several: torchrun"),
         ("workers conf=mlp steps=0", "steps is '0'; it must be a whole number, 1 or more."),
         ("batch conf=mlp", "memory_gb is missing: on the CPU"),
         ("lr conf=mlp optimizer.lrr=1", "optimizer.lrr"),

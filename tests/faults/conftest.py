@@ -11,6 +11,8 @@ FOLDER = Path(__file__).parent
 # or by torchrun, from a checkpoint or from a commit in memory, with a rank fewer and with one more; faults while ranks write a
 # checkpoint in parts; and a short storm.
 SHORT = {
+    "test_init_cycles.py::test_init_can_be_repeated_with_horovods_own_settings",
+    "test_init_cycles.py::test_float16_is_summed_exactly[40001]",
     "test_kills.py::test_a_signal_on_any_rank_ends_all_with_a_checkpoint[15-1]",
     "test_launchers.py::test_a_rank_that_is_killed_under_horovodrun_costs_a_restart",
     "test_launchers.py::test_torchruns_restart_goes_on",

@@ -84,6 +84,21 @@ def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
     assert "exception" not in done.text
 
 
+def test_init_can_be_repeated_with_horovods_own_settings(tmp_path: Path) -> None:
+    """Both settings of the environment are taken at each init; as released the second one writes past the end of a vector."""
+    done = run_command(f"{PAIR} cycles 20", tmp_path, HOROVOD_FUSION_THRESHOLD="1048576", HOROVOD_CYCLE_TIME="0.5")
+    assert done.code == 0, done.text
+    assert [facts["cycles"] for facts in said(done.out)] == [20, 20]
+
+
+@pytest.mark.parametrize("shift", [1, 12345, 40001])
+def test_float16_is_summed_exactly(shift: int, tmp_path: Path) -> None:
+    """Rounded once, to nearest, as torch does: normal and subnormal numbers, zeros of both signs, infinities and NaN."""
+    done = run_command(f"{PAIR} halves {shift}", tmp_path)
+    assert done.code == 0, done.text
+    assert [facts["different"] for facts in said(done.out)] == [0, 0]
+
+
 def check_outlived(facts: Any, seat: list[int]) -> None:
     """Assert the errors that a survivor got after its peer's death, and its next seat."""
     assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")

@@ -130,3 +130,80 @@ def test_finders_agree_over_ranks_and_leave_no_trace(command: Command, tmp_path:
             largest, choice, tried = rank["batch"]
             assert 38 <= largest <= 40 and choice == [32, 1]
             assert all(failed == ([1] if size > 40 else []) for size, failed in tried) and max(tried)[0] == 64
+
+
+SETTINGS = """
+import os
+import sys
+
+import torch
+
+from recipes.image_classifier import ImageClassifier
+from tests.helpers.found import keep_found
+from trainkit.config import compose
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+from trainkit.tuning.find.wire import find_settings
+
+RANK, ENGINE = read_launcher().rank, sys.argv[1]
+NAMES, seen = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"), []
+
+
+def begins(self):
+    sums = len(self.trainer.engine._reducer._buckets)
+    seen.append([sums, *(os.environ.get(name) for name in NAMES)])
+
+
+def job(*words):
+    jobs = []
+    compose.run("find", ["conf=mlp", *words], RANK == 0, jobs.append)
+    return jobs[0].config
+
+
+def refused(*words):
+    try:
+        find_settings(job(*words))
+    except ConfigError as error:
+        return str(error)
+
+
+ImageClassifier.on_train_start = begins
+numbers = torch.get_rng_state()
+found = find_settings(job(f"engine={ENGINE}", "task.model.width=1024", "task.model.depth=3"), steps=2)
+result = {"seen": seen, "tried": [[one.override, one.refused, one.step_s > one.waits_s > 0] for one in found.tried]}
+result["bytes"], result["kept"] = found.gradient_bytes, torch.equal(numbers, torch.get_rng_state())
+result["environment"] = [os.environ.get(name) for name in NAMES]
+if ENGINE == "ddp":
+    result["refused"] = [refused("engine=fsdp"), refused("engine=ddp", "communication=powersgd")]
+else:
+    os.environ["HOROVOD_CYCLE_TIME"] = "1"
+    result["skipped"] = find_settings(job("engine=horovod", "engine.num_groups=2"), steps=1).skipped
+keep_found(RANK, result)
+"""
+
+
+def test_settings_of_the_wire_are_really_tried(command: Command, tmp_path: Path) -> None:
+    """Each option of an engine on the job itself, which starts anew with it; afterwards nothing of it is left."""
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    both: dict[str, list[dict[str, Any]]] = {}
+    for engine, start in (("horovod", "horovodrun -np 2 python"), ("ddp", "torchrun --nproc-per-node 2")):
+        done = command(f"{start} settings.py {engine}", timeout_s=240, PYTHONPATH=str(ROOT))
+        assert done.code == 0, done.text
+        both[engine] = take_found(tmp_path)
+        first, second = both[engine]
+        assert [row[:2] for row in first["tried"]] == [row[:2] for row in second["tried"]]
+        assert all(row[2] for row in first["tried"] + second["tried"])
+        assert first["kept"] and second["kept"] and first["environment"] == second["environment"] == [None, None]
+        assert first["seen"] == second["seen"] and first["bytes"] == 9_228_328
+    ddp, horovod = both["ddp"][0], both["horovod"][0]
+    assert [row[0] for row in ddp["tried"][:3]] == ["", "engine.bucket_cap_mb=1.0", "engine.bucket_cap_mb=5.0"]
+    assert [row[0].split("compression=")[-1] for row in ddp["tried"][3:]] == ["fp16", "bf16"]
+    assert [sums for sums, *_ in ddp["seen"][:6]] == [1, 5, 2] * 2
+    assert "engine=fsdp gathers weights unit by unit" in ddp["refused"][0]
+    assert "find settings measures exact gradients" in ddp["refused"][1]
+    names = [row[0] for row in horovod["tried"]]
+    assert names[:3] == ["", "engine.num_groups=1", "engine.num_groups=4"] and names[-1].endswith("engine.compression=fp16")
+    assert [sums for sums, *_ in horovod["seen"][:3]] == [8, 1, 4]
+    assert {fusion for _, fusion, _ in horovod["seen"]} == {None, str(2 * 2**20)}
+    assert {cycle for _, _, cycle in horovod["seen"]} == {None, "0.1", "5"}
+    assert horovod["skipped"] == ["engine.cycle_time_ms: HOROVOD_CYCLE_TIME is set in the environment, and wins."]

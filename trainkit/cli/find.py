@@ -22,11 +22,16 @@ from trainkit.report.grid import Grid, human, share
 if TYPE_CHECKING:
     from trainkit.config.compose import Job
 
-_OWN = {"lr": ("min_lr", "max_lr", "steps", "early_stop"), "batch": ("memory_gb", "most"), "workers": ("steps", "most")}
+_OWN = {
+    "lr": ("min_lr", "max_lr", "steps", "early_stop"),
+    "batch": ("memory_gb", "most"),
+    "workers": ("steps", "most"),
+    "settings": ("steps",),
+}
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Find what the first argument names: `lr|batch|workers conf=NAME [overrides]`; return the exit code."""
+    """Find what the first argument names: `lr|batch|workers|settings conf=NAME [overrides]`; return the exit code."""
     started = read_launcher()
     if "-h" in arguments or "--help" in arguments or not arguments:
         if started.is_main:
@@ -61,6 +66,10 @@ def _read_lr(own: dict[str, str]) -> dict[str, Any]:
 def _read_batch(own: dict[str, str]) -> dict[str, Any]:
     memory = None if "memory_gb" not in own else _number("memory_gb", own["memory_gb"])
     return {"memory_gb": memory, "most": count("most", own.get("most", "65536"))}
+
+
+def _read_settings(own: dict[str, str]) -> dict[str, Any]:
+    return {"steps": count("steps", own.get("steps", "20"))}
 
 
 def _read_workers(own: dict[str, str]) -> dict[str, Any]:
@@ -159,4 +168,42 @@ def _find_workers(job: Job, settings: dict[str, Any]) -> None:
     console.print(f"enough    {words}: within a twentieth of the fastest", soft_wrap=True, markup=False)
 
 
-_FINDERS = {"lr": (_read_lr, _find_lr), "batch": (_read_batch, _find_batch), "workers": (_read_workers, _find_workers)}
+def _find_settings(job: Job, settings: dict[str, Any]) -> None:
+    """Try the wire's settings, and print a table and what is faster."""
+    wire: Any = importlib.import_module("trainkit.tuning.find.wire")
+    found = wire.find_settings(job.config, **settings)
+    if not read_launcher().is_main:
+        return
+    console = console_of()
+    own = found.tried[0]
+    rows = [_wire_row(one, own) for one in sorted(found.tried, key=lambda one: float(one.step_s))]
+    title = f"Settings of engine={found.engine}: {plural(found.ranks, 'rank')}, {human(found.gradient_bytes)} of gradients"
+    console.print(Grid(title, ("setting", "step", "waits", "speed", "gradients"), rows, sentences=(0, 4)).rich())
+    for why in found.skipped:
+        console.print(f"left out  {why}", soft_wrap=True, markup=False)
+    best, rounded = found.faster(exact=True), found.faster(exact=False)
+    text = (
+        f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
+        if best
+        else "no setting gains more than 3 %: leave them"
+    )
+    console.print(f"fastest   {text}", soft_wrap=True, markup=False)
+    if rounded:
+        times = f"{own.step_s / rounded.step_s:.2f} times as fast"
+        console.print(f"rounded   {rounded.override}   {times}; gradients are rounded on the way", soft_wrap=True, markup=False)
+
+
+def _wire_row(one: Any, own: Any) -> tuple[str, ...]:
+    name = one.override or "the config's own"
+    if one.refused:
+        return name, "", "", "", one.refused
+    exact = "exact" if one.is_exact else "rounded"
+    return name, f"{one.step_s * 1e3:.2f} ms", f"{one.waits_s * 1e3:.2f} ms", f"{own.step_s / one.step_s:.2f}", exact
+
+
+_FINDERS = {
+    "lr": (_read_lr, _find_lr),
+    "batch": (_read_batch, _find_batch),
+    "workers": (_read_workers, _find_workers),
+    "settings": (_read_settings, _find_settings),
+}

@@ -1,4 +1,4 @@
-"""One rank on bare Horovod: `horovod_rank.py cycles N`, `wait`, `outlive`, `retry`, `fail` or `late S`; see the functions.
+"""One rank on bare Horovod: `horovod_rank.py cycles N`, `halves N`, `wait`, `outlive`, ...: see the functions.
 
 What a test reads is printed as JSON, one object a line.
 """
@@ -44,6 +44,18 @@ def cycles(count: str) -> None:
         assert add("ranks") == hvd.size() == 2
         hvd.shutdown()
     say(cycles=int(count), ms_each=1000 * (time.monotonic() - begun) / int(count))
+
+
+def halves(count: str) -> None:
+    """Sum every float16 with another one, and tell how many sums differ in a bit from torch's; NaN equals NaN."""
+    hvd.init()
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    numbers = [bits.view(torch.float16), bits.roll(int(count)).view(torch.float16)]
+    found = hvd.allreduce(numbers[hvd.rank()], op=hvd.Sum, name="halves")
+    expected = (numbers[0].float() + numbers[1].float()).half()
+    same = (found.view(torch.int16) == expected.view(torch.int16)) | (found.isnan() & expected.isnan())
+    say(different=int((~same).sum()))
+    hvd.shutdown()
 
 
 def wait() -> None:
@@ -109,4 +121,5 @@ def late(seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    {"cycles": cycles, "wait": wait, "outlive": outlive, "retry": retry, "fail": fail, "late": late}[sys.argv[1]](*sys.argv[2:])
+    works = (cycles, halves, wait, outlive, retry, fail, late)
+    {work.__name__: work for work in works}[sys.argv[1]](*sys.argv[2:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from trainkit import loop
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task, check_overrides
+from trainkit.callbacks.step_clock import StepClock, Times
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.data.feed import MapFeed, Step
 from trainkit.errors import ConfigError, TaskError
@@ -100,6 +102,28 @@ def steps_of(run: Run) -> Generator[Step, None, None]:
         yield from run.train_feed.steps(run.current_epoch)
         run.hooks("on_train_epoch_end")
         run.state.next_epoch()
+
+
+def measured(run: Run, clock: StepClock, warm: int, steps: int) -> tuple[Times, int]:
+    """Train, and return the times of this rank's steps after the first ones, and the samples of all ranks in them.
+
+    Args:
+        run: of `trial_run`, with the clock among its callbacks.
+        clock: measures.
+        warm: steps before the measured ones.
+        steps: that are measured.
+    """
+    run.hooks("on_fit_start")
+    run.hooks("on_train_start")
+    coming = steps_of(run)
+    for step in itertools.islice(coming, warm):
+        train(run, step)
+    before, samples = clock.read(), run.state.samples_seen
+    for step in itertools.islice(coming, steps):
+        train(run, step)
+    times, samples = clock.read() - before, run.state.samples_seen - samples
+    coming.close()  # now, while the loader is there
+    return times, samples
 
 
 def train(run: Run, step: Step, before: Callable[[Any], Any] = lambda microbatches: microbatches) -> None:

@@ -16,7 +16,7 @@ from trainkit.callbacks.step_clock import StepClock
 from trainkit.data.dealing import loader_like
 from trainkit.errors import ConfigError
 from trainkit.run.data_sources import DataSources
-from trainkit.tuning.find.trial_run import copy_of, steps_of, train, trial_run
+from trainkit.tuning.find.trial_run import copy_of, measured, trial_run
 
 _WARM_STEPS = 2  # workers start, and load ahead
 _PREFETCH = (2, 4, 8)  # batches that a worker loads ahead; torch's default is the first
@@ -89,16 +89,7 @@ def find_workers(
         nonlocal most, ranks
         chosen = _WithWorkers(data.given, data.datamodule, workers, prefetch)
         with trial_run(copy_of(task), chosen, options, [clock := StepClock()]) as run:
-            run.hooks("on_fit_start")
-            run.hooks("on_train_start")
-            coming = steps_of(run)
-            for step in itertools.islice(coming, _WARM_STEPS):
-                train(run, step)
-            before, samples = clock.read(), run.state.samples_seen
-            for step in itertools.islice(coming, steps):
-                train(run, step)
-            times, samples = clock.read() - before, run.state.samples_seen - samples
-            coming.close()  # now, while the loader is there
+            times, samples = measured(run, clock, _WARM_STEPS, steps)
             share = len(os.sched_getaffinity(0)) // run.engine.ranks.local_size
             seen = run.engine.comm.all_gather_object((times.step_s, times.per_step()["data"], max(1, share)))
         most = min(cores for _, _, cores in seen) if most is None else most
