@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
-from trainkit.config.launchers import check_launcher, starts_ranks
+from trainkit.config.launchers import check_launcher, engine_started_by, starts_ranks
 from trainkit.config.signature import Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
@@ -80,7 +80,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
             own = config[key]
             if key == "data" and isinstance(own, dict):
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
-            _check_node(own, key, trusted, by_launcher=starts_ranks(config))
+            _check_node(own, key, trusted, engine_started_by(config) if starts_ranks(config) else None)
     for key in SEVERAL_OBJECTS:
         for name, node in (config.get(key) or {}).items():
             _check_node(node, f"{key}.{name}", trusted)
@@ -131,13 +131,13 @@ def _check_trainer(node: Any, command: str) -> None:
         )
 
 
-def _check_node(node: Any, key: str, trusted: Sequence[str], by_launcher: bool = False) -> None:
+def _check_node(node: Any, key: str, trusted: Sequence[str], launched: str | None = None) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
         raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
     target = node["_target_"]
     check_name(target, f"{key}._target_", trusted)
-    checked, explained = target_of(target, "horovod" if by_launcher else None) if key == "engine" else (target, {})
+    checked, explained = target_of(target, launched) if key == "engine" else (target, {})
     _check_arguments(node, key, read_signature(checked, f"{key}._target_"), explained)
     _check_inside(node, key, trusted)
 

@@ -86,8 +86,8 @@ def _wait(step: Step) -> None:
         except OSError as error:
             if time.monotonic() > end:
                 raise EngineError(
-                    f"Rank 0 of this Slurm job was not reached at {step.address}:{step.port} within {_START_S:g} s ({error}). Is "
-                    "the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun sets it."
+                    f"Rank 0 of this Slurm job was not reached at {step.address}:{step.port} within {_START_S:g} s ({error}). "
+                    "Is the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun sets it."
                 ) from None
             time.sleep(_POLL_S)
         else:
