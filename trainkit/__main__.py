@@ -27,6 +27,7 @@ _COMMANDS = {
     "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
     "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
     "runs": ("runs", "print a table of the runs below a folder (DIR sort=val/acc --json)"),
+    "jobs": ("jobs", "list the jobs on Slurm, print their output, cancel them (jobs logs JOB, jobs cancel JOB)"),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),
@@ -46,6 +47,7 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
   horovodrun -np 2 python -m trainkit fit conf=resnet50            two, on Horovod
   torchrun --nproc-per-node 2 -m trainkit fit conf=resnet50        two, on torch.distributed
   python -m trainkit fit conf=resnet50 launcher=ray                two, on a Ray cluster (docs/ray.md)
+  python -m trainkit fit conf=resnet50 launcher=slurm              a batch job on Slurm (docs/slurm.md)
   python -m trainkit fit conf=resnet50 --cfg job                   print the config and stop
   python -m trainkit fit -m conf=resnet50 optimizer.lr=0.05,0.1    one run for each value
 """

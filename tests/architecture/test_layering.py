@@ -46,6 +46,7 @@ HOMES = {
         "engine/horovod/reduce.py",
         "engine/horovod/elastic.py",
         "engine/horovod/heartbeat.py",
+        "engine/horovod/rendezvous.py",
         "launch/elastic/driver.py",
         "launch/elastic/upstream.py",
         "launch/elastic/__main__.py",

@@ -1,7 +1,7 @@
 """The end of a command: its exit code, and its error, printed once.
 
 0  done          1  the run failed          2  illegal request; nothing was written
-75  a signal ended the run, and a checkpoint for resuming exists
+75  a signal ended the run, and a checkpoint for resuming exists (0 for the script of launcher=slurm: note_requeue)
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainkit.console import Output, visible
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.local import ended_by_signals
+from trainkit.launch.slurm.step import note_requeue
 
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
 # launcher ends all ranks; otherwise this rank's message is the one that the user needs.
@@ -49,7 +50,7 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
         work()
         return 0
     except Preempted as ended:
-        return ended.exit_code
+        return note_requeue(ended.exit_code, launcher.is_main)
     except KeyboardInterrupt:
         return 130
     except JobEnded as error:

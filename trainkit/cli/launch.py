@@ -1,36 +1,72 @@
-"""fit with a launcher of the config's (launcher=ray): this process becomes the driver, and the ranks run the same command."""
+"""fit with a launcher of the config's. launcher=ray: this process becomes the driver, and the ranks run the same command.
+launcher=slurm: this process submits a batch job, whose tasks run the same command, and ends.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from trainkit.config.launchers import launcher_of
 from trainkit.errors import ConfigError
+from trainkit.launch.slurm.launcher import SlurmLauncher
+from trainkit.launch.slurm.script import Fit
+from trainkit.safety.masking import masked_arguments
 from trainkit.tuning.words import ELASTIC, override
+
+_SEVERAL = {
+    "ray": "-m runs several jobs in this process, and launcher=ray starts one on a cluster. Start them one by one, or search "
+    "with Ray Tune.",
+    "slurm": "-m runs several jobs in this process, and launcher=slurm submits one. Submit them one by one, or sweep with "
+    "-m hydra/launcher=submitit_slurm, a process for each job.",
+}
 
 
 def launch(job: Any, arguments: Sequence[str]) -> int:
-    """Run a job's command on the ranks of its launcher; return the exit code.
+    """Run a job's command on the ranks of its launcher, or submit it; return the exit code.
 
     Raises:
         ConfigError: several jobs (-m), or a setting of the launcher is not legal.
     """
+    name = launcher_of(job.config)
     if any(word in ("-m", "--multirun") for word in arguments):
-        raise ConfigError(
-            "-m runs several jobs in this process, and launcher=ray starts one on a cluster. Start them one by one, or search "
-            "with Ray Tune."
-        )
-    given = {name: value for name, value in job.config["launcher"].items() if name != "_target_"}
+        raise ConfigError(_SEVERAL[name])
+    given = {key: value for key, value in job.config["launcher"].items() if key != "_target_"}
+    words = [word for word in arguments if not word.startswith("run_dir=")]
+    return _submit(job, words, given) if name == "slurm" else _drive_ray(job, words, given)
+
+
+def _drive_ray(job: Any, words: list[str], given: Mapping[str, Any]) -> int:
     launcher = importlib.import_module("trainkit.launch.ray.launcher").RayLauncher(**given)
-    words = [*(word for word in arguments if not word.startswith("run_dir=")), override("run_dir", job.config["run_dir"])]
+    words = [*words, override("run_dir", job.config["run_dir"])]
     if not has_elastic(job.config):
         print("[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are replaced", file=sys.stderr)
         words.append(ELASTIC)
     run_dir = None if keeps_checkpoints_elsewhere(job.config) else job.config["run_dir"]
     code: int = launcher.run(["python", "-m", "trainkit", job.command, *words], run_dir)
     return code
+
+
+def _submit(job: Any, words: Sequence[str], given: Mapping[str, Any]) -> int:
+    config, run_dir = job.config, Path(job.config["run_dir"]).absolute()
+    start = resume = ["resume=auto"]
+    if config.get("ckpt_path") is not None:  # for the first start: later ones resume from the run's own
+        start, resume = [override("ckpt_path", config["ckpt_path"])], ["ckpt_path=null", "resume=auto"]
+    words = [word for word in words if not word.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))]
+    fit = Fit(
+        given.get("job_name") or str(config["conf"]),
+        [job.command, *words, override("run_dir", str(run_dir))],
+        start=start,
+        resume=resume,
+        run_dir=run_dir,
+        folder=Path.cwd(),
+        needs_secret=str(config["engine"].get("_target_")).endswith("HorovodEngine"),
+    )
+    SlurmLauncher(**given).run(fit, private=masked_arguments(words) != list(words))
+    return 0
 
 
 def has_elastic(config: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.launch.slurm.step import is_rank_of_slurm
 
 
 def main(
@@ -38,9 +39,9 @@ def main(
     codes = [0]
 
     def own_work(job: Any) -> Any:
-        if not job.config.get("launcher") or launcher.name != "none":
+        if not job.config.get("launcher") or launcher.name != "none" or is_rank_of_slurm():
             return _work(job)
-        # Chosen here alone: ray is imported below.
+        # Chosen here alone: hydra, and ray, are imported below.
         codes.append(importlib.import_module("trainkit.cli.launch").launch(job, arguments))
         return None
 

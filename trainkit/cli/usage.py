@@ -231,6 +231,17 @@ USAGES = {
         ("", "runs/mlp sort=val/acc", "--json"),
         takes_run=True,
     ),
+    "jobs": Usage(
+        "[DIR] [--json] | logs JOB|RUN_DIR [lines=N] | cancel JOB|RUN_DIR",
+        "List the jobs that launcher=slurm submitted for runs in and below a folder (default: runs), with their states; print "
+        "a job's output; end a job, with a checkpoint if it trains.",
+        (
+            ("lines", "int", "all", "logs: the last lines alone"),
+            ("--json", "flag", "off", "the list for machines"),
+        ),
+        ("", "--json", "logs runs/mine lines=20", "cancel 1234"),
+        takes_run=True,
+    ),
     "timeline": Usage(
         "RUN_DIR [record=STEPS]",
         "Print the newest recording of a run (or one recording's folder), write RUN_DIR/reports/timeline.html and the merged "

@@ -23,6 +23,7 @@ ALLOWED = (
     "trainkit.data",
     "trainkit.engine",
     "trainkit.launch.ray.launcher",
+    "trainkit.launch.slurm.launcher",
     "trainkit.loggers",
     "trainkit.optim",
     "trainkit.report.resume.recorder",

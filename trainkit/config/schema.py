@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
+from trainkit.config.launchers import check_launcher, engine_started_by, starts_ranks
 from trainkit.config.signature import Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
-from trainkit.launch.environment import is_rank_of_ray, read_launcher
+from trainkit.launch.environment import read_launcher
 
 # The keys at a config's top, with the annotation of the plain ones.
 PLAIN_KEYS = {
@@ -80,7 +80,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
             own = config[key]
             if key == "data" and isinstance(own, dict):
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
-            _check_node(own, key, trusted, by_launcher=starts_ranks(config))
+            _check_node(own, key, trusted, engine_started_by(config) if starts_ranks(config) else None)
     for key in SEVERAL_OBJECTS:
         for name, node in (config.get(key) or {}).items():
             _check_node(node, f"{key}.{name}", trusted)
@@ -93,15 +93,10 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
             f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Pass it to the task, or leave it out: ~{key}"
         )
     _check_beginning(config, command)
-    _check_launcher(config, command)
+    check_launcher(config, command)
     if not starts_ranks(config):  # elsewhere the engine's framework is looked for where the ranks run
         _check_engine(config.get("engine") or {})
     _check_run_dir(str(config["run_dir"]))
-
-
-def starts_ranks(config: Mapping[str, Any]) -> bool:
-    """Return whether this process is to start the ranks of a job, with the config's launcher."""
-    return bool(config.get("launcher")) and read_launcher().name == "none"
 
 
 def samples_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -136,13 +131,13 @@ def _check_trainer(node: Any, command: str) -> None:
         )
 
 
-def _check_node(node: Any, key: str, trusted: Sequence[str], by_launcher: bool = False) -> None:
+def _check_node(node: Any, key: str, trusted: Sequence[str], launched: str | None = None) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
         raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
     target = node["_target_"]
     check_name(target, f"{key}._target_", trusted)
-    checked, explained = target_of(target, "horovod" if by_launcher else None) if key == "engine" else (target, {})
+    checked, explained = target_of(target, launched) if key == "engine" else (target, {})
     _check_arguments(node, key, read_signature(checked, f"{key}._target_"), explained)
     _check_inside(node, key, trusted)
 
@@ -197,29 +192,6 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
         )
     if config.get("strict") is False and weights is None:
         raise ConfigError("strict is false, but it applies to init_weights=... only, and there are none.")
-
-
-def _check_launcher(config: dict[str, Any], command: str) -> None:
-    """Refuse a launcher that cannot start this command; a rank that it started takes no notice of it."""
-    if not config.get("launcher") or is_rank_of_ray():
-        return
-    name = read_launcher().name
-    if name != "none":
-        raise ConfigError(
-            f"launcher is ray, and this process was started by {name}: two launchers. Start it without {name}, or without "
-            "launcher=ray."
-        )
-    if command != "fit":
-        raise ConfigError(f"launcher is ray, which is for fit; {command} runs in this process. Leave it out: launcher=none.")
-    engine = str((config.get("engine") or {}).get("_target_", "")).rpartition(".")[2]
-    typed = {"DDPEngine": "ddp", "FSDPEngine": "fsdp", "SingleEngine": "single", "DeepSpeedEngine": "deepspeed"}.get(engine)
-    if typed is not None:
-        raise ConfigError(
-            f"engine is {typed}, and launcher=ray starts ranks of Horovod. Use engine=auto or engine=horovod; for engine=ddp "
-            "and engine=fsdp use Ray Train's TorchTrainer, with a Trainer(engine='ddp') in its function."
-        )
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'")
 
 
 def _check_engine(node: dict[str, Any]) -> None:

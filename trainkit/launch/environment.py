@@ -3,7 +3,7 @@
 horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
 OMPI_COMM_WORLD_*; srun SLURM_*. Ray Train, Kubeflow and scripts set torch's own ("env"): MASTER_ADDR, RANK and WORLD_SIZE, all
 three, or they do not count. A process without launcher has none of them and is rank 0 of 1. Ranks of launcher=ray have
-horovodrun's.
+horovodrun's. What else Slurm sets is read in launch/slurm/step.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, ParamSpec, TypeVar
+
+from trainkit.launch.slurm.nodes import expand_tasks
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -39,7 +41,7 @@ class Launcher:
         """The engine selected by `engine=auto`."""
         if self.name in ("horovodrun", "mpirun"):
             return "horovod"
-        return "ddp" if self.name in ("torchrun", "env") else "single"
+        return "ddp" if self.name in ("torchrun", "env", "srun") else "single"
 
 
 # launcher -> (variable that identifies it, rank, size, local rank, local size), most reliable first.
@@ -88,6 +90,11 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         if sign not in env or number(size, 1) < 1:
             continue
         world = number(size, 1)
+        if name == "srun":
+            if world == 1:
+                continue  # also a shell (srun --pty bash), in which any launcher may be started
+            nodes, node = expand_tasks(env[sign]), number("SLURM_NODEID", 0)
+            return Launcher(name, number(rank, 0), world, number(local_rank, 0), nodes[node] if node < len(nodes) else world)
         if name == "env":
             if world == 1 or number(rank, -1) < 0:
                 continue  # a single run, or variables that were left over

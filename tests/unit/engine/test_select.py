@@ -19,13 +19,16 @@ def under(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "torchrun": {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
         "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
         "srun": {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"},
+        "mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
         "none": {},
     }
     for name, value in variables[launcher].items():
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize(("launcher", "name"), [("none", "single"), ("torchrun", "ddp"), ("horovodrun", "horovod")])
+@pytest.mark.parametrize(
+    ("launcher", "name"), [("none", "single"), ("torchrun", "ddp"), ("srun", "ddp"), ("horovodrun", "horovod")]
+)
 def test_auto_takes_the_launchers_engine(launcher: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """engine=auto is the engine of the launcher that started the process; nothing starts before it is entered."""
     if name == "horovod":
@@ -54,9 +57,13 @@ def test_ddp_without_a_launcher_says_how_to_start(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_launcher_is_not_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ddp under srun alone, which does not set torchrun's variables, is refused."""
+    """ddp under mpirun, which does not set torchrun's variables, is refused; under srun it needs those of the other tasks."""
     under("srun", monkeypatch)
-    with pytest.raises(EngineError, match=r"engine=ddp, but srun started 2 processes without torchrun's"), make_engine("ddp"):
+    words = r"srun started this process, but its variables do not describe the other ranks \(KeyError\('SLURM_NODEID'\)\)"
+    with pytest.raises(EngineError, match=words), make_engine("ddp"):
+        pass
+    under("mpirun", monkeypatch)
+    with pytest.raises(EngineError, match=r"engine=ddp, but mpirun started 2 processes without torchrun's"), make_engine("ddp"):
         pass
 
 

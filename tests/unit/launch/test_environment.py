@@ -23,6 +23,10 @@ SRUN = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_T
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
+        (SRUN, ("srun", 1, 2, 0, 1, "ddp")),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3,2(x2)", "SLURM_NODEID": "2"}, ("srun", 1, 2, 0, 2, "ddp")),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ("none", 0, 1, 0, 1, "single")),  # srun --pty bash
+        (SRUN | TORCHRUN, ("torchrun", 1, 2, 1, 2, "ddp")),
         (HOROVOD, ("horovodrun", 3, 4, 1, 2, "horovod")),
         (TORCHRUN, ("torchrun", 1, 2, 1, 2, "ddp")),
         (MPIRUN, ("mpirun", 1, 2, 1, 2, "horovod")),

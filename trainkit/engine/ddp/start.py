@@ -1,4 +1,4 @@
-"""The ranks of processes that torchrun, or anything that sets its variables, has started."""
+"""The ranks of processes that torchrun, srun, or anything that sets torchrun's variables, has started."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import os
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
-from trainkit.launch.environment import Launcher
+from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.launch.slurm.step import this_step
 
 
 def assign_ranks(ranks: Ranks, launcher: Launcher, engine: str) -> None:
-    """Take the numbers of torchrun's variables.
+    """Take the numbers of torchrun's variables; under srun, set them first, for torch reads them too.
 
     Args:
         engine: its name, for errors.
 
     Raises:
-        EngineError: something else has started this process, or the variables are not set.
+        EngineError: something else has started this process, the variables are not set, or srun's do not suffice.
     """
-    if launcher.name not in ("torchrun", "env"):
+    if launcher.name == "srun":
+        if read_launcher().name == "srun":  # not set by an earlier fit of this process
+            os.environ |= this_step().torch_variables()
+    elif launcher.name not in ("torchrun", "env"):
         if launcher.world_size > 1:
             raise EngineError(
                 f"engine={engine}, but {launcher.name} started {launcher.world_size} processes without torchrun's "

@@ -1,5 +1,6 @@
 """Horovod behind the wall: the engine. Its parts: reduce.py sums gradients, collectives.py does what else ranks do together,
-elastic.py holds the ranks of elastic jobs, heartbeat.py what others see, tuning.py Horovod's own settings.
+elastic.py holds the ranks of elastic jobs, rendezvous.py has srun's tasks meet, heartbeat.py holds what others see, tuning.py
+Horovod's own settings.
 
 Horovod reports a sum as done when the device has computed it (its finalizer waits for an event), and `hvd.synchronize` returns
 then: on GPUs the host waits there once a step, as in each loop by hand with Horovod; the next batch is sent to the device after
@@ -25,6 +26,7 @@ from trainkit.engine.horovod.collectives import HorovodCollectives
 from trainkit.engine.horovod.elastic import ElasticRanks
 from trainkit.engine.horovod.heartbeat import HorovodHeartbeat
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
+from trainkit.engine.horovod.rendezvous import meet
 from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.pinning import Device
@@ -35,13 +37,14 @@ from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.client import Membership
 from trainkit.launch.environment import read_launcher
+from trainkit.launch.slurm.step import this_step
 
 _FACTORED_BYTES = 25 * 2**20  # of a bucket of gradients that travel as factors, as on ddp
 
 
 @checked
 class HorovodEngine(Engine):
-    """Ranks that horovodrun (or mpirun, with an MPI build) started.
+    """Ranks that horovodrun or srun (or mpirun, with an MPI build) started.
 
     Args:
         device: "auto" takes the GPU of this rank's local rank if there are GPUs.
@@ -148,6 +151,8 @@ class HorovodEngine(Engine):
             raise EngineError(
                 f"horovodrun runs in Horovod's own elastic mode, which loses samples and lets ranks drift apart. {cure}"
             )
+        if read_launcher().name == "srun" and not hvd.is_initialized():
+            os.environ |= meet(this_step())
         self.comm.connect(started, self._sums.process_set)
         if started.world_size > 1 and self.ranks.world_size == 1:
             cure = {

@@ -1,0 +1,94 @@
+"""Has Horovod's ranks meet under srun, which starts no server for them: rank 0 runs the one that horovodrun would run.
+
+Each rank writes its address there, and reads those of the others, when hvd.init() connects them; requests are signed with the
+job's secret, that all tasks have in their environment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from horovod.runner.common.util.hosts import SlotInfo
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+from trainkit.errors import EngineError
+from trainkit.launch.elastic.network import choose
+from trainkit.launch.elastic.signing import SECRET
+from trainkit.launch.slurm.step import Step, address_of
+
+_START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
+_POLL_S = 0.2
+
+
+def meet(step: Step) -> dict[str, str]:
+    """Start the server on rank 0, and wait for it on the others; return the variables that hvd.init() reads.
+
+    Raises:
+        EngineError: the tasks have no secret in common, the port is taken, or rank 0's server cannot be reached.
+        ConfigError: there is no route to the other nodes.
+    """
+    if os.environ.get("HOROVOD_CONTROLLER") == "mpi":  # srun --mpi=pmix with an MPI build: MPI has them meet
+        return {}
+    if not os.environ.get(SECRET):
+        raise EngineError(
+            f"engine=horovod under srun needs a secret that all tasks share, to sign what they send each other. Before srun: "
+            f"export {SECRET}=$(openssl rand -hex 32). launcher=slurm and horovodrun set it themselves."
+        )
+    interface = os.environ.get("HOROVOD_GLOO_IFACE")
+    if interface is None:
+        others = [host for number, host in enumerate(step.hosts) if number != step.node]
+        interface = choose([address_of(host) for host in others[:1]], None).interfaces[0]
+    if step.rank == 0:
+        _serve(step)
+    else:
+        _wait(step)
+    cross = [number for number, tasks in enumerate(step.tasks) if tasks > step.local_rank]
+    numbers = {
+        "RANK": step.rank,
+        "SIZE": step.world_size,
+        "LOCAL_RANK": step.local_rank,
+        "LOCAL_SIZE": step.local_size,
+        "CROSS_RANK": cross.index(step.node),
+        "CROSS_SIZE": len(cross),
+    }
+    return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()} | {
+        "HOROVOD_HOSTNAME": step.hosts[step.node],
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": step.address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(step.port),
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+def _serve(step: Step) -> None:
+    """Serve to the end of this process: ranks may meet again in a second fit."""
+    step.check_port()
+    server = RendezvousHTTPServer(("", step.port), RendezvousHandler, 0)
+    # The server counts the ranks of each scope, by the sizes alone.
+    slots = [
+        SlotInfo(host, 0, local, 0, step.world_size, tasks, sum(other > local for other in step.tasks))
+        for host, tasks in zip(step.hosts, step.tasks, strict=True)
+        for local in range(tasks)
+    ]
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+
+
+def _wait(step: Step) -> None:
+    end = time.monotonic() + _START_S
+    while True:
+        try:
+            socket.create_connection((step.address, step.port), timeout=_START_S).close()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"Rank 0 of this Slurm job was not reached at {step.address}:{step.port} within {_START_S:g} s ({error}). "
+                    "Is the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun sets it."
+                ) from None
+            time.sleep(_POLL_S)
+        else:
+            return
