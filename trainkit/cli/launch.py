@@ -1,5 +1,5 @@
 """fit with a launcher of the config's. launcher=ray: this process becomes the driver, and the ranks run the same command.
-launcher=slurm: this process submits a batch job, whose tasks run the same command, and ends.
+launcher=slurm, launcher=kubernetes: this process submits a job, whose ranks run the same command, and ends.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 from trainkit.config.launchers import launcher_of
 from trainkit.errors import ConfigError
+from trainkit.launch.kubernetes.launcher import KubernetesLauncher
 from trainkit.launch.slurm.launcher import SlurmLauncher
 from trainkit.launch.slurm.script import Fit
 from trainkit.safety.masking import masked_arguments
 from trainkit.tuning.words import ELASTIC, override
 
 _SEVERAL = {
+    "kubernetes": "-m runs several jobs in this process, and launcher=kubernetes creates one. Create them one by one.",
     "ray": "-m runs several jobs in this process, and launcher=ray starts one on a cluster. Start them one by one, or search "
     "with Ray Tune.",
     "slurm": "-m runs several jobs in this process, and launcher=slurm submits one. Submit them one by one, or sweep with "
@@ -36,7 +38,7 @@ def launch(job: Any, arguments: Sequence[str]) -> int:
         raise ConfigError(_SEVERAL[name])
     given = {key: value for key, value in job.config["launcher"].items() if key != "_target_"}
     words = [word for word in arguments if not word.startswith("run_dir=")]
-    return _submit(job, words, given) if name == "slurm" else _drive_ray(job, words, given)
+    return {"kubernetes": _create, "ray": _drive_ray, "slurm": _submit}[name](job, words, given)
 
 
 def _drive_ray(job: Any, words: list[str], given: Mapping[str, Any]) -> int:
@@ -66,6 +68,21 @@ def _submit(job: Any, words: Sequence[str], given: Mapping[str, Any]) -> int:
         needs_secret=str(config["engine"].get("_target_")).endswith("HorovodEngine"),
     )
     SlurmLauncher(**given).run(fit, private=masked_arguments(words) != list(words))
+    return 0
+
+
+def _create(job: Any, words: Sequence[str], given: Mapping[str, Any]) -> int:
+    if job.config.get("ckpt_path") is not None:
+        raise ConfigError(
+            f"ckpt_path is '{job.config['ckpt_path']}', and each start of a job of launcher=kubernetes resumes from its own "
+            "run's last checkpoint. To begin with the weights of another run use init_weights=PATH; to resume one give its "
+            "run_dir."
+        )
+    run_dir = str(job.config["run_dir"])
+    words = [word for word in words if not word.startswith(("resume=", "launcher=", "launcher."))]
+    words = [job.command, *words, override("run_dir", run_dir), "resume=auto"]
+    kept_here = None if keeps_checkpoints_elsewhere(job.config) else run_dir
+    KubernetesLauncher(**given).run(str(job.config["conf"]), words, kept_here)
     return 0
 
 

@@ -22,6 +22,7 @@ ALLOWED = (
     "trainkit.callbacks",
     "trainkit.data",
     "trainkit.engine",
+    "trainkit.launch.kubernetes.launcher",
     "trainkit.launch.ray.launcher",
     "trainkit.launch.slurm.launcher",
     "trainkit.loggers",

@@ -10,6 +10,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.environment import is_rank_of_ray, read_launcher
 from trainkit.launch.slurm.step import is_rank_of_slurm
 
+_OF_HOROVOD = ("MPIJob", "RayJob")  # kinds of launcher=kubernetes
 _ENGINES = {"DDPEngine": "ddp", "FSDPEngine": "fsdp", "SingleEngine": "single", "DeepSpeedEngine": "deepspeed"}
 
 
@@ -19,18 +20,19 @@ def starts_ranks(config: Mapping[str, Any]) -> bool:
 
 
 def launcher_of(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's launcher: "ray", "slurm", or "" for none."""
+    """Return the name of a config's launcher: "kubernetes", "ray", "slurm", or "" for none."""
     target = str((config.get("launcher") or {}).get("_target_", ""))
-    return {"RayLauncher": "ray", "SlurmLauncher": "slurm"}.get(target.rpartition(".")[2], "")
+    own = {"KubernetesLauncher": "kubernetes", "RayLauncher": "ray", "SlurmLauncher": "slurm"}
+    return own.get(target.rpartition(".")[2], "")
 
 
 def engine_started_by(config: Mapping[str, Any]) -> str:
     """Return the engine that engine=auto has on the ranks of a config's launcher."""
-    if launcher_of(config) != "slurm":
-        return "horovod"
     given = config["launcher"]
-    tasks = [given.get(key) or 1 for key in ("nodes", "ntasks_per_node", "gpus_per_node")]
-    return "single" if tasks == [1, 1, 1] else "ddp"
+    if launcher_of(config) == "ray" or given.get("kind") in _OF_HOROVOD:
+        return "horovod"
+    ranks = [given.get(key) or 1 for key in ("nodes", "ntasks_per_node", "nproc_per_node", "gpus_per_node")]
+    return "single" if ranks == [1, 1, 1, 1] else "ddp"
 
 
 def check_launcher(config: dict[str, Any], command: str) -> None:
@@ -50,8 +52,8 @@ def check_launcher(config: dict[str, Any], command: str) -> None:
     if command != "fit":
         raise ConfigError(f"launcher is {own}, which is for fit; {command} runs in this process. Leave it out: launcher=none.")
     engine = _ENGINES.get(str((config.get("engine") or {}).get("_target_", "")).rpartition(".")[2])
-    if own == "slurm":
-        _check_slurm(config, engine)
+    if own != "ray":
+        _check_batch_job(config, engine, own)
         return
     if engine is not None:
         raise ConfigError(
@@ -62,19 +64,38 @@ def check_launcher(config: dict[str, Any], command: str) -> None:
         raise ConfigError("launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'")
 
 
-def _check_slurm(config: Mapping[str, Any], engine: str | None) -> None:
-    if engine == "single" and engine_started_by(config) != "single":
+def _check_batch_job(config: Mapping[str, Any], engine: str | None, own: str) -> None:
+    """Refuse what a job that is submitted, and may start several times, cannot run."""
+    given, started = config["launcher"], engine_started_by(config)
+    if engine == "single" and started != "single":
         raise ConfigError(
-            "engine is single, and launcher=slurm asks for several ranks: each would train alone. Use engine=auto (which is "
-            "ddp there) or engine=horovod, or one rank: launcher.nodes=1 launcher.ntasks_per_node=1."
+            f"engine is single, and launcher={own} asks for several ranks: each would train alone. Use engine=auto (which is "
+            f"{started} there), or one rank: launcher.nodes=1."
         )
-    if any(str(node.get("_target_")).endswith(".Elastic") for node in (config.get("callbacks") or {}).values() if node):
+    kind = given.get("kind")
+    if kind in _OF_HOROVOD and engine is not None:
         raise ConfigError(
-            "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks: it has no effect there. Leave it out; "
-            "a job that loses a node is queued again, and resumes."
+            f"engine is {engine}, and launcher.kind={kind} starts ranks of Horovod. Use engine=auto or engine=horovod, or "
+            "launcher.kind=Job, which starts torchrun."
         )
-    if config["launcher"].get("requeue", True) and config["trainer"].get("enable_checkpointing") is False:
+    if own == "kubernetes" and kind not in _OF_HOROVOD and str(config["engine"].get("_target_")).endswith("HorovodEngine"):
         raise ConfigError(
-            "trainer.enable_checkpointing is false, and launcher.requeue is true: each start of the job would begin from the "
-            "first step. Save checkpoints, or set launcher.requeue=false."
+            f"engine is horovod, and launcher.kind={kind} starts torchrun. Use engine=auto (which is ddp there), or "
+            "launcher.kind=MPIJob, which starts horovodrun."
         )
+    if kind != "RayJob" and any(str(node.get("_target_")).endswith(".Elastic") for node in _callbacks(config)):
+        again = "is queued again" if own == "slurm" else "starts again"
+        raise ConfigError(
+            f"callbacks.elastic is set, and launcher is {own}, whose jobs keep their ranks: it has no effect there. Leave it "
+            f"out; a job that loses a node {again}, and resumes."
+        )
+    if given.get("requeue", True) and config["trainer"].get("enable_checkpointing") is False:
+        cure = "set launcher.requeue=false" if own == "slurm" else "leave launcher=kubernetes out"
+        raise ConfigError(
+            f"trainer.enable_checkpointing is false, and a job of launcher={own} may start several times: each start would "
+            f"begin from the first step. Save checkpoints, or {cure}."
+        )
+
+
+def _callbacks(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node for node in (config.get("callbacks") or {}).values() if node]

@@ -1,0 +1,153 @@
+"""Manifests of launcher=kubernetes: legal by Kubernetes' own schemas, and what each pod runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from trainkit.launch.kubernetes.manifest import manifest_of
+from trainkit.launch.kubernetes.options import KINDS, name_of, options_of
+
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(
+        ("gpus_per_node", "nproc_per_node", "cpu", "memory", "volumes", "env", "env_from_secrets", "node_selector")
+    ),
+    **dict.fromkeys(("tolerations", "service_account", "priority_class", "image_pull_secrets", "pod_spec", "namespace")),
+    **dict.fromkeys(("shm_size", "ttl_s")),
+    "image": "registry.example.com/trainkit:1",
+    "kind": "Job",
+    "nodes": 1,
+    "gpu_resource": "nvidia.com/gpu",
+    "max_failures": 3,
+    "grace_s": 120,
+}
+ALL: dict[str, Any] = {
+    "nodes": 4,
+    "gpus_per_node": 8,
+    "cpu": 64,
+    "memory": "512Gi",
+    "volumes": {"runs": "/runs", "data": "/data/"},
+    "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 8},
+    "env_from_secrets": ["wandb"],
+    "node_selector": {"pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "service_account": "trainer",
+    "priority_class": "low",
+    "image_pull_secrets": ["registry"],
+    "pod_spec": {"schedulerName": "volcano"},
+    "namespace": "research",
+    "shm_size": "16Gi",
+    "ttl_s": 3600,
+}
+WORDS = ["fit", "conf=resnet50", "run_dir='/runs/mine'", "resume=auto"]
+
+
+def objects(**given: Any) -> list[dict[str, Any]]:
+    """Return the documents of a manifest."""
+    return [*yaml.safe_load_all(manifest_of("resnet50", WORDS, options_of({**PLAIN, **given})))]
+
+
+def known(kind: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what Kubernetes itself knows of the objects: of an operator's kind the job, or the pods, that it holds."""
+    *others, last = found
+    if kind == "Job":
+        return found
+    if kind == "JobSet":
+        (jobs,) = last["spec"]["replicatedJobs"]
+        return [*others, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **jobs["template"]}]
+    if kind == "MPIJob":
+        templates = [replicas["template"] for replicas in last["spec"]["mpiReplicaSpecs"].values()]
+    else:
+        cluster = last["spec"]["rayClusterSpec"]
+        templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    return [*others, *({"apiVersion": "v1", "kind": "Pod", **template} for template in templates)]
+
+
+@pytest.mark.parametrize("version", ["1.27", "1.33"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [{}, ALL, {**ALL, "nodes": 1}, {"nodes": 2}])
+def test_objects_are_legal(given: dict[str, Any], kind: str, version: str) -> None:
+    """By the schemas of two releases of Kubernetes: no unknown field, none that is missing, no wrong type."""
+    schemas: Any = pytest.importorskip("kubernetes_validate")
+    found = known(kind, objects(**{**given, "kind": kind}))
+    for one in found:
+        schemas.validate(one, version, strict=True)
+    found[-1]["spec"]["restartpolicy"] = "Never"
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate(found[-1], version, strict=True)
+
+
+def container(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the container of a Job's pods."""
+    (only,) = found[-1]["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def test_pods_run_the_fit() -> None:
+    """torchrun where there are several ranks; pods meet at pod 0 by the name that the Service gives it."""
+    assert container(objects())["command"] == ["python", "-m", "trainkit", *WORDS]
+    alone = objects(gpus_per_node=2)
+    assert [one["kind"] for one in alone] == ["Job"]
+    assert container(alone)["command"][:3] == ["torchrun", "--standalone", "--nproc-per-node=2"]
+    service, job = objects(nodes=3, nproc_per_node=2, max_failures=5)
+    command = container([job])["command"]
+    assert command[:3] == ["torchrun", "--nnodes=3", "--nproc-per-node=2"]
+    assert "--rdzv-endpoint=resnet50-0.resnet50:29400" in command
+    pod, spec = job["spec"]["template"], job["spec"]
+    assert service["metadata"]["name"] == pod["spec"]["subdomain"] == "resnet50"
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    assert spec["podFailurePolicy"]["rules"][0]["action"] == "Ignore" and spec["backoffLimit"] == 15
+
+
+def test_settings_reach_the_pods() -> None:
+    """Resources, volumes, variables, secrets and where pods may run."""
+    (_, job) = objects(**ALL)
+    own, pod = container([job]), job["spec"]["template"]["spec"]
+    assert own["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
+    assert own["env"][:2] == [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "OMP_NUM_THREADS", "value": "8"}]
+    assert own["envFrom"] == [{"secretRef": {"name": "wandb"}}]
+    assert {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]} == {
+        "runs": "/runs",
+        "data": "/data",
+        "shm": "/dev/shm",
+    }
+    assert pod["volumes"][0] == {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}
+    assert pod["volumes"][-1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert (pod["nodeSelector"], pod["schedulerName"]) == ({"pool": "gpu"}, "volcano")
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
+    assert pod["terminationGracePeriodSeconds"] == 120 and job["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert job["metadata"]["namespace"] == "research"
+
+
+def test_operators_start_their_own_launchers() -> None:
+    """horovodrun on the MPI operator's hostfile; launcher=ray in KubeRay's job, a rank for each GPU."""
+    (mpi,) = objects(**{**ALL, "kind": "MPIJob"})
+    assert mpi["spec"]["slotsPerWorker"] == 8
+    launcher = mpi["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    assert launcher["command"][:5] == ["horovodrun", "-np", "32", "--hostfile", "/etc/mpi/hostfile"]
+    assert "resources" not in launcher
+    (ray,) = objects(**{**ALL, "kind": "RayJob"})
+    assert "launcher=ray launcher.num_workers=32" in ray["spec"]["entrypoint"]
+    assert "'launcher.resources_per_worker={CPU: 8, GPU: 1}'" in ray["spec"]["entrypoint"]
+    (many,) = objects(**{**ALL, "kind": "JobSet"})
+    assert many["spec"]["failurePolicy"] == {"maxRestarts": 3}
+    job = many["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert "--rdzv-endpoint=resnet50-ranks-0-0.resnet50:29400" in container([{"spec": job}])["command"]
+
+
+def test_words_are_not_taken_for_variables() -> None:
+    """Kubernetes would put a variable's value in place of $(NAME)."""
+    text = manifest_of("a", ["fit", "vars.path=$(HOME)/x"], options_of(PLAIN))
+    assert container([*yaml.safe_load_all(text)])["command"][-1] == "vars.path=$$(HOME)/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("resnet50", "resnet50"), ("gpt_124m", "gpt-124m"), ("My.Conf", "my-conf"), ("3d", "fit-3d")]
+)
+def test_configs_name_their_jobs(text: str, name: str) -> None:
+    """By Kubernetes' rules for names."""
+    assert name_of(text, is_given=False) == name

@@ -1,0 +1,1 @@
+"""launcher=kubernetes: a fit as a Job, JobSet, MPIJob or RayJob."""

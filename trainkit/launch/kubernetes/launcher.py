@@ -1,0 +1,160 @@
+"""KubernetesLauncher: creates the objects of a fit with kubectl, or prints their manifest."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.launch.kubernetes.manifest import manifest_of
+from trainkit.launch.kubernetes.options import name_of, options_of
+
+_FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
+_TIMEOUT_S = 120.0
+
+
+class KubernetesLauncher:
+    """A fit in the pods of a cluster; see docs/kubernetes.md.
+
+    Args:
+        image: that holds trainkit.
+        kind: of the object: Job, JobSet (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        nodes: number of pods that train.
+        gpus_per_node: GPUs of each.
+        nproc_per_node: ranks of each; null: gpus_per_node, or 1.
+        cpu, memory: of each pod, as 8 and 64Gi.
+        gpu_resource: the cluster's name for a GPU.
+        volumes: claims and where they are mounted: {runs: /runs}.
+        env: variables of the ranks.
+        env_from_secrets: names of Secrets, whose entries are variables of the ranks.
+        node_selector, tolerations, service_account, priority_class, image_pull_secrets: of the pods.
+        pod_spec: further fields of the pods' spec.
+        namespace: null: that of kubectl's context.
+        job_name: null: the config's name.
+        shm_size: of /dev/shm, as 16Gi: loader workers use it.
+        max_failures: so often the job may lose a pod, or fail, and start again.
+        grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
+        ttl_s: seconds until an ended job is removed; null: it stays.
+        dry_run: print the manifest, and create nothing.
+
+    Raises:
+        ConfigError: a setting is not legal.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: str | None = None,
+        kind: str = "Job",
+        nodes: int = 1,
+        gpus_per_node: int | None = None,
+        nproc_per_node: int | None = None,
+        cpu: int | float | str | None = None,
+        memory: str | None = None,
+        gpu_resource: str = "nvidia.com/gpu",
+        volumes: dict[str, str] | None = None,
+        env: dict[str, Any] | None = None,
+        env_from_secrets: list[str] | None = None,
+        node_selector: dict[str, str] | None = None,
+        tolerations: list[dict[str, Any]] | None = None,
+        service_account: str | None = None,
+        priority_class: str | None = None,
+        image_pull_secrets: list[str] | None = None,
+        pod_spec: dict[str, Any] | None = None,
+        namespace: str | None = None,
+        job_name: str | None = None,
+        shm_size: str | None = None,
+        max_failures: int = 10,
+        grace_s: int = 120,
+        ttl_s: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self.options = options_of(given)
+        self.job_name, self.dry_run = job_name, dry_run
+
+    def run(self, config_name: str, words: Sequence[str], run_dir: str | None) -> Path | None:
+        """Create the objects of a fit, and return the file of its manifest; or print the manifest, and return None.
+
+        Args:
+            config_name: names the job, if job_name does not.
+            words: of the command, after "python -m trainkit".
+            run_dir: the run's folder in the pods; None if its checkpoints go elsewhere.
+
+        Raises:
+            ConfigError: the run's folder is on no volume, kubectl is not installed, or the cluster does not take the job.
+                Nothing is left in the cluster.
+        """
+        name = name_of(self.job_name or config_name, self.job_name is not None)
+        if run_dir is not None:
+            self._check_folder(run_dir)
+        text = manifest_of(name, words, self.options)
+        if self.dry_run:
+            print(text, end="")
+            return None
+        file = Path(_FOLDER) / f"{name}.yaml"
+        _create(text)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        self._say(name, file)
+        return file
+
+    def _check_folder(self, run_dir: str) -> None:
+        paths = list(self.options.volumes.values())
+        folder = PurePosixPath(run_dir)
+        if not any(folder.is_relative_to(path) for path in paths):
+            mounted = f"there: {', '.join(paths)}" if paths else "of a claim: launcher.volumes={runs: /runs}"
+            raise ConfigError(
+                f"run_dir is '{run_dir}', which is on no volume: its checkpoints would end with their pods. Give a folder on "
+                f"one {mounted}, as run_dir=/runs/mine, or keep checkpoints in a store: callbacks.checkpoint.dirpath=s3://..."
+            )
+
+    def _say(self, name: str, file: Path) -> None:
+        options, where = self.options, f" -n {self.options.namespace}" if self.options.namespace else ""
+        print(f"[kubernetes] {options.kind} {name} is created: {options.nodes} x {options.ranks} ranks; manifest: {file}")
+        pods = f"-l app.kubernetes.io/name={name}"
+        print(f"[kubernetes] pods: kubectl get pods {pods}{where}; output: kubectl logs -f {pods} --prefix{where}")
+        print(f"[kubernetes] to end it: kubectl delete -f {file}; each start resumes from the last checkpoint", flush=True)
+
+
+def _create(text: str) -> None:
+    """Create the objects, all or none: the cluster checks them first."""
+    _kubectl(["create", "--dry-run=server", "-f", "-"], text)
+    done = _run(["create", "-o", "name", "-f", "-"], text)
+    if done.returncode:
+        for made in done.stdout.split():
+            _run(["delete", made, "--ignore-not-found"], "")
+        raise ConfigError(_refused(done))
+
+
+def _kubectl(arguments: list[str], text: str) -> None:
+    done = _run(arguments, text)
+    if done.returncode:
+        raise ConfigError(_refused(done))
+
+
+def _refused(done: subprocess.CompletedProcess[str]) -> str:
+    why = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or f"exit code {done.returncode}"
+    hint = ""
+    if "no matches for kind" in why:
+        hint = " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job, which needs none."
+    elif "AlreadyExists" in why or "already exists" in why:
+        hint = " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+    return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"
+
+
+def _run(arguments: list[str], text: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("kubectl") is None:
+        raise ConfigError(
+            "There is no kubectl on this machine. Install it, with a context of the cluster; launcher=kubernetes "
+            "launcher.dry_run=true prints the manifest without it."
+        )
+    try:
+        return subprocess.run(
+            ["kubectl", *arguments], input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"kubectl did not answer within {_TIMEOUT_S:g} s: the cluster cannot be reached.") from None

@@ -1,0 +1,167 @@
+"""The objects of a job on Kubernetes, as a manifest of YAML documents.
+
+Job, JobSet   pods of an Indexed Job, each with torchrun, which meet at pod 0 through a headless Service. A pod that is lost
+              is made again by its index. Without it the others end too: all start again together, and resume from the
+              last checkpoint.
+MPIJob        of the MPI operator: its launcher runs horovodrun over ssh, on workers that it lists in a hostfile.
+RayJob        of KubeRay: launcher=ray inside, elastic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from trainkit.launch.kubernetes.options import Options
+
+PORT = 29400  # of torchrun's rendezvous on pod 0
+_LABEL = "app.kubernetes.io/name"
+_HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
+
+
+def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
+    """Return the manifest of a job.
+
+    Args:
+        name: of all objects.
+        words: of the command, after "python -m trainkit".
+        options: what the user set.
+    """
+    make = {"Job": _job, "JobSet": _job_set, "MPIJob": _mpi_job, "RayJob": _ray_job}[options.kind]
+    return str(yaml.safe_dump_all(make(name, list(words), options), sort_keys=False, width=120))
+
+
+def _job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+    objects = [_object("batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", words, options), options)]
+    return objects if options.nodes == 1 else [_service(name, options), *objects]
+
+
+def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+    first = f"{name}-ranks-0-0.{name}"  # JobSet's names: of the set, of the jobs, number of the job, of the pod
+    spec = _indexed(name, first, words, options)
+    spec["backoffLimit"] = 0  # the set starts all pods again, not one
+    ttl = spec.pop("ttlSecondsAfterFinished", None)
+    body: dict[str, Any] = {
+        "network": {"enableDNSHostnames": True, "subdomain": name},
+        "failurePolicy": {"maxRestarts": options.max_failures},
+        "replicatedJobs": [{"name": "ranks", "replicas": 1, "template": {"spec": spec}}],
+    }
+    spec["template"]["spec"].pop("subdomain", None)
+    body |= {} if ttl is None else {"ttlSecondsAfterFinished": ttl}
+    return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", name, body, options)]
+
+
+def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+    ranks = options.nodes * options.ranks
+    command = ["horovodrun", "-np", str(ranks), "--hostfile", _HOSTS, "python", "-m", "trainkit", *words]
+    launcher = _pod(name, command, options)
+    launcher["spec"]["containers"][0].pop("resources", None)  # it trains nothing
+    worker = _pod(name, None, options)
+    body = {
+        "slotsPerWorker": options.ranks,
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_failures},
+        "mpiReplicaSpecs": {
+            "Launcher": {"replicas": 1, "template": launcher},
+            "Worker": {"replicas": options.nodes, "template": worker},
+        },
+    }
+    if options.ttl_s is not None:
+        body["runPolicy"] |= {"ttlSecondsAfterFinished": options.ttl_s}  # type: ignore[operator]
+    return [_object("kubeflow.org/v2beta1", "MPIJob", name, body, options)]
+
+
+def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+    each = {key: value for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options))) if value}
+    own = [f"launcher.num_workers={options.nodes * options.ranks}"]
+    if each:
+        shares = ", ".join(f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items())
+        own.append(f"launcher.resources_per_worker={{{shares}}}")
+    head = _pod(name, None, options)
+    head["spec"]["containers"][0].pop("resources", None)
+    workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes, "maxReplicas": options.nodes}
+    body: dict[str, Any] = {
+        "entrypoint": " ".join(_quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]),
+        "shutdownAfterJobFinishes": True,
+        "backoffLimit": options.max_failures,
+        "rayClusterSpec": {
+            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
+            "workerGroupSpecs": [{**workers, "rayStartParams": {}, "template": _pod(name, None, options)}],
+        },
+    }
+    body |= {} if options.ttl_s is None else {"ttlSecondsAfterFinished": options.ttl_s}
+    return [_object("ray.io/v1", "RayJob", name, body, options)]
+
+
+def _gpus(options: Options) -> str | None:
+    return next((amount for resource, amount in options.resources.items() if resource not in ("cpu", "memory")), None)
+
+
+def _indexed(name: str, first: str, words: list[str], options: Options) -> dict[str, Any]:
+    """Return the spec of an Indexed Job; `first` is the host name of its pod 0."""
+    pod = _pod(name, _torchrun(first, words, options), options)
+    if options.nodes > 1:
+        pod["spec"]["subdomain"] = name
+    spec: dict[str, Any] = {
+        "completions": options.nodes,
+        "parallelism": options.nodes,
+        "completionMode": "Indexed",
+        # All pods end with one that is lost, and each counts.
+        "backoffLimit": options.max_failures * options.nodes,
+        # A pod that is drained or preempted is no fault of the job.
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+        "template": pod,
+    }
+    return spec if options.ttl_s is None else spec | {"ttlSecondsAfterFinished": options.ttl_s}
+
+
+def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
+    own = ["-m", "trainkit", *words]
+    if options.nodes * options.ranks == 1:
+        return ["python", *own]
+    if options.nodes == 1:
+        return ["torchrun", "--standalone", f"--nproc-per-node={options.ranks}", *own]
+    # No --max-restarts: an agent that stays waits for ever with the one that replaces a lost one (seen with torch 2.15).
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{PORT}"]
+    return ["torchrun", f"--nnodes={options.nodes}", f"--nproc-per-node={options.ranks}", *meet, *own]
+
+
+def _service(name: str, options: Options) -> dict[str, Any]:
+    """Return the headless Service that gives pods their host names, also before they are ready."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_LABEL: name}}
+    return _object("v1", "Service", name, spec, options)
+
+
+def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, Any]:
+    """Return a pod's template; without a command the image's, or the operator's, is run."""
+    mounts = [{"name": claim, "mountPath": path} for claim, path in options.volumes.items()]
+    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in options.volumes]
+    if options.shm_size is not None:
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}})
+    container: dict[str, Any] = {"name": "trainkit", "image": options.image}
+    if command is not None:
+        container["command"] = [word.replace("$(", "$$(") for word in command]  # else $(NAME) is a variable's value
+    fields = {
+        "env": [{"name": variable, "value": value} for variable, value in options.env.items()],
+        "envFrom": [{"secretRef": {"name": secret}} for secret in options.secrets],
+        "resources": {"limits": dict(options.resources)} if options.resources else None,
+        "volumeMounts": mounts,
+    }
+    container |= {field: value for field, value in fields.items() if value}
+    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": options.grace_s, **options.pod}
+    spec |= {"containers": [container]}
+    spec |= {"volumes": volumes} if volumes else {}
+    return {"metadata": {"labels": {_LABEL: name}}, "spec": spec}
+
+
+def _object(version: str, kind: str, name: str, spec: dict[str, Any], options: Options) -> dict[str, Any]:
+    where = {} if options.namespace is None else {"namespace": options.namespace}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where, "labels": {_LABEL: name}}, "spec": spec}
+
+
+def _quoted(word: str) -> str:
+    return word if not set(word) & set(" {}[]()$\"'*?&;|<>~#`\\") else "'" + word.replace("'", "'\\''") + "'"

@@ -1,0 +1,176 @@
+"""What a user sets for a job on Kubernetes, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.arguments import show
+from trainkit.errors import ConfigError
+
+KINDS = ("Job", "JobSet", "MPIJob", "RayJob")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_MOST = 50  # letters of a name: pods' names add to it, and may have 63
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked options.
+
+    Attributes:
+        kind: of the object: one of KINDS.
+        image: that holds trainkit.
+        nodes, ranks: number of pods, and of ranks in each.
+        resources: limits of each pod, by Kubernetes' names.
+        volumes: name of a PersistentVolumeClaim -> where it is mounted.
+        env: variables of the ranks.
+        secrets: names of Secrets, whose entries are variables of the ranks.
+        pod: further fields of the pods' spec.
+        namespace: None for the one of kubectl's context.
+        shm_size: of /dev/shm, which loader workers use; None for the runtime's.
+        max_failures: so often the job may lose a pod, or fail, and start again.
+        grace_s: seconds between a pod's SIGTERM and its end.
+        ttl_s: seconds until the ended job is removed; None for never.
+    """
+
+    kind: str
+    image: str
+    nodes: int
+    ranks: int
+    resources: Mapping[str, str]
+    volumes: Mapping[str, str]
+    env: Mapping[str, str]
+    secrets: tuple[str, ...]
+    pod: Mapping[str, Any]
+    namespace: str | None
+    shm_size: str | None
+    max_failures: int
+    grace_s: int
+    ttl_s: int | None
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Check the settings of KubernetesLauncher, by their names.
+
+    Raises:
+        ConfigError: a setting is not legal.
+    """
+    if given["kind"] not in KINDS:
+        raise ConfigError(f"launcher.kind is {show(given['kind'])}; it must be one of {', '.join(KINDS)}.")
+    image = given["image"]
+    if not isinstance(image, str) or not image or not image.isprintable() or " " in image:
+        raise ConfigError(
+            f"launcher.image is {show(image)}; it must be an image that holds trainkit, as registry.example.com/trainkit:1 "
+            "(the Dockerfile in trainkit's repository builds one)."
+        )
+    for name, least in (("nodes", 1), ("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("grace_s", 1)):
+        _check_count(name, given[name], least, optional=name in ("gpus_per_node", "nproc_per_node"))
+    _check_count("ttl_s", given["ttl_s"], 0, optional=True)
+    gpus, ranks = given["gpus_per_node"], given["nproc_per_node"] or given["gpus_per_node"] or 1
+    if gpus is not None and ranks > gpus:
+        raise ConfigError(
+            f"launcher.nproc_per_node is {ranks}, and launcher.gpus_per_node is {gpus}: each rank takes a GPU. Leave "
+            "nproc_per_node out, or ask for more GPUs."
+        )
+    resources = {name: str(given[name]) for name in ("cpu", "memory") if given[name] is not None}
+    for name, amount in [*resources.items(), ("shm_size", given["shm_size"])]:
+        if amount is not None and not _QUANTITY.fullmatch(str(amount)):
+            raise ConfigError(f"launcher.{name} is {show(given[name])}; it must be a quantity as Kubernetes takes it: 8, 64Gi.")
+    if gpus is not None:
+        resources[given["gpu_resource"]] = str(gpus)
+    return Options(
+        kind=given["kind"],
+        image=image,
+        nodes=given["nodes"],
+        ranks=ranks,
+        resources=resources,
+        volumes=_volumes(given["volumes"]),
+        env={name: str(value) for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()},
+        secrets=_secrets(given["env_from_secrets"]),
+        pod=_pod(given),
+        namespace=_name("namespace", given["namespace"]),
+        shm_size=given["shm_size"],
+        max_failures=given["max_failures"],
+        grace_s=given["grace_s"],
+        ttl_s=given["ttl_s"],
+    )
+
+
+def name_of(text: str, is_given: bool) -> str:
+    """Return the name of a job's objects: the given one if it is legal, or one made of a config's name.
+
+    Raises:
+        ConfigError: it is given, and not legal.
+    """
+    if not is_given:
+        text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_MOST].strip("-")
+        return text if _NAME.fullmatch(text) else f"fit-{text}".strip("-")
+    _name("job_name", text)
+    return text
+
+
+def _name(setting: str, text: Any) -> str | None:
+    if text is not None and (not isinstance(text, str) or len(text) > _MOST or not _NAME.fullmatch(text)):
+        raise ConfigError(
+            f"launcher.{setting} is {show(text)}; it must be a name as Kubernetes takes it: small letters, digits and '-', "
+            f"a letter first, at most {_MOST}."
+        )
+    return text
+
+
+def _check_count(name: str, value: Any, least: int, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"launcher.{name} is {show(value)}; it must be a whole number, {least} or more.")
+
+
+def _mapping(name: str, value: Any, example: str) -> Mapping[str, Any]:
+    found = value or {}
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) and key for key in found):
+        raise ConfigError(f"launcher.{name} is {show(value)}; it must be a mapping, as {example}.")
+    return found
+
+
+def _volumes(given: Any) -> dict[str, str]:
+    found = _mapping("volumes", given, "{claim: /path}")
+    for claim, path in found.items():
+        if not isinstance(path, str) or not path.startswith("/") or path.rstrip("/") == "":
+            raise ConfigError(f"launcher.volumes.{claim} is {show(path)}; it must be an absolute path in the pods, as /runs.")
+    return {claim: path.rstrip("/") for claim, path in found.items()}
+
+
+def _secrets(given: Any) -> tuple[str, ...]:
+    found = [] if given is None else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) and name for name in found):
+        raise ConfigError(f"launcher.env_from_secrets is {show(given)}; it must be a list of Secrets' names, as [wandb].")
+    return tuple(found)
+
+
+def _pod(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return further fields of the pods' spec: those with settings of their own, and launcher.pod_spec."""
+    pod: dict[str, Any] = dict(_mapping("pod_spec", given["pod_spec"], "{schedulerName: volcano}"))
+    own = {
+        "nodeSelector": ("node_selector", dict(_mapping("node_selector", given["node_selector"], "{pool: gpu}"))),
+        "tolerations": ("tolerations", given["tolerations"]),
+        "serviceAccountName": ("service_account", given["service_account"]),
+        "priorityClassName": ("priority_class", given["priority_class"]),
+        "imagePullSecrets": ("image_pull_secrets", [{"name": name} for name in given["image_pull_secrets"] or ()]),
+    }
+    for field, (setting, value) in own.items():
+        if not value:
+            continue
+        if field in pod:
+            raise ConfigError(f"launcher.pod_spec has '{field}', which is a setting of its own: launcher.{setting}=...")
+        pod[field] = value
+    for field in ("containers", "restartPolicy", "volumes", "subdomain", "hostname"):
+        if field in pod:
+            raise ConfigError(f"launcher.pod_spec has '{field}', which launcher=kubernetes sets. Leave it out.")
+    if not isinstance(pod.get("tolerations", []), (list, tuple)):
+        raise ConfigError(
+            f"launcher.tolerations is {show(given['tolerations'])}; it must be a list, as [{{key: gpu, operator: Exists}}]."
+        )
+    return pod
