@@ -101,10 +101,6 @@ class Engine(ABC):
     def _start(self) -> None:
         """Connect the ranks, assign their numbers, and pin the device."""
 
-    def stop(self) -> None:  # noqa: B027 - torch.distributed has no settings that only a start reads
-        """End what outlives the context, so that the next engine of this process starts with its own settings. Call it on all
-        ranks, after the context."""
-
     def pin(self) -> torch.device:
         """Make the requested device this rank's, and return it; see pin_device."""
         self.device = pin_device(self._requested_device, self.ranks)

@@ -126,6 +126,9 @@ class Collectives(ABC):
     def wait_for_process_set(self) -> None:  # noqa: B027 - only some frameworks have process sets
         """Keep ranks outside a process set from ending, and with them the connections, before the set is done."""
 
+    def disconnect(self) -> None:  # noqa: B027 - torch.distributed has no settings that only a start reads
+        """End what outlives an engine's context, so that the process's next engine connects the ranks with its own settings."""
+
 
 class LocalCollectives(Collectives):
     """One process."""

@@ -59,6 +59,10 @@ class HorovodCollectives(Collectives):
             self._heartbeat.waiting = ""
         self.ranks.assign(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
+    def disconnect(self) -> None:
+        """See Collectives."""
+        hvd.shutdown()
+
     def narrow(self) -> None:
         """Count ranks from now on among those of the process set. Call it on all ranks that were started."""
         if self._is_everyone:

@@ -105,7 +105,6 @@ class HorovodEngine(Engine):
         self.shown_options = changed(compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor)
         self._sparse_as_dense = sparse_as_dense
         self._tuning = Tuning(fusion_threshold_mb, cycle_time_ms, cache_capacity, autotune, autotune_log_file)
-        self._before: dict[str, str | None] = {}  # the variables of these as the user set them
 
     def _start(self) -> None:
         tuning, running = self._tuning, hvd.is_initialized()
@@ -116,7 +115,6 @@ class HorovodEngine(Engine):
         if on_gpu and not running and tuning.cycle_time_ms is None and not tuning.autotune:
             # A default, not a setting of the user: it gives way to the user's variable without a message.
             tuning = dataclasses.replace(tuning, cycle_time_ms=None if "HOROVOD_CYCLE_TIME" in os.environ else 0.1)
-        self._before = {variable: os.environ.get(variable) for variable in tuning.variables()}
         overruled = tuning.apply(os.environ, running)
         self._connect()
         self.pin()
@@ -125,13 +123,6 @@ class HorovodEngine(Engine):
         if self.ranks.is_main:
             for sentence in overruled:
                 print(sentence, flush=True)
-
-    def stop(self) -> None:
-        """See Engine."""
-        hvd.shutdown()
-        for variable, value in self._before.items():
-            if value is None:
-                os.environ.pop(variable, None)
 
     def _connect(self) -> None:
         """Start Horovod, unless it runs.

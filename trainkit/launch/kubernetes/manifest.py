@@ -124,7 +124,7 @@ def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
         return ["python", *own]
     if options.nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={options.ranks}", *own]
-    # No --max-restarts: an agent that stays waits for ever with the one that replaces a lost one (seen with torch 2.15).
+    # No --max-restarts: an agent that stays waits forever with the one that replaces a lost one (seen with torch 2.15).
     meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{PORT}"]
     return ["torchrun", f"--nnodes={options.nodes}", f"--nproc-per-node={options.ranks}", *meet, *own]
 

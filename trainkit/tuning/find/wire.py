@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +124,7 @@ def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
 
 def _look(config: Mapping[str, Any]) -> WireSettings:
     """Return the job's engine, ranks and bytes, without training."""
-    with random_numbers_kept():
+    with random_numbers_kept(), _variables_kept():
         built = build(dict(config), [])
         with trial_run(built.task, DataSources(datamodule=built.datamodule), built.trainer.options) as run:
             engine = run.engine
@@ -142,8 +143,19 @@ def _look(config: Mapping[str, Any]) -> WireSettings:
                     "communication=exact."
                 )
             found = WireSettings(engine.name, engine.ranks.world_size, sum(sizes), len(sizes), on_gpu)
-    engine.stop()
+    engine.comm.disconnect()
     return found
+
+
+@contextlib.contextmanager
+def _variables_kept() -> Iterator[None]:
+    """Remove the variables of Horovod that the engine sets within the context."""
+    absent = [variable for variable in _OWN_VARIABLES.values() if variable not in os.environ]
+    try:
+        yield
+    finally:
+        for variable in absent:
+            os.environ.pop(variable, None)
 
 
 def _without(option: str, engine: Mapping[str, Any]) -> str:
@@ -181,7 +193,7 @@ def _measure(config: Mapping[str, Any], found: WireSettings, choices: Sequence[M
 
 def _try(config: Mapping[str, Any], options: Mapping[str, Any], steps: int) -> Setting:
     try:
-        with random_numbers_kept():
+        with random_numbers_kept(), _variables_kept():
             built = build({**config, "engine": {**config["engine"], **options}}, [])
             data = DataSources(datamodule=built.datamodule)
             with trial_run(built.task, data, built.trainer.options, [clock := StepClock()]) as run:
@@ -189,6 +201,6 @@ def _try(config: Mapping[str, Any], options: Mapping[str, Any], steps: int) -> S
                 seen = run.engine.comm.all_gather_object((times.step_s, times.per_step()["communication"]))
     except ConfigError as error:  # the same on all ranks: options that exclude each other
         return Setting(options, refused=str(error))
-    run.engine.stop()
+    run.engine.comm.disconnect()
     step_s, waits_s = max(seen)
     return Setting(options, step_s, waits_s)
