@@ -143,6 +143,7 @@ from tests.helpers.found import keep_found
 from trainkit.config import compose
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
+from trainkit.tuning.find import wire
 from trainkit.tuning.find.wire import find_settings
 
 RANK, ENGINE = read_launcher().rank, sys.argv[1]
@@ -168,6 +169,7 @@ def refused(*words):
 
 
 ImageClassifier.on_train_start = begins
+wire._ROUNDS = 2 if ENGINE == "ddp" else 1
 numbers = torch.get_rng_state()
 found = find_settings(job(f"engine={ENGINE}", "task.model.width=1024", "task.model.depth=3"), steps=2)
 result = {"seen": [*seen], "tried": [[one.override, one.refused, one.step_s > one.waits_s > 0] for one in found.tried]}
