@@ -70,8 +70,8 @@ def _check_slurm(config: Mapping[str, Any], engine: str | None) -> None:
         )
     if any(str(node.get("_target_")).endswith(".Elastic") for node in (config.get("callbacks") or {}).values() if node):
         raise ConfigError(
-            "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks: it has no effect there. Leave it out; "
-            "a job that loses a node is queued again, and resumes."
+            "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks: it has no effect there. Leave it "
+            "out; a job that loses a node is queued again, and resumes."
         )
     if config["launcher"].get("requeue", True) and config["trainer"].get("enable_checkpointing") is False:
         raise ConfigError(

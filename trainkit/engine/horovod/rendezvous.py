@@ -87,7 +87,7 @@ def _wait(step: Step) -> None:
             if time.monotonic() > end:
                 raise EngineError(
                     f"Rank 0 of this Slurm job was not reached at {step.address}:{step.port} within {_START_S:g} s ({error}). "
-                    "Is the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun sets it."
+                    "Is the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun."
                 ) from None
             time.sleep(_POLL_S)
         else:

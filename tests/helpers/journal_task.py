@@ -47,7 +47,7 @@ class Journalled(trainkit.Task):
         """Write it down, and train."""
         x, ids = batch
         trainer = self.trainer
-        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")
+        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", f"g{os.environ.get('SLURM_RESTART_COUNT', '0')}.")
         line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": ids.tolist(), "t": time.time()}
         line |= {
             "rank": trainer.global_rank,
