@@ -86,7 +86,15 @@ def test_a_preempted_job_is_queued_again_and_resumes(undisturbed: list[float], t
     """A job of a partition with a higher priority takes the node: SIGTERM, a checkpoint, and no step is lost or repeated."""
     job = submit(tmp_path, "launcher.nodelist=n3", "launcher.ntasks_per_node=2", "task.pause_s=0.3")
     job.wait_for_step(3)
-    urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodelist=n3", f"--ntasks={CPUS}", "--output=/dev/null"]
+    urgent = [
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=1",
+        "--nodelist=n3",
+        f"--ntasks={CPUS}",
+        "--output=/dev/null",
+    ]
     done = subprocess.run([*urgent, "--wrap=sleep 1"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().isdecimal()
     job.wait_for(lambda: "SIGTERM on rank" in job.text, "SIGTERM and a checkpoint")

@@ -44,16 +44,25 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(capsys: pytest.CaptureFi
 def test_settings_reach_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     """Options beyond the named ones, lines before srun, words for it, and a start from another run's checkpoint."""
     words = ("launcher.extra={licenses: matlab, exclusive: true, gpu-bind: none}", "launcher.setup=[module load cuda]")
-    more = ("launcher.srun_args=[--mpi=none]", "launcher.cpus_per_task=3", "launcher.constraint=a100&ib", "engine=horovod")
+    more = ('launcher.srun_args=["--mpi=none"]', "launcher.cpus_per_task=3", 'launcher.constraint="a100&ib"', "engine=horovod")
     text = script(capsys, *words, *more, "launcher.requeue=false", "ckpt_path=/other/last", "launcher.python=python3")
     lines = text.splitlines()
     for line in ("--licenses=matlab", "--exclusive", "--gpu-bind=none", "--constraint='a100&ib'", "--no-requeue"):
         assert f"#SBATCH {line}" in lines
     assert "module load cuda" in lines and "scontrol requeue" not in text
     assert "srun --kill-on-bad-exit=1 --cpus-per-task=3 --mpi=none python3 -m trainkit fit conf=mlp" in text
-    assert "start=(ckpt_path=/other/last)" in lines
+    assert "start=(\"ckpt_path='/other/last'\")" in lines
     assert '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && start=(ckpt_path=null resume=auto)' in lines
     assert 'export HOROVOD_RENDEZVOUS_SECRET="$(od' in text  # a new one at each start, in no file
+
+
+def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A user's conf/launcher/NAME.yaml over the shipped one."""
+    (tmp_path / "conf" / "launcher").mkdir(parents=True)
+    (tmp_path / "conf" / "launcher" / "mine.yaml").write_text("defaults: [slurm, _self_]\npartition: gpu\ntime: '1-12'\n")
+    assert main("fit", ["conf=mlp", "launcher=mine", "launcher.dry_run=true"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --partition=gpu" in text and "#SBATCH --time=1-12" in text
 
 
 @pytest.mark.parametrize(
@@ -74,14 +83,16 @@ def test_settings_reach_the_script(capsys: pytest.CaptureFixture[str]) -> None:
         (["launcher.extra={mem: 4G}"], "launcher.extra has 'mem', which is a setting of its own: launcher.mem=..."),
         (
             ["launcher.extra={--no-requeue: true}"],
-            "launcher.extra has 'no_requeue', which is a setting of its own: launcher.requeue",
+            "launcher.extra has 'no_requeue', which is a setting of its own",
         ),
         (["launcher.setup=x"], "launcher.setup is 'x'; it must be a list"),
         (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=slurm asks for several ranks"),
         (["callbacks=elastic"], "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks"),
         (["trainer.enable_checkpointing=false"], "trainer.enable_checkpointing is false, and launcher.requeue is true"),
-        (["engine.num_groups=3", "launcher.nodes=2"], "engine.num_groups is 3, and this launcher's engine is 'ddp'"),
-        (["-m", "seed=1,2"], "-m runs several jobs in this process, and launcher=slurm submits one."),
+        (
+            ["engine.num_groups=3", "launcher.nodes=2"],
+            "engine.num_groups: this launcher's engine is 'ddp'",
+        ),
     ],
 )
 def test_mistakes_are_explained(words: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -90,6 +101,13 @@ def test_mistakes_are_explained(words: list[str], text: str, capsys: pytest.Capt
     error = capsys.readouterr().err
     assert text in error and "Traceback" not in error and len(error) < 1000
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_jobs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """-m with launcher=slurm; a sweep on Slurm is submitit's."""
+    assert run("-m", "seed=1,2") != 0
+    error = capsys.readouterr().err
+    assert "-m runs several jobs in this process, and launcher=slurm submits one." in error and "submitit_slurm" in error
 
 
 def test_without_slurm_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
