@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainkit.cli.run import main
+from trainkit.config.compose import run as compose
+from trainkit.config.launchers import starts_ranks
+from trainkit.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +112,20 @@ def test_several_jobs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("-m", "seed=1,2") != 0
     error = capsys.readouterr().err
     assert "-m runs several jobs in this process, and launcher=slurm submits one." in error and "submitit_slurm" in error
+
+
+def test_a_rank_takes_no_notice_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single task is a rank too, if the config itself has launcher=slurm; another launcher's rank may not submit."""
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(ConfigError, match="launcher is slurm, and this process was started by horovodrun: two launchers"):
+        compose("fit", ["conf=mlp", "launcher=slurm"], True, lambda job: None)
+    monkeypatch.delenv("HOROVOD_RANK")
+    for name, value in {"TRAINKIT_LAUNCHER": "slurm", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NUM_TASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    jobs: list[Any] = []
+    compose("fit", ["conf=mlp", "launcher=slurm", f"run_dir={tmp_path}"], True, jobs.append)
+    assert not starts_ranks(jobs[0].config)
 
 
 def test_without_slurm_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
