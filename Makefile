@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults e2e ray slow horovod-suite peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults e2e ray slurm slow horovod-suite peers bench bench-gpu clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,7 +25,7 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check unit golden parallel faults e2e ray
+test: check unit golden parallel faults e2e ray slurm
 
 setup: $(READY)
 
@@ -67,6 +67,14 @@ e2e: $(READY)
 # One cluster of raylets on this machine for all tests.
 ray: $(READY)
 	$(BIN)/pytest -q tests/ray -m "not slow"
+
+# One Slurm on this machine for all tests. Root's apt-get installs it; without Slurm the tests are skipped, and say why.
+slurm: $(READY)
+	@command -v slurmctld > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+		&& export DEBIAN_FRONTEND=noninteractive && apt-get -qq update > /dev/null \
+		&& apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge > /dev/null; } \
+		|| echo "Slurm cannot be installed here: its tests are skipped"
+	$(BIN)/pytest -q -rs tests/slurm -m "not slow"
 
 # With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
 slow: $(READY)

@@ -7,11 +7,11 @@ job's secret, that all tasks have in their environment.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 
 from horovod.runner.common.util.hosts import SlotInfo
+from horovod.runner.http.http_client import put_data_into_kvstore, read_data_from_kvstore
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from trainkit.errors import EngineError
@@ -20,7 +20,8 @@ from trainkit.launch.elastic.signing import SECRET
 from trainkit.launch.slurm.step import Step, address_of
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
-_POLL_S = 0.2
+_POLL_S = 0.5
+_SCOPE, _GO = "trainkit", "go"
 
 
 def meet(step: Step) -> dict[str, str]:
@@ -41,10 +42,7 @@ def meet(step: Step) -> dict[str, str]:
     if interface is None:
         others = [host for number, host in enumerate(step.hosts) if number != step.node]
         interface = choose([address_of(host) for host in others[:1]], None).interfaces[0]
-    if step.rank == 0:
-        _serve(step)
-    else:
-        _wait(step)
+    _wait_for_others(step, _serve(step) if step.rank == 0 else None)
     cross = [number for number, tasks in enumerate(step.tasks) if tasks > step.local_rank]
     numbers = {
         "RANK": step.rank,
@@ -64,7 +62,7 @@ def meet(step: Step) -> dict[str, str]:
     }
 
 
-def _serve(step: Step) -> None:
+def _serve(step: Step) -> RendezvousHTTPServer:
     """Serve to the end of this process: ranks may meet again in a second fit."""
     step.check_port()
     server = RendezvousHTTPServer(("", step.port), RendezvousHandler, 0)
@@ -76,19 +74,27 @@ def _serve(step: Step) -> None:
     ]
     server.init(slots)
     threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    return server
 
 
-def _wait(step: Step) -> None:
-    end = time.monotonic() + _START_S
-    while True:
+def _wait_for_others(step: Step, server: RendezvousHTTPServer | None) -> None:
+    """Return on all ranks at nearly the same time: hvd.init() waits for 30 s, and some may import torch for minutes."""
+    place, end, late = (step.address, step.port, _SCOPE), time.monotonic() + _START_S, "?"
+    while time.monotonic() < end:
         try:
-            socket.create_connection((step.address, step.port), timeout=_START_S).close()
-        except OSError as error:
-            if time.monotonic() > end:
-                raise EngineError(
-                    f"Rank 0 of this Slurm job was not reached at {step.address}:{step.port} within {_START_S:g} s ({error}). "
-                    "Is the name of its node that of a network which the nodes share? export MASTER_ADDR=... before srun sets it."
-                ) from None
-            time.sleep(_POLL_S)
-        else:
-            return
+            if server is None:
+                put_data_into_kvstore(*place, str(step.rank), step.rank)
+                read_data_from_kvstore(*place, _GO)
+                return
+            came = set(server.cache.get(_SCOPE, {}))
+            if len(came) == step.world_size - 1:
+                put_data_into_kvstore("127.0.0.1", step.port, _SCOPE, _GO, True)
+                return
+            late = ", ".join(str(rank) for rank in range(1, step.world_size) if str(rank) not in came)
+        except RuntimeError as error:  # rank 0 does not serve yet, or the others have not come
+            late = f"0 at {step.address}:{step.port} ({error.args[-1]})"
+        time.sleep(_POLL_S)
+    raise EngineError(
+        f"Rank {step.rank} of this Slurm job waited for {_START_S:g} s for rank {late}. Is the first node's name that of a "
+        "network which all nodes share? export MASTER_ADDR=... before srun names another."
+    )

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from trainkit.launch.environment import rank
 
 SAMPLES = 61
 
@@ -32,7 +33,7 @@ class Journalled(trainkit.Task):
 
     Args:
         pause_s: of each microbatch, until there is a file "hurry".
-        fails_at: the step in which rank 1 raises an error.
+        fails_at: the step in which rank 1 raises an error; -1: before the ranks meet.
     """
 
     def __init__(self, pause_s: float = 0.0, fails_at: int | None = None) -> None:
@@ -41,13 +42,15 @@ class Journalled(trainkit.Task):
         torch.set_num_threads(1)
         self.net = nn.Linear(4, 1)
         self.pause_s, self.fails_at = pause_s, fails_at
+        if fails_at == -1 and rank() == 1:
+            raise ValueError("a mistake of the user's")
         self.folder = Path(os.environ["TRAINKIT_JOURNAL"])
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Write it down, and train."""
         x, ids = batch
         trainer = self.trainer
-        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")
+        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", f"g{os.environ.get('SLURM_RESTART_COUNT', '0')}.")
         line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": ids.tolist(), "t": time.time()}
         line |= {
             "rank": trainer.global_rank,
