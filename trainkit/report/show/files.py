@@ -139,7 +139,7 @@ def _read_logged(folder: Path, name: str) -> FinishedRun:
 def read_any(folder: Path, name: str) -> FinishedRun:
     """Read one run, also one that has logged nothing."""
     rows = list(_rows(folder))
-    checkpoints = _checkpoints(folder / "checkpoints")
+    checkpoints = read_checkpoints(folder / "checkpoints")
     series: dict[str, Series] = {}
     for _, step, values in rows:
         for metric, value in values.items():
@@ -176,7 +176,8 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
+def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """Return the checkpoints in a folder, by step; damaged ones are left out."""
     marks: dict[Path, list[str]] = {}
     for mark in ("best", "last"):
         if (folder / mark).exists():
