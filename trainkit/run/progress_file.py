@@ -42,7 +42,7 @@ class Progress:
 
     Attributes:
         written: when.
-        host, pid, birth: rank 0's process; `birth` tells it from a later one with its number.
+        host, pid, birth: rank 0's process; `birth` is unlike that of a later one with its number.
         phase: "training" or "validating".
         ended: how the fit, or an elastic job's attempt, ended: "done", "stopped" (a signal, with a checkpoint), "failed",
             "ranks changed"; "" while it runs.

@@ -66,7 +66,7 @@ class _Writer(threading.Thread):
         self._progress = self._describe(hosts)
 
     def start(self) -> None:
-        """Write the file, and go on in the thread."""
+        """Write the file, and again and again in the thread."""
         self._write()
         super().start()
 
@@ -90,8 +90,8 @@ class _Writer(threading.Thread):
         checkpoints = run.checkpoints
         how = "recovery" if checkpoints.resumed_from_memory else "resume" if checkpoints.resumed_from else "start"
         is_same_job = before is not None and bool(job_started()) and before.job == job_started()
-        goes_on = before is not None and (checkpoints.resumed_in_place or is_same_job)
-        earlier, count = (before.starts, before.num_starts) if before is not None and goes_on else ([], 0)
+        continues = before is not None and (checkpoints.resumed_in_place or is_same_job)
+        earlier, count = (before.starts, before.num_starts) if before is not None and continues else ([], 0)
         start = Start(time.time(), run.global_step, run.world_size, how)
         return Progress(
             written=Moment.now(),

@@ -124,17 +124,17 @@ def read_status(folder: Path, sleep: Callable[[float], None] = time.sleep) -> St
 
 
 def _state_of(folder: Path, progress: Progress | None, sleep: Callable[[float], None]) -> tuple[str, str, Progress | None]:
-    told = read_state(folder)  # by the command; a script of the user's writes none
-    over = _OVER.get(told.name, "")
+    stated = read_state(folder)  # by the command; a script of the user's writes none
+    over = _OVER.get(stated.name, "")
     if progress is None:
         if over:
-            return over, told.error or _WHY.get(over, ""), None
+            return over, stated.error or _WHY.get(over, ""), None
         return ("starting", "it does not train yet", None) if is_held(folder) else ("lost", _WHY["lost"], None)
     if progress.ended in _OVER:
         if _is_taken_over(folder, progress):
             return "starting", "it was started again, and does not train yet", progress
         state = "failed" if over == "failed" else _OVER[progress.ended]
-        return state, progress.error or told.error or _WHY.get(state, ""), progress
+        return state, progress.error or stated.error or _WHY.get(state, ""), progress
     is_there, progress = _is_there(folder, progress, sleep)
     if is_there and not progress.ended:
         return *_waits(progress), progress
@@ -145,7 +145,7 @@ def _state_of(folder: Path, progress: Progress | None, sleep: Callable[[float], 
     if _is_taken_over(folder, progress):
         return "starting", "it was started again, and does not train yet", progress
     state = over or "lost"
-    return state, told.error or _WHY.get(state, ""), progress
+    return state, stated.error or _WHY.get(state, ""), progress
 
 
 def _is_taken_over(folder: Path, progress: Progress) -> bool:
