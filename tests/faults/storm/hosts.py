@@ -188,6 +188,26 @@ class Hosts:
         """Put a host's cable back."""
         _run(f"ip -n {self._mark} link set h{host} up")
 
+    def split(self, one: int, other: int) -> None:
+        """Let two hosts no longer see each other; the launcher sees both."""
+        for a, b in ((one, other), (other, one)):
+            _run(f"ip -n {self._name(a)} route add blackhole {self.address(b)}/32")
+
+    def join(self, one: int, other: int) -> None:
+        """End the split."""
+        for a, b in ((one, other), (other, one)):
+            _run(f"ip -n {self._name(a)} route del blackhole {self.address(b)}/32")
+
+    def split_driver(self, host: int) -> None:
+        """Let a host and the launcher no longer see each other."""
+        _run(f"ip -n {self._name(host)} route add blackhole {_NETWORK}.1/32")
+        _run(f"ip -n {self._mark} route add blackhole {self.address(host)}/32")
+
+    def join_driver(self, host: int) -> None:
+        """End the split."""
+        _run(f"ip -n {self._name(host)} route del blackhole {_NETWORK}.1/32")
+        _run(f"ip -n {self._mark} route del blackhole {self.address(host)}/32")
+
     def slow(self, host: int) -> bool:
         """Limit a host's link to 400 kbit/s in both directions; return whether this kernel can."""
         inside = f"ip netns exec {self._name(host)} tc qdisc add dev {_DEVICE} root tbf {_SLOW}"
