@@ -184,13 +184,13 @@ def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
             marks.setdefault((folder / mark).resolve(), []).append(mark)
     found = []
     for path in sorted(folder.glob("*/manifest.json")):
-        if path.parent.is_symlink():
+        if path.parent.is_symlink() or path.parent.name.startswith("."):  # a mark, or a draft
             continue
         try:
             manifest = json.loads(path.read_text())
             found.append(_checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ()))))
-        except (ValueError, KeyError, TypeError):
-            continue  # damaged: `fit` names it when it is loaded
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
     return sorted(found, key=lambda saved: saved.step)
 
 

@@ -165,6 +165,18 @@ def test_a_fit_writes_what_is_read(tmp_path: Path) -> None:
     assert again is not None and again.num_starts == 1
 
 
+def test_checkpoints_that_come_and_go_do_not_disturb(tmp_path: Path) -> None:
+    """A draft is none yet, and one that cannot be read is left out: the job may be deleting it."""
+    quiet(tmp_path, enable_checkpointing=True).fit(Line(), loader(12))
+    (saved,) = read_status(tmp_path).checkpoints
+    manifest = (tmp_path / "checkpoints" / saved.name / "manifest.json").read_text()
+    draft = tmp_path / "checkpoints" / f".{saved.name}.1.draft"
+    draft.mkdir()
+    (draft / "manifest.json").write_text(manifest)
+    (tmp_path / "checkpoints" / "epoch=9-step=9" / "manifest.json").mkdir(parents=True)
+    assert [found.name for found in read_status(tmp_path).checkpoints] == [saved.name]
+
+
 def test_a_fit_that_fails_says_so(tmp_path: Path) -> None:
     """With the error, as the command prints it."""
 
