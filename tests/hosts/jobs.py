@@ -157,7 +157,7 @@ def _commands(hosts: Hosts, launcher: str, words: Sequence[str], program: Sequen
         options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.address(0)}:29500"]
         return [[*hosts.on(host), "torchrun", *options, "--rdzv-id=hosts", *words] for host in (0, 1)]
     named = ",".join(f"{hosts.address(host)}:1" for host in (0, 1))
-    options = ["--min-np", "1", "--blacklist-cooldown-range", "1", "2"] if launcher == "elastic" else []
+    options = ["--min-np", "1", "--blacklist-cooldown-range", "1", "2"] if launcher == "elastic" else ["--disable-cache"]
     given = ["horovodrun", "--gloo", "-np", "2", *options, *([] if "-H" in words else ["-H", named]), *words]
     return [[*hosts.launcher, *given, *program]]
 

@@ -61,7 +61,7 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
 
     def node(host: int) -> subprocess.Popen[bytes]:
         joins = f"--address {hosts.address(0)}:{PORT}" if host else f"--head --port {PORT} --include-dashboard false"
-        size = f"--num-cpus {2 - host} --object-store-memory {150 * 2**20} --temp-dir {short}/{host}"
+        size = f"--num-cpus 1 --object-store-memory {150 * 2**20} --temp-dir {short}/{host}"
         line = f"ray start {joins} --node-ip-address {hosts.address(host)} {size} --disable-usage-stats --block"
         return start(host, line, f"ray{host}")
 
