@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults e2e ray slurm slow horovod-suite peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm slow horovod-suite peers bench bench-gpu clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,7 +25,7 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check unit golden parallel faults e2e ray slurm
+test: check unit golden parallel faults hosts e2e ray slurm
 
 setup: $(READY)
 
@@ -60,6 +60,10 @@ parallel: $(READY)
 
 faults: $(READY)
 	$(BIN)/pytest -q tests/faults -m "not slow"
+
+# Network namespaces of this machine, with sshd in each if it is installed: needs root, and iproute2.
+hosts: $(READY)
+	$(BIN)/pytest -q tests/hosts -m "not slow"
 
 e2e: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadscope tests/e2e -m "not slow"

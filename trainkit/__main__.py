@@ -26,6 +26,7 @@ _COMMANDS = {
     "serve": ("serve", "answer HTTP requests with a run's model or an export, on Ray Serve or in one process"),
     "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
     "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
+    "status": ("status", "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)"),
     "runs": ("runs", "print a table of the runs below a folder (DIR sort=val/acc --json)"),
     "jobs": ("jobs", "list the jobs on Slurm, print their output, cancel them (jobs logs JOB, jobs cancel JOB)"),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),

@@ -32,6 +32,7 @@ from trainkit.run.default_callbacks import callbacks_with, default_callbacks
 from trainkit.run.elastic import ElasticRun
 from trainkit.run.last_run import LastRun
 from trainkit.run.prediction_table import TableFormat
+from trainkit.run.progress_writer import writing_progress
 from trainkit.run.rehearsal import rehearse
 from trainkit.run.setup import Stage
 
@@ -218,7 +219,7 @@ class Trainer(LastRun):
             if run.checkpoints.opened is not None:
                 run.checkpoints.opened.close()
             run.evaluator.sanity_check()
-            with run.stopping:
+            with run.stopping, writing_progress(run):
                 loop.fit(run)
                 run.checkpoints.finish()
             run.hooks("on_fit_end")

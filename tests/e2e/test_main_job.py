@@ -35,7 +35,7 @@ def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Comma
     assert done.text.count(ENGINES[launcher]) == 1
     assert done.text.count("epoch 5/5") == 1
     (run,) = (tmp_path / "runs" / "mlp").iterdir()
-    files = {".hydra", ".lock", "config.yaml", "metrics.csv", "checkpoints", "tensorboard", "state.json"}
+    files = {".hydra", ".lock", "config.yaml", "metrics.csv", "checkpoints", "tensorboard", "state.json", "progress.json"}
     assert {p.name for p in run.iterdir()} == files
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 5
     rows = read_rows(run)

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from trainkit.api.alerts import alert
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
@@ -107,15 +108,17 @@ class DivergenceGuard(Callback):
             )
         if self.action == "warn":
             self._has_warned = True
-            trainer.say(
+            alert(
+                trainer,
+                "divergence",
                 f"{what} Training continues, with gradients that are means over different models. If that is not meant, look "
-                "for work that differs by rank; callbacks=divergence_guard stops such a run, or repairs it."
+                "for work that differs by rank; callbacks=divergence_guard stops such a run, or repairs it.",
             )
             return
         for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
             _send(engine, tensors[name])
         self.repairs += 1
-        trainer.say(f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
+        alert(trainer, "divergence", f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
 
 
 def _held(engine: Engine, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainkit.api.alerts import alert
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView, step_clock_of
@@ -120,7 +121,7 @@ class Stragglers(Callback):
         self.found = find_stragglers(ranks, self.factor, trainer.batch_plan.rank_shares)
         for straggler in self.found:
             if (straggler.rank, straggler.part) not in self._reported:
-                trainer.say(str(straggler))
+                alert(trainer, "straggler", str(straggler))
         self._reported = {(straggler.rank, straggler.part) for straggler in self.found}
         if trainer.is_global_zero:
             own = [sum(parts[part] for part in _OWN) for _, parts in ranks]

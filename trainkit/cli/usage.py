@@ -221,6 +221,18 @@ USAGES = {
         ("runs/mine", "runs/mine runs/other output=both.html"),
         takes_run=True,
     ),
+    "status": Usage(
+        "RUN_DIR [--watch] [--json]",
+        "Tell what a run does now, or how it ended: state, ranks and hosts, step, rate, time left, checkpoints, restarts, "
+        "goodput, alerts (docs/status.md).",
+        (
+            ("every_s", "float", "5", "seconds between two looks, with --watch"),
+            ("--watch", "flag", "off", "look again and again until the run has ended; without a terminal: a line each time"),
+            ("--json", "flag", "off", "the same as JSON; with --watch an object on a line each time"),
+        ),
+        ("runs/mine", "runs/mine --watch", "runs/mine --json"),
+        takes_run=True,
+    ),
     "runs": Usage(
         "[DIR] [sort=NAME] [--json]",
         "Print a table of the runs in and below a folder (default: runs): settings that differ, last and best values, state.",

@@ -130,6 +130,12 @@ def job_started() -> str:
     return os.environ.get("TRAINKIT_JOB_STARTED", "")
 
 
+def driver_address() -> str:
+    """Return address:port of this process's elastic driver; "" outside of an elastic job."""
+    address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    return f"{address}:{port}" if job_started() and address and port else ""
+
+
 def rank() -> int:
     """Return the rank of this process, from 0; in a loader worker, that of its parent."""
     return read_launcher().rank

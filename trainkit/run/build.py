@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from trainkit.api.alerts import alert
 from trainkit.api.datamodule import DataModule
 from trainkit.api.from_checkpoint import plain
 from trainkit.api.manual import connect
@@ -212,7 +213,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             lambda: engine.approximation.steps_alone,
         ),
         EpochMetrics(run.task),
-        LossWatch(run.say, run.state, run.engine.ranks),
+        LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),
         partial(run.hooks, "on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,

@@ -111,10 +111,15 @@ class RunLock:
 
 def is_held(run_dir: Path) -> bool:
     """Return whether a fit holds the folder, as far as this host can see: of another host's process its file decides."""
-    holder = _read(run_dir / LOCK)
+    holder = holder_of(run_dir)
     if not holder or holder.get("host") != socket.gethostname():
         return bool(holder)
-    return (birth := _birth(holder["pid"])) is not None and birth == holder.get("birth")
+    return is_alive(holder)
+
+
+def holder_of(run_dir: Path) -> dict[str, Any]:
+    """Return the process that the folder's lock file describes, alive or not; {} if it describes none."""
+    return _read(run_dir / LOCK)
 
 
 @contextlib.contextmanager
@@ -199,7 +204,7 @@ def _refuse_own(path: Path, run_dir: Path) -> None:
 def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
     """Without locks: refuse if the described process may be alive."""
     if holder.get("host") == socket.gethostname():
-        if (birth := _birth(holder["pid"])) is not None and birth == holder.get("birth"):
+        if is_alive(holder):
             raise ConfigError(_refusal(run_dir, holder))
     else:
         raise ConfigError(
@@ -214,11 +219,16 @@ def _describe_self() -> dict[str, Any]:
         "pid": os.getpid(),
         "command": " ".join(shlex.join(masked_arguments(sys.orig_argv)).split()),  # on one line
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "birth": _birth(os.getpid()),
+        "birth": birth(os.getpid()),
     }
 
 
-def _birth(pid: int) -> str | None:
+def is_alive(process: dict[str, Any]) -> bool:
+    """Return whether a process of this host, described by its "pid" and "birth", has not ended."""
+    return (found := birth(process["pid"])) is not None and found == process.get("birth")
+
+
+def birth(pid: int) -> str | None:
     """Return a text that is unique among all processes ever with this number; None if it is not alive."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -18,7 +18,16 @@ from tests.faults.storm.storm import JOB, ROOT, Storm, make_folder
 TOLERANCE = 1e-12
 LEDGER_S = 1.0  # of each process's start, what comes before the callback's clock is not the ledger's
 _MOMENT_S = 5.0
-EXPECTED = ["checkpoints", "checkpoints/*", "metrics.csv", "goodput.json", "logs", "logs/stacks-*.txt", ".lock"]
+EXPECTED = [
+    "checkpoints",
+    "checkpoints/*",
+    "metrics.csv",
+    "goodput.json",
+    "progress.json",
+    "logs",
+    "logs/stacks-*.txt",
+    ".lock",
+]
 
 # multiprocessing's folder of each process, which a killed one cannot delete; one for torch's compiler; one file of each user's,
 # by which the ranks of a host agree on the one that reports an error

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit.api.alerts import keep_alert
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
@@ -133,6 +134,7 @@ class SpikeDetection(Callback):
             if spoilt and not self._was_bad:  # report only the first bad step of a series
                 text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite"
                 print(f"{text[0].upper()}{text[1:]}.", flush=True)
+                keep_alert(trainer, "non-finite", text)
                 self._why_stop = self._why_stop or text
             if leaps and not spoilt:
                 with allowed_read():  # the sample order is on the host
@@ -157,6 +159,7 @@ class SpikeDetection(Callback):
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
         print(text[0].upper() + text[1:] + _named(samples), flush=True)
+        keep_alert(trainer, "spike", text + _named(samples))
         self._why_stop = self._why_stop or text
         for capsule in trainer.callbacks:
             if isinstance(capsule, CrashCapsule):

@@ -24,13 +24,18 @@ def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
         source: name of the source, for errors.
 
     Raises:
-        ConfigError: a line has another form; the message has the line.
+        ConfigError: a line has another form, or an IPv6 address; the message has the line.
     """
     hosts: dict[str, int] = {}
     for line in text.replace(",", "\n").splitlines():
         host, colon, slots = line.strip().partition(":")
         if not host and not colon:
             continue
+        if line.count(":") > 1:
+            raise ConfigError(
+                f"{source} says '{line.strip()}', an IPv6 address. Horovod's ranks connect over IPv4: give the host's "
+                "IPv4 address, or a name that has one, as 'name:slots'."
+            )
         count = slots.strip() if colon else str(1 if default_slots is None else default_slots)
         if not host or not count.isdecimal() or any(c.isspace() for c in host) or host.startswith("-"):
             raise ConfigError(f"{source} says '{line}'; each host must be 'name:slots' or 'name', one per line.")

@@ -59,11 +59,21 @@ def choose(hosts: Iterable[str], interfaces: Iterable[str] | None) -> Network:
         try:
             probe.connect((remote[0], 9))  # sends nothing; makes the system choose a route
         except OSError as error:
-            raise ConfigError(
-                f"There is no route to host '{remote[0]}': {error}. Use names that resolve here, or set --network-interface."
-            ) from None
+            raise ConfigError(_unreachable(remote[0], error)) from None
         address = str(probe.getsockname()[0])
     return Network(address, (_interface_of(address),))
+
+
+def _unreachable(host: str, error: OSError) -> str:
+    """Return the error of a host to which no IPv4 route leads."""
+    try:
+        (*_, (address, *_)), *_ = socket.getaddrinfo(host, None, socket.AF_INET6)
+    except OSError:
+        return f"There is no route to host '{host}': {error}. Use names that resolve here, or set --network-interface."
+    return (
+        f"Host '{host}' has an IPv6 address alone here ({address}). Horovod's ranks connect over IPv4: give it an IPv4 "
+        "address, and a name that has one."
+    )
 
 
 def address_of(interface: str) -> str:

@@ -139,7 +139,7 @@ def _read_logged(folder: Path, name: str) -> FinishedRun:
 def read_any(folder: Path, name: str) -> FinishedRun:
     """Read one run, also one that has logged nothing."""
     rows = list(_rows(folder))
-    checkpoints = _checkpoints(folder / "checkpoints")
+    checkpoints = read_checkpoints(folder / "checkpoints")
     series: dict[str, Series] = {}
     for _, step, values in rows:
         for metric, value in values.items():
@@ -176,20 +176,21 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
+def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """Return the checkpoints in a folder, by step; damaged ones are left out."""
     marks: dict[Path, list[str]] = {}
     for mark in ("best", "last"):
         if (folder / mark).exists():
             marks.setdefault((folder / mark).resolve(), []).append(mark)
     found = []
     for path in sorted(folder.glob("*/manifest.json")):
-        if path.parent.is_symlink():
+        if path.parent.is_symlink() or path.parent.name.startswith("."):  # a mark, or a draft
             continue
         try:
             manifest = json.loads(path.read_text())
             found.append(_checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ()))))
-        except (ValueError, KeyError, TypeError):
-            continue  # damaged: `fit` names it when it is loaded
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
     return sorted(found, key=lambda saved: saved.step)
 
 

@@ -1,0 +1,1 @@
+"""What a running or ended job does, read from its folder."""
