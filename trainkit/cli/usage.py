@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from trainkit.cli.described import Usage
+from trainkit.cli.usage_of_runs import USAGES_OF_RUNS
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
@@ -214,46 +215,7 @@ USAGES = {
         ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
         takes_run=True,
     ),
-    "show": Usage(
-        "RUN_DIR [RUN_DIR ...] [output=FILE]",
-        "Print a table of runs and of the settings that differ, and write a page: curves, rates, throughput, checkpoints.",
-        (("output", "FILE", "reports/show.html of the run, or reports/runs.html of the first", "the page"),),
-        ("runs/mine", "runs/mine runs/other output=both.html"),
-        takes_run=True,
-    ),
-    "status": Usage(
-        "RUN_DIR [--watch] [--json]",
-        "Tell what a run does now, or how it ended: state, ranks and hosts, step, rate, time left, checkpoints, restarts, "
-        "goodput, alerts (docs/status.md).",
-        (
-            ("every_s", "float", "5", "seconds between two looks, with --watch"),
-            ("--watch", "flag", "off", "look again and again until the run has ended; without a terminal: a line each time"),
-            ("--json", "flag", "off", "the same as JSON; with --watch an object on a line each time"),
-        ),
-        ("runs/mine", "runs/mine --watch", "runs/mine --json"),
-        takes_run=True,
-    ),
-    "runs": Usage(
-        "[DIR] [sort=NAME] [--json]",
-        "Print a table of the runs in and below a folder (default: runs): settings that differ, last and best values, state.",
-        (
-            ("sort", "NAME | -NAME", "by folder", "a metric or a setting: best or smallest first; -NAME: largest first"),
-            ("--json", "flag", "off", "the same as JSON, with the minimum and maximum of each metric"),
-        ),
-        ("", "runs/mlp sort=val/acc", "--json"),
-        takes_run=True,
-    ),
-    "jobs": Usage(
-        "[DIR] [--json] | logs JOB|RUN_DIR [lines=N] | cancel JOB|RUN_DIR",
-        "List the jobs that launcher=slurm submitted for runs in and below a folder (default: runs), with their states; print "
-        "a job's output; end a job, with a checkpoint if it trains.",
-        (
-            ("lines", "int", "all", "logs: the last lines alone"),
-            ("--json", "flag", "off", "the list for machines"),
-        ),
-        ("", "--json", "logs runs/mine lines=20", "cancel 1234"),
-        takes_run=True,
-    ),
+    **USAGES_OF_RUNS,
     "timeline": Usage(
         "RUN_DIR [record=STEPS]",
         "Print the newest recording of a run (or one recording's folder), write RUN_DIR/reports/timeline.html and the merged "

@@ -92,7 +92,10 @@ def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp
         (["launcher.setup=x"], "launcher.setup is 'x'; it must be a list"),
         (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=slurm asks for several ranks"),
         (["callbacks=elastic"], "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks"),
-        (["trainer.enable_checkpointing=false"], "trainer.enable_checkpointing is false, and launcher.requeue is true"),
+        (
+            ["trainer.enable_checkpointing=false"],
+            "a job of launcher=slurm may start several times",
+        ),
         (
             ["engine.num_groups=3", "launcher.nodes=2"],
             "engine.num_groups: this launcher's engine is 'ddp'",
