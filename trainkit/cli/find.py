@@ -182,11 +182,9 @@ def _find_settings(job: Job, settings: dict[str, Any]) -> None:
     for why in found.skipped:
         console.print(f"left out  {why}", soft_wrap=True, markup=False)
     best, rounded = found.faster(exact=True), found.faster(exact=False)
-    text = (
-        f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
-        if best
-        else "no setting gains more than 3 %: leave them"
-    )
+    text = "the config's own: no other gains more than 3 %"
+    if best:
+        text = f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
     console.print(f"fastest   {text}", soft_wrap=True, markup=False)
     if rounded:
         times = f"{own.step_s / rounded.step_s:.2f} times as fast"
