@@ -20,7 +20,7 @@ _COMMANDS = {
     ),
     "plan": ("plan", "describe what fit would do, at any number of ranks (ranks=64), without training"),
     "tune": ("tune", "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))"),
-    "find": ("find", "find a setting by measuring the job: its rate, microbatch or loader workers (find lr conf=NAME)"),
+    "find": ("find", "find a setting by measuring the job: rate, microbatch, loader workers, the wire (find lr conf=NAME)"),
     "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
     "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
     "serve": ("serve", "answer HTTP requests with a run's model or an export, on Ray Serve or in one process"),
