@@ -141,7 +141,7 @@ def kill_worker(job: Job) -> None:
 
 
 def kill_actor(job: Job) -> None:
-    """Kill the actor whose child rank 1 is."""
+    """Kill the actor of rank 1."""
     stat = Path(f"/proc/{job.pid(1)}/stat").read_text()
     os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
 

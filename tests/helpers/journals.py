@@ -1,4 +1,4 @@
-"""Jobs whose ranks write down which samples they train: a user's project, and what its ranks have written."""
+"""Jobs with ranks that write down which samples they train: a user's project, and what its ranks have written."""
 
 from __future__ import annotations
 

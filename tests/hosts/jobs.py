@@ -120,8 +120,8 @@ def job_of(
     (folder / "notes").mkdir(exist_ok=True)
     for old in [*(folder / "notes").glob("end-*"), *(folder / "notes").glob("step")]:
         old.unlink()
-    told = json.dumps({"pace_s": 0.01, "epochs": 1, "elastic": launcher == "elastic"} | given)
-    script = [str(JOB), str(folder / "run"), str(folder / "notes"), told]
+    settings = json.dumps({"pace_s": 0.01, "epochs": 1, "elastic": launcher == "elastic"} | given)
+    script = [str(JOB), str(folder / "run"), str(folder / "notes"), settings]
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))}
     environ |= {"PATH": hosts.path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     job = Job(hosts, folder)

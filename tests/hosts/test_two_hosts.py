@@ -74,7 +74,7 @@ def test_what_cannot_work_is_refused(words: list[str], text: str, make_hosts: Ma
 
 
 def test_hosts_without_a_shared_folder_are_found_before_training(make_hosts: Make, tmp_path: Path) -> None:
-    """An elastic job, whose rank 0 may move, is refused: the folder, the host and the remedy are named."""
+    """An elastic job is refused, since its rank 0 may move: the folder, the host and the remedy are named."""
     own = tmp_path / "run"
     own.mkdir()
     with job_of(make_hosts(own_folder=own), tmp_path, "elastic", wait_for_start=False) as job:

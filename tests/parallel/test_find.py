@@ -185,7 +185,7 @@ keep_found(RANK, result)
 
 
 def test_settings_of_the_wire_are_really_tried(command: Command, tmp_path: Path) -> None:
-    """Each option of an engine on the job itself, which starts anew with it; afterwards nothing of it is left."""
+    """Each option of an engine on the job itself, which is restarted with it; afterwards nothing of it is left."""
     (tmp_path / "settings.py").write_text(SETTINGS)
     both: dict[str, list[dict[str, Any]]] = {}
     for engine, start in (("horovod", "horovodrun -np 2 python"), ("ddp", "torchrun --nproc-per-node 2")):

@@ -51,7 +51,7 @@ class Submitted(Journal):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables of a user whose project is in a folder."""
+    """Return the variables of a user with a project in a folder."""
     left_out = ("HOROVOD_", "PYTEST_")
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"TRAINKIT_JOURNAL": str(folder)}
 

@@ -1,5 +1,5 @@
 """fit with a launcher of the config's. launcher=ray: this process becomes the driver, and the ranks run the same command.
-launcher=slurm, launcher=kubernetes: this process submits a job, whose ranks run the same command, and ends.
+launcher=slurm, launcher=kubernetes: this process submits a job and ends; its ranks run the same command.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _check_batch_job(config: Mapping[str, Any], engine: str | None, own: str) ->
     if kind != "RayJob" and any(str(node.get("_target_")).endswith(".Elastic") for node in _callbacks(config)):
         again = "is queued again" if own == "slurm" else "starts again"
         raise ConfigError(
-            f"callbacks.elastic is set, and launcher is {own}, whose jobs keep their ranks: it has no effect there. Leave it "
+            f"callbacks.elastic is set, and launcher is {own}: its jobs keep their ranks, so it has no effect there. Leave it "
             f"out; a job that loses a node {again}, and resumes."
         )
     if given.get("requeue", True) and config["trainer"].get("enable_checkpointing") is False:

@@ -92,10 +92,10 @@ def test_ranks_of_a_new_host_end_alone_if_the_others_train(monkeypatch: pytest.M
         ({"store": "s3://bucket/run"}, False),
     ],
 )
-def test_a_run_that_rank_0_alone_writes_is_told(
+def test_a_run_that_rank_0_alone_writes_is_reported(
     monkeypatch: pytest.MonkeyPatch, places: list[Path], settings: dict[str, Any], is_error: bool
 ) -> None:
-    """It trains, as does one whose checkpoints are at a URL; one whose ranks write parts does not."""
+    """It trains, as does one with checkpoints at a URL; one with ranks that write parts does not."""
     found = checked(monkeypatch, places, **settings)
     assert all("node2 does not see it" in text for text in found)
     assert all(("the run's files are on node0 alone" in text) is not is_error for text in found)

@@ -45,7 +45,7 @@ def check_communication(chosen: Communication, engine: str, options: Mapping[str
 def _of_both(engine: str, settings: StepSettings) -> Iterator[str]:
     if engine not in _ENGINES:
         yield (
-            f"engine is {engine}, whose ranks hold parts of the training state and sum gradients in parts. Use engine=horovod "
+            f"engine is {engine}: its ranks hold parts of the training state and sum gradients in parts. Use engine=horovod "
             f"or engine=ddp, {_EXACT}"
         )
     yield from (_FOR_BOTH[name] for name in sorted(settings.used & _FOR_BOTH.keys()))

@@ -29,7 +29,7 @@ class KubernetesLauncher:
         gpu_resource: the cluster's name for a GPU.
         volumes: claims and where they are mounted: {runs: /runs}.
         env: variables of the ranks.
-        env_from_secrets: names of Secrets, whose entries are variables of the ranks.
+        env_from_secrets: names of Secrets; their entries are variables of the ranks.
         node_selector, tolerations, service_account, priority_class, image_pull_secrets: of the pods.
         pod_spec: further fields of the pods' spec.
         namespace: null: that of kubectl's context.
@@ -122,17 +122,13 @@ class KubernetesLauncher:
 
 def _create(text: str) -> None:
     """Create the objects, all or none: the cluster checks them first."""
-    _kubectl(["create", "--dry-run=server", "-f", "-"], text)
+    checked = _run(["create", "--dry-run=server", "-f", "-"], text)
+    if checked.returncode:
+        raise ConfigError(_refused(checked))
     done = _run(["create", "-o", "name", "-f", "-"], text)
     if done.returncode:
         for made in done.stdout.split():
             _run(["delete", made, "--ignore-not-found"], "")
-        raise ConfigError(_refused(done))
-
-
-def _kubectl(arguments: list[str], text: str) -> None:
-    done = _run(arguments, text)
-    if done.returncode:
         raise ConfigError(_refused(done))
 
 

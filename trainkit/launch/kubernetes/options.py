@@ -27,7 +27,7 @@ class Options:
         resources: limits of each pod, by Kubernetes' names.
         volumes: name of a PersistentVolumeClaim -> where it is mounted.
         env: variables of the ranks.
-        secrets: names of Secrets, whose entries are variables of the ranks.
+        secrets: names of Secrets; their entries are variables of the ranks.
         pod: further fields of the pods' spec.
         namespace: None for the one of kubectl's context.
         shm_size: of /dev/shm, which loader workers use; None for the runtime's.

@@ -21,7 +21,7 @@ _SCRIPT = "job.sh"
 
 
 class SlurmLauncher:
-    """A batch job on Slurm, whose tasks are the ranks; see docs/slurm.md. Settings have sbatch's names.
+    """A batch job on Slurm, its tasks are the ranks; see docs/slurm.md. Settings have sbatch's names.
 
     Args:
         nodes: number of nodes.

@@ -48,8 +48,8 @@ def settings(**changes: Any) -> StepSettings:
 @pytest.mark.parametrize(
     ("chosen", "engine", "options", "changes", "message"),
     [
-        ("powersgd", "fsdp", {}, {}, "engine is fsdp, whose ranks hold parts"),
-        ("diloco", "deepspeed", {}, {}, "engine is deepspeed, whose ranks hold parts"),
+        ("powersgd", "fsdp", {}, {}, "engine is fsdp: its ranks hold parts"),
+        ("diloco", "deepspeed", {}, {}, "engine is deepspeed: its ranks hold parts"),
         ("powersgd", "ddp", {"compression": "fp16"}, {}, "engine.compression is 'fp16'"),
         ("powersgd", "horovod", {"op": "adasum"}, {}, "engine.op is 'adasum', which is no sum"),
         ("powersgd", "ddp", {"gradient_predivide_factor": 2.0}, {}, "engine.gradient_predivide_factor is 2.0"),

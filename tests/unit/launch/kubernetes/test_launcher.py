@@ -26,7 +26,7 @@ esac
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that puts a kubectl on the PATH that answers as told; the current folder is empty."""
+    """A function that puts a kubectl with set answers on the PATH; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
 
     def make(check: str = "true", create: str = "true") -> Path:

@@ -27,7 +27,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["engine=horovod"], "engine is horovod, and launcher.kind=Job starts torchrun."),
         (["engine=fsdp", "launcher.kind=MPIJob"], "engine is fsdp, and launcher.kind=MPIJob starts ranks of Horovod."),
         (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=kubernetes asks for several ranks"),
-        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is kubernetes, whose jobs keep their ranks"),
+        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is kubernetes: its jobs keep their ranks"),
         (["trainer.enable_checkpointing=false"], "a job of launcher=kubernetes may start several times"),
         (["ckpt_path=last"], "ckpt_path is 'last', and each start of a job of launcher=kubernetes resumes from its own run's"),
         (["launcher.nodes=none"], "launcher.nodes"),

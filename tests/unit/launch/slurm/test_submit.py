@@ -91,7 +91,7 @@ def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp
         ),
         (["launcher.setup=x"], "launcher.setup is 'x'; it must be a list"),
         (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=slurm asks for several ranks"),
-        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is slurm, whose jobs keep their ranks"),
+        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is slurm: its jobs keep their ranks"),
         (
             ["trainer.enable_checkpointing=false"],
             "a job of launcher=slurm may start several times",

@@ -1,4 +1,4 @@
-"""`status`: what a run does, told from files of each state that a job can be in."""
+"""`status`: what a run does, read from files of each state that a job can be in."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from trainkit.tracing.moments import Moment
 
 
 def progress(**changed: Any) -> Progress:
-    """Return the progress of a job of two hosts whose rank 0 is this process."""
-    told = Progress(Moment.now(), socket.gethostname(), os.getpid(), birth(os.getpid()), hosts={"a": [0, 1], "b": [2]})
+    """Return the progress of a job of two hosts; rank 0 is this process."""
+    current = Progress(Moment.now(), socket.gethostname(), os.getpid(), birth(os.getpid()), hosts={"a": [0, 1], "b": [2]})
     known: dict[str, Any] = {"step": 30, "total_steps": 120, "epoch": 1, "max_epochs": 4, "steps_per_s": 2.0}
-    return dataclasses.replace(told, **known | {"samples_per_s": 64.0, "seconds_left": 45.0} | changed)
+    return dataclasses.replace(current, **known | {"samples_per_s": 64.0, "seconds_left": 45.0} | changed)
 
 
 def ended_process() -> tuple[int, str]:
@@ -40,21 +40,21 @@ def ended_process() -> tuple[int, str]:
     return process.pid, born
 
 
-def state_of(folder: Path, told: Progress) -> tuple[str, str]:
+def state_of(folder: Path, current: Progress) -> tuple[str, str]:
     """Write the file, and return the state that is read."""
-    write_progress(folder, told)
+    write_progress(folder, current)
     found = read_status(folder, lambda seconds: None)
     return found.state, found.why
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     """All of it, and without the keys that a later version adds."""
-    told = progress(starts=[Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")], num_starts=2)
-    write_progress(tmp_path, told)
-    assert read_progress(tmp_path) == told
+    current = progress(starts=[Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")], num_starts=2)
+    write_progress(tmp_path, current)
+    assert read_progress(tmp_path) == current
     content = json.loads((tmp_path / "progress.json").read_text())
     (tmp_path / "progress.json").write_text(json.dumps(content | {"later": 1}))
-    assert read_progress(tmp_path) == told
+    assert read_progress(tmp_path) == current
     (tmp_path / "progress.json").write_text("{")
     assert read_progress(tmp_path) is None
 
@@ -78,7 +78,7 @@ def test_a_killed_process_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ended", "state"), [("done", "ended"), ("stopped", "stopped"), ("failed", "failed")])
-def test_an_end_is_told(ended: str, state: str, tmp_path: Path) -> None:
+def test_an_end_is_reported(ended: str, state: str, tmp_path: Path) -> None:
     """Although the process may live on, as a notebook does; a failure with its error."""
     assert state_of(tmp_path, progress(ended=ended, error="No room."))[0] == state
     write_state(tmp_path, "failed", "It broke later.")
@@ -91,29 +91,29 @@ def test_another_host_is_judged_by_its_file(tmp_path: Path) -> None:
     boot, now = "another boot", time.time()
     assert state_of(tmp_path, progress(**other, written=Moment(now, 5.0, boot)))[0] == "running"
     for behind_s in (700.0, -700.0):
-        told = progress(**other, written=Moment(now - behind_s, 5.0, boot))
-        write_progress(tmp_path, told)
+        current = progress(**other, written=Moment(now - behind_s, 5.0, boot))
+        write_progress(tmp_path, current)
         looks: list[float] = []
         assert read_status(tmp_path, looks.append).state == "lost" and sum(looks) >= 6
 
-        def write(seconds: float, told: Progress = told) -> None:
-            later = Moment(told.written.unix_s + 2, 7.0, boot)
-            write_progress(tmp_path, dataclasses.replace(told, written=later, step=31))
+        def write(seconds: float, current: Progress = current) -> None:
+            later = Moment(current.written.unix_s + 2, 7.0, boot)
+            write_progress(tmp_path, dataclasses.replace(current, written=later, step=31))
 
         found = read_status(tmp_path, write)
         assert found.state == "running" and found.progress is not None and found.progress.step == 31
 
 
-def test_an_elastic_job_whose_driver_answers_waits(tmp_path: Path) -> None:
+def test_an_elastic_job_with_a_driver_that_answers_waits(tmp_path: Path) -> None:
     """Rank 0 is gone, and the driver's port is open: the ranks are formed again; once it is closed, the job is lost."""
     pid, born = ended_process()
     with socket.create_server(("127.0.0.1", 0)) as driver:
         address = f"127.0.0.1:{driver.getsockname()[1]}"
-        told = progress(pid=pid, birth=born, job="now", driver=address, ended="ranks changed")
-        assert state_of(tmp_path, told) == ("waiting", f"the job's driver ({address}) forms the ranks again")
-    assert state_of(tmp_path, told)[0] == "lost"
+        current = progress(pid=pid, birth=born, job="now", driver=address, ended="ranks changed")
+        assert state_of(tmp_path, current) == ("waiting", f"the job's driver ({address}) forms the ranks again")
+    assert state_of(tmp_path, current)[0] == "lost"
     write_state(tmp_path, "failed", "No rank is left.")
-    assert state_of(tmp_path, told) == ("failed", "No rank is left.")
+    assert state_of(tmp_path, current) == ("failed", "No rank is left.")
 
 
 def test_a_run_that_has_not_trained_yet_starts(tmp_path: Path) -> None:

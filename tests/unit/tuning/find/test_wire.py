@@ -1,4 +1,4 @@
-"""find settings: which settings are worth a try, and which of those that were tried is told."""
+"""find settings: which settings are worth a try, and which of those that were tried is suggested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def found(*tried: tuple[dict[str, Any], float], engine: str = "horovod", mib: in
     return WireSettings(engine, 2, mib * 2**20, tensors, False, settings)
 
 
-def test_the_fastest_is_told_if_it_gains() -> None:
+def test_the_fastest_is_suggested_if_it_gains() -> None:
     """More than 3 % of the config's own step; what rounds gradients is compared with the fastest that does not."""
     groups, rounded = {"num_groups": 4}, {"num_groups": 4, "compression": "fp16"}
     seen = found(({}, 1.0), (groups, 0.9), ({"num_groups": 1}, 1.2), (rounded, 0.5))
