@@ -37,6 +37,7 @@ NAMES = (
     "watching",
     "communication",
     "slow_link",
+    "sharding",
 )
 PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytorch-ignite", "nvidia-dali-cuda130", "ray")
 
