@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.forked import Forks, words_of
 
 BIN = Path(sys.executable).parent
 _MARK = "TRAINKIT_TEST_COMMAND"
@@ -39,6 +42,9 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
     """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {"PATH": f"{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
+    words = None if environment else words_of(line)
+    if words is not None:
+        return _run_forked(line, words, cwd, env, timeout_s)
     process = subprocess.Popen(
         line,
         shell=True,
@@ -58,6 +64,21 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
     finally:
         _end_all(env[_MARK])
     return Done(process.returncode, out, err)
+
+
+@functools.cache
+def _forks() -> Forks:
+    return Forks()
+
+
+def _run_forked(line: str, words: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> Done:
+    try:
+        code, out, err = _forks().run(words, cwd, env, timeout_s)
+    finally:
+        _end_all(env[_MARK])
+    if code is None:
+        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}")
+    return Done(code, out, err)
 
 
 def _end_all(mark: str) -> None:
