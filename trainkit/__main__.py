@@ -33,6 +33,7 @@ _COMMANDS = {
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),
     "doctor": ("doctor", "report this machine's set-up, its faults and their fixes (--json)"),
+    "explain": ("explain", "explain an error that a message names, with an example and what to do (explain NAME)"),
     "completion": ("completion", "print the tab completion for bash"),
     "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
     "deepspeed": ("deepspeed", "check DeepSpeed: what of it runs here, and build what it needs"),

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trainkit.cli.explained import name_of
 from trainkit.cli.reported import is_first
 from trainkit.config.resources import make_importable
 from trainkit.console import Output, visible
@@ -63,7 +64,8 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """Print an error once, if there is a text, and make sure that this process ends, and with it the job."""
-    text = visible(text)
+    name = name_of(text)
+    text = visible(text) + f"\nMore: python -m trainkit explain {name}" * (name is not None)
     if launcher.name == "horovodrun":
         launcher = read_launcher()  # in an elastic job the rank may have changed
     if launcher.world_size == 1:

@@ -1,0 +1,39 @@
+"""explain: prints what an error means, with an example and the mend; without a name, the list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from trainkit.cli.explained import explained
+from trainkit.errors import did_you_mean
+
+_USAGE = """usage: python -m trainkit explain [NAME]
+
+Prints what an error means, an example of it, and what to do. Error messages name it: More: python -m trainkit explain NAME.
+"""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command and return the exit code."""
+    if any(word in ("-h", "--help") for word in arguments):
+        print(_USAGE)
+        return 0
+    errors = explained()
+    if not arguments:
+        print("\n".join(f"  {name:<24}{first_sentence(error.text)}" for name, error in errors.items()))
+        return 0
+    name = arguments[0]
+    if len(arguments) > 1 or name not in errors:
+        typed = " ".join(arguments)
+        known = ", ".join(errors)
+        print(f"'{typed}' is not the name of an error.{did_you_mean(name, errors)} There are {known}.", file=sys.stderr)
+        return 2
+    print(f"{name}\n\n{errors[name].text}")
+    return 0
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a part, on one line."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".") + "."
