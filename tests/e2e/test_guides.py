@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tests.helpers.launching import run_command
 from tests.helpers.pages import ROOT, blocks, commands, prepare, run_page
 
 DOCS = ROOT / "docs"
@@ -61,3 +64,16 @@ def test_what_is_not_run_says_why() -> None:
     assert left_out
     for block in left_out:
         assert len(block.comment.split()) > 5 and block.commands, block
+
+
+@pytest.mark.parallel
+def test_one_batch_gives_one_result_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """What docs/optimizers.md says of its first two commands, to the last digits of the weights."""
+    block = next(block for block in blocks(DOCS / "optimizers.md") if block.commands)
+    for line in block.commands:
+        done = run_command(f"{line} trainer.max_steps=20", tmp_path)
+        assert done.code == 0, done.text
+    one, two = (load_file(tmp_path / f"runs/{name}/checkpoints/last/weights.safetensors") for name in ("one", "two"))
+    assert len(one) > 0
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-6)

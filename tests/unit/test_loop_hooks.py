@@ -181,3 +181,10 @@ def test_a_multi_optimizer_step_calls_its_hooks_for_each(tmp_path: Path) -> None
     names = ["on_before_optimizer_step", "on_before_zero_grad"]
     quiet(tmp_path, max_steps=1, callbacks=spy(Callback, names, calls)).fit(Two(), loader(4))
     assert calls == ["on_before_optimizer_step", "on_before_optimizer_step", "on_before_zero_grad", "on_before_zero_grad"]
+
+
+def test_the_reference_lists_the_hooks_in_this_order() -> None:
+    """docs/reference/hooks.md has the first epoch of the fit above, and how it ends."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "hooks.md").read_text()
+    listed = [line.split()[0] for line in page.partition("```text\n")[2].partition("```")[0].splitlines()]
+    assert listed == FIT[: FIT.index("on_train_epoch_end") + 1] + FIT[FIT.index("on_train_end") :]

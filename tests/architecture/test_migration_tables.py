@@ -1,0 +1,110 @@
+"""The migration pages' tables name what is there: on their side in their library, on ours in trainkit."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("from_horovod", "from_accelerate", "from_transformers")
+COMMANDS = {"horovodrun", "torchrun"}
+
+
+def rows(page: str, heading: str = "") -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the rows of a page's tables: their names, and ours; of one heading if it is given."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    if heading:
+        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            theirs, ours, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            yield re.findall(r"`([^`]+)`", theirs), re.findall(r"`([^`]+)`", ours) or [ours]
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name of the table's second column exists in trainkit, its Trainer or its configs."""
+    if name in COMMANDS or name == "not here":
+        return True
+    if "=" in name:
+        group, _, option = name.partition("=")
+        return (ROOT / "conf" / group / f"{option}.yaml").is_file()
+    home, _, attribute = name.rpartition(".")
+    if home == "trainkit":
+        return attribute in trainkit.__all__
+    if home == "Task":
+        return hasattr(trainkit.Task, attribute)
+    if home == "loop":
+        return hasattr(trainkit.Loop, attribute) or f"self.{attribute}" in inspect.getsource(trainkit.Loop)
+    if home == "trainer":
+        settings = inspect.signature(trainkit.Trainer).parameters
+        return attribute in settings or hasattr(trainkit.Trainer, attribute)
+    if home == "engine":
+        options = [importlib.import_module("trainkit.engine.horovod.engine").HorovodEngine.__init__]
+        return any(attribute in inspect.signature(option).parameters for option in options)
+    if home in ("data", "optimizer"):
+        return any(re.search(rf"^\s*{attribute}:", path.read_text(), re.MULTILINE) for path in (ROOT / "conf").rglob("*.yaml"))
+    return name in ("run_dir", "ckpt_path", "seed")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_right_column_is_trainkits(page: str) -> None:
+    """A name that was renamed here is renamed there."""
+    found = list(rows(page))
+    assert len(found) >= 12
+    assert [name for _, ours in found for name in ours if not is_here(name)] == []
+
+
+def test_a_name_that_is_not_here_is_noticed() -> None:
+    """The test above can fail."""
+    others = [
+        "trainkit.Nothing",
+        "trainer.max_epoch",
+        "engine.nothing",
+        "callbacks=nothing",
+        "loop.nothing",
+        "Task.nothing",
+        "data.no",
+    ]
+    assert [name for name in others if is_here(name)] == []
+
+
+def arguments(*functions: Any) -> set[str]:
+    """Return the names of their parameters."""
+    return {name for function in functions for name in inspect.signature(function).parameters}
+
+
+def test_the_left_column_is_horovods() -> None:
+    """Functions of horovod.torch, and arguments of its DistributedOptimizer."""
+    hvd = pytest.importorskip("horovod.torch")
+    known = {f"hvd.{name}" for name in dir(hvd)} | arguments(hvd.DistributedOptimizer)
+    assert [name for theirs, _ in rows("from_horovod") for name in theirs if name not in known] == []
+
+
+def test_the_left_column_is_fabrics() -> None:
+    """Methods of Lightning's Fabric."""
+    fabric = pytest.importorskip("lightning.fabric").Fabric
+    known = {"Fabric"} | {f"fabric.{name}" for name in dir(fabric)}
+    assert [name for theirs, _ in rows("from_accelerate", "Fabric") for name in theirs if name not in known] == []
+
+
+def test_the_left_column_is_accelerates() -> None:
+    """Methods of its Accelerator, where `make peers` has installed it."""
+    accelerator = pytest.importorskip("accelerate").Accelerator
+    known = {"Accelerator", "accelerate launch"} | {f"accelerator.{name}" for name in dir(accelerator)}
+    assert [name for theirs, _ in rows("from_accelerate", "Accelerate") for name in theirs if name not in known] == []
+
+
+def test_the_left_column_is_transformers() -> None:
+    """Arguments of its TrainingArguments."""
+    transformers = pytest.importorskip("transformers")
+    known = arguments(transformers.TrainingArguments)
+    theirs = [name for theirs, _ in rows("from_transformers") for name in theirs]
+    assert [name for name in theirs if name not in known] == []
