@@ -24,6 +24,7 @@ from trainkit.errors import EngineError
 from trainkit.horovod_build import build, patches, pip
 from trainkit.horovod_build import check as build_check
 from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers, search_path
+from trainkit.horovod_build.tools import Tool
 
 _INSTALL_COMMAND = "python -m trainkit horovod install"
 _PROG = "python -m trainkit horovod"
@@ -64,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "install", help="build, install and test Horovod", description=_INSTALL_ABOUT, formatter_class=raw
     )
     mpi = install.add_mutually_exclusive_group()
-    mpi.add_argument("--mpi", action="store_true", default=None, help="build with MPI (default: if mpicxx is found)")
-    mpi.add_argument("--no-mpi", dest="mpi", action="store_false", help="build without MPI; Gloo is always built")
+    mpi.add_argument("--mpi", action="store_true", help="build with Open MPI or MPICH beside Gloo, for mpirun and Adasum")
+    mpi.add_argument("--no-mpi", dest="mpi", action="store_false", help="the default: build without MPI, even where one is")
     gpu = install.add_mutually_exclusive_group()
     gpu.add_argument(
         "--gpu",
@@ -117,10 +118,12 @@ def _install(arguments: argparse.Namespace) -> int:
     if installed is not None and not arguments.rebuild and _fits(installed, machine, plan, wanted):
         _say(f"Horovod {installed.version} is installed already, built for this torch.")
     else:
+        if installed is not None and "mpi" in installed.parts and not plan.mpi.on:
+            _say("The installed Horovod has MPI; one without it takes its place (--mpi keeps it).")
         wheel = _wheel(machine, plan, log=log, source=source, rebuild=arguments.rebuild)
         pip.install_wheel(wheel, log)
         _say(f"Installed {wheel.name}.")
-    _test(log)
+    _test(log, machine.mpirun if plan.mpi.on else None)
     _say(f"Done in {time.monotonic() - started:.0f} s.")
     return 0
 
@@ -196,19 +199,23 @@ def _check(arguments: argparse.Namespace) -> int:
     if problem is not None:
         raise EngineError(f"Horovod {installed.version} cannot be used: {problem}. Repair it with: {_INSTALL_COMMAND}")
     if not arguments.no_proof:
-        _test(_new_log("check"))
+        _test(_new_log("check"), machine.mpirun if "mpi" in installed.parts else None)
     return 0
 
 
-def _test(log: Path) -> None:
-    started = time.monotonic()
-    try:
-        proven = build_check.prove(log, os.environ)
-    except EngineError as error:
-        raise EngineError(f"{error}\nIf nothing else explains this, build again with: {_INSTALL_COMMAND} --rebuild") from None
-    _say(f"Proof: horovodrun -np 2 --gloo, {time.monotonic() - started:.0f} s")
-    for line in proven:
-        _say(f"  {line}")
+def _test(log: Path, mpirun: Tool | None) -> None:
+    """Test with horovodrun, and with mpirun if there is one that the installed Horovod works with."""
+    for starter in (None, mpirun)[: 1 if mpirun is None else 2]:
+        started = time.monotonic()
+        try:
+            proven = build_check.prove(log, os.environ, starter)
+        except EngineError as error:
+            again = f"{_INSTALL_COMMAND}{'' if mpirun is None else ' --mpi'} --rebuild"
+            raise EngineError(f"{error}\nIf nothing else explains this, build again with: {again}") from None
+        command = "horovodrun -np 2 --gloo" if starter is None else f"mpirun -np 2 ({starter.version})"
+        _say(f"Proof: {command}, {time.monotonic() - started:.0f} s")
+        for line in proven:
+            _say(f"  {line}")
 
 
 def _new_log(command: str) -> Path:

@@ -82,7 +82,7 @@ def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
     recipe = _TOOLCHAIN.read_text(encoding="utf-8") + environ.get("CXXFLAGS", "")
     if plan.mpi.on and machine.mpicxx is not None:
         parts.append("mpi")
-        recipe += machine.mpicxx.version
+        recipe += machine.mpicxx.version + (machine.mpirun.version if machine.mpirun else "")
     if plan.gpu.on and machine.nvcc is not None:
         parts.append(f"nccl-cuda{machine.nvcc.version}")
         recipe += environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")

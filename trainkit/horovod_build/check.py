@@ -1,12 +1,13 @@
 """The installed Horovod: what it was built for, and a test that two ranks can reduce with it.
 
 look     -> Installed | None    in a separate process: an import that fails or crashes is a result
-prove    -> list[str]           horovodrun -np 2 --gloo, one allreduce, the numbers checked
+prove    -> list[str]           horovodrun -np 2 --gloo (or mpirun -np 2), one allreduce, the numbers checked
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from trainkit.errors import EngineError
 from trainkit.horovod_build.patches import edits_of, identity
 from trainkit.horovod_build.pip import VERSION
 from trainkit.horovod_build.probe import Plan, Wanted
+from trainkit.horovod_build.tools import Tool
 from trainkit.launch.commands import failure, run
 from trainkit.launch.local import start_with
 
@@ -85,9 +87,9 @@ class Installed:
         return None if "gloo" in self.parts else "it was built without Gloo"
 
     def serves(self, plan: Plan, wanted: Wanted) -> bool:
-        """Return whether it has the planned parts; extra parts are allowed if the user left the choice open."""
-        parts = (("mpi", plan.mpi.on, wanted.mpi), ("nccl", plan.gpu.on, wanted.gpu))
-        return all((name in self.parts) == on or (requested is None and not on) for name, on, requested in parts)
+        """Return whether it has the planned parts. NCCL may be there unplanned if the user left it open; MPI never is."""
+        nccl = "nccl" in self.parts
+        return ("mpi" in self.parts) == plan.mpi.on and (nccl == plan.gpu.on or (wanted.gpu is None and nccl))
 
 
 def look() -> Installed | None:
@@ -102,19 +104,31 @@ def look() -> Installed | None:
     return Installed(answer["version"], answer["built_for"], tuple(answer.get("parts", ())), error)
 
 
-def prove(log: Path, environ: Mapping[str, str]) -> list[str]:
+def prove(log: Path, environ: Mapping[str, str], mpirun: Tool | None = None) -> list[str]:
     """Run an allreduce on two ranks with this environment's horovodrun, and return each rank's result.
+
+    Args:
+        mpirun: starts the ranks, in place of horovodrun.
 
     Raises:
         EngineError: the ranks did not start, did not end within TIMEOUT_S, or got other numbers.
     """
     what = "The test, an allreduce of two ranks,"
     env = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_")}
+    start = start_with("horovodrun", 2) if mpirun is None else [*mpi_start(mpirun, 2), sys.executable]
     with tempfile.TemporaryDirectory(prefix="trainkit-proof-") as folder:
         script = Path(folder) / "proof.py"
         script.write_text(_PROOF, encoding="utf-8")
-        lines = run([*start_with("horovodrun", 2), str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
+        lines = run([*start, str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
     proven = sorted(found.groups() for found in map(_PROVEN.search, map(str.rstrip, lines)) if found)
     if [rank for _, rank in proven] != ["0", "1"]:
         raise EngineError(failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log))
     return [text for text, _ in proven]
+
+
+def mpi_start(mpirun: Tool, ranks: int) -> list[str]:
+    """Return the start of a command of mpirun. Open MPI refuses root, and more ranks than cores, unless it is permitted."""
+    if not mpirun.version.startswith("Open MPI"):
+        return [mpirun.path, "-np", str(ranks)]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpirun.path, *root, "--oversubscribe", "-np", str(ranks)]

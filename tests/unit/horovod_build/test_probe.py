@@ -10,7 +10,8 @@ import pytest
 
 from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import probe as horovod_machine
-from trainkit.horovod_build.probe import Machine, Nccl, Tool, Torch, Wanted, choose, probe, require_compilers
+from trainkit.horovod_build.probe import Choice, Machine, Nccl, Torch, Wanted, choose, probe, require_compilers
+from trainkit.horovod_build.tools import Tool, find_mpirun
 
 PLAIN = Machine(
     torch=Torch("2.15.0+cpu"),
@@ -30,28 +31,52 @@ WITH_GPU = replace(
     nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"),
     nccl=Nccl("/opt/nccl/include", "/opt/nccl/lib/libnccl.so.2"),
 )
-WITH_MPI = replace(PLAIN, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"))
+OPEN_MPI = Tool("/usr/bin/mpirun", "Open MPI 4.1.4")
+WITH_MPI = replace(PLAIN, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi_cxx -lmpi"), mpirun=OPEN_MPI)
 
 
 def test_plain_machine_builds_gloo_alone_and_says_why():
     """Without MPI and GPU neither is built, and each has its reason."""
     plan = choose(PLAIN, Wanted())
     assert (plan.mpi.on, plan.gpu.on) == (False, False)
-    assert "mpicxx was not found" in plan.mpi.why
+    assert plan.mpi.why == "--mpi: for mpirun and Adasum"
     assert "torch sees no GPU" in plan.gpu.why
 
 
-def test_found_mpi_is_built_unless_left_out():
-    """mpicxx on the PATH turns MPI on; --no-mpi turns it off again."""
-    assert choose(WITH_MPI, Wanted()).mpi.on
-    assert choose(WITH_MPI, Wanted(mpi=True)).mpi.on
-    assert not choose(WITH_MPI, Wanted(mpi=False)).mpi.on
+def test_an_mpi_that_is_there_is_built_on_request_only():
+    """Without --mpi it is named and left out: horovodrun would use mpirun by itself. With --mpi it is named with its paths."""
+    assert choose(WITH_MPI, Wanted()).mpi == Choice(False, "--mpi builds with Open MPI 4.1.4, which is here")
+    assert choose(WITH_MPI, Wanted(mpi=True)).mpi == Choice(True, "Open MPI 4.1.4: /usr/bin/mpicxx, /usr/bin/mpirun")
 
 
-def test_mpi_asked_for_and_absent_is_refused_with_the_way_to_get_it():
-    """--mpi without mpicxx ends before the build and names the package to install."""
-    with pytest.raises(ConfigError, match=r"--mpi is given.*mpicxx.*apt-get install libopenmpi-dev"):
-        choose(PLAIN, Wanted(mpi=True))
+@pytest.mark.parametrize(
+    ("lack", "words"),
+    [
+        ({"mpicxx": None}, r"mpicxx, MPI's compiler, is not on the PATH.*apt-get install libopenmpi-dev openmpi-bin"),
+        ({"mpirun": None}, r"/usr/bin/mpicxx was found, but not mpirun.*apt-get install libopenmpi-dev openmpi-bin"),
+        ({"mpirun": Tool("/opt/mpirun", "MPICH 4.0.2")}, r"mpicxx is Open MPI's and /opt/mpirun is MPICH's"),
+        ({"mpicxx": Tool("/opt/mpicxx", "c++ -lmpichcxx -lmpich")}, r"/opt/mpicxx is MPICH's and .* is Open MPI's"),
+    ],
+)
+def test_mpi_asked_for_that_cannot_be_built_is_refused_with_the_cure(lack: dict[str, Any], words: str):
+    """--mpi without mpicxx, without mpirun or with those of two MPIs ends before the build."""
+    with pytest.raises(ConfigError, match=f"--mpi is given.*{words}"):
+        choose(replace(WITH_MPI, **lack), Wanted(mpi=True))
+
+
+@pytest.mark.parametrize(
+    ("prints", "version"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "Open MPI 4.1.4"),
+        ("HYDRA build details:\n    Version:                                 4.0.2", "MPICH 4.0.2"),
+        ("mpirun of a vendor", "mpirun of a vendor"),
+        ("", "unknown version"),
+    ],
+)
+def test_mpirun_says_which_mpi_it_is(prints: str, version: str, tmp_path: Path):
+    """Open MPI, MPICH with its version on the second line, and another, by its own words."""
+    program = _program(tmp_path / "mpirun", prints)
+    assert find_mpirun(str(tmp_path)) == Tool(str(program), version)
 
 
 def test_seen_gpu_is_built_for_unless_left_out():
