@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm slow horovod-suite peers bench bench-gpu clean
+.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm docs slow horovod-suite peers bench bench-gpu requirements audit dist clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,7 +25,7 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check unit golden parallel faults hosts e2e ray slurm
+test: check docs unit golden parallel faults hosts e2e ray slurm
 
 setup: $(READY)
 
@@ -80,6 +80,10 @@ slurm: $(READY)
 		|| echo "Slurm cannot be installed here: its tests are skipped"
 	$(BIN)/pytest -q -rs tests/slurm -m "not slow"
 
+# The site, into build/site; a warning is an error.
+docs: $(READY)
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site
+
 # With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
 slow: $(READY)
 	$(BIN)/pytest -q tests -m slow
@@ -104,6 +108,21 @@ bench: $(PEERS)
 
 bench-gpu:
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
+
+# requirements.txt again, from pyproject.toml: versions stay where they can; UPGRADE=--upgrade takes the newest.
+requirements: $(READY)
+	$(BIN)/uv pip compile -q pyproject.toml --extra dev --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
+		--custom-compile-command "make requirements" $(UPGRADE) -o requirements.txt
+
+# Licences of all that is installed. Known vulnerabilities: .github/workflows/ci.yml, which needs PyPI's database.
+audit: $(READY)
+	$(BIN)/uv tool run --python $(BIN)/python pip-licenses --python $(BIN)/python --order license
+
+# What a release uploads, checked.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation -o dist .
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

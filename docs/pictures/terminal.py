@@ -19,7 +19,11 @@ COMMAND = "horovodrun -np 2 python -m trainkit fit conf=resnet50 run_dir=runs/re
 def recorded(folder: Path) -> str:
     """Run the command in a terminal of its own; return what it wrote."""
     ours, theirs = pty.openpty()
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "110", "TERM": "xterm-256color"}
+    env = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "110",
+        "TERM": "xterm-256color",
+    }
     process = subprocess.Popen(COMMAND, shell=True, cwd=folder, env=env, stdout=theirs, stderr=theirs, stdin=theirs)
     os.close(theirs)
     out = io.BytesIO()
