@@ -30,7 +30,8 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "none"  # the docstrings name types where they say something
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
+default_role = "code"
 napoleon_google_docstring = True
 napoleon_use_rtype = False
 copybutton_prompt_text = "$ "

@@ -28,10 +28,11 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
-DOCS = ("language_models", "lightning", "ray", "reliability", "slurm")
 PLACES = [
     *sorted(ROOT.rglob("*.py")),
-    *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in DOCS))),
+    *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT.parent / "docs").rglob("*.md")),
+    ROOT / "cli" / "explained" / "errors.md",
 ]
 
 
