@@ -50,7 +50,8 @@ class Forks:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.socket = ours
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))} | {"PYTHONPATH": str(ROOT)}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.forked", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
