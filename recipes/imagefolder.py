@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,26 @@ def load_image(path: str) -> Tensor:
     """
     try:
         data = Path(path).read_bytes()
+    except OSError as error:
+        raise _undecodable(path, error) from error
+    return decode_image(data, lambda: path)
+
+
+def decode_image(data: bytes, name: Callable[[], str]) -> Tensor:
+    """Decode a file's content, as `load_image`; `name` returns the file's name for an error."""
+    try:
         if data.startswith(_JPEG):
             with contextlib.suppress(RuntimeError):  # PIL decodes more formats, and has better errors
                 return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
         with Image.open(io.BytesIO(data)) as image:
             return v2.functional.pil_to_tensor(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{path} cannot be decoded as an image ({reason}). Replace or remove the file.") from error
+        raise _undecodable(name(), error) from error
+
+
+def _undecodable(name: str, error: Exception) -> DataError:
+    reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+    return DataError(f"{name} cannot be decoded as an image ({reason}). Replace or remove the file.")
 
 
 class ImageFolder(trainkit.DataModule):
