@@ -41,8 +41,7 @@ class ImageShards(trainkit.DataModule):
         num_workers: processes of each rank that decode; None takes the rank's share of the cores.
         augment: how training images vary; None for crop and flip only.
         shuffle_shards: shards of a lane that are shuffled together.
-        lanes: parts of the order that are read beside each other; ranks that divide them read their own alone.
-        global_batch_size: that of the trainer, which the lanes share.
+        lanes: parts of the order that are read beside each other; a multiple of the number of ranks lets each read its own.
         cache_dir: where shards of an object store are kept on this host.
         cache_size_gb: so much at most, in 10^9 bytes.
         label: the extension of the label's file.
@@ -61,7 +60,6 @@ class ImageShards(trainkit.DataModule):
         augment: Augment | None = None,
         shuffle_shards: PositiveInt = 16,
         lanes: PositiveInt = 1,
-        global_batch_size: PositiveInt | None = None,
         cache_dir: str | None = None,
         cache_size_gb: PositiveFloat = 100.0,
         label: str = "cls",
@@ -75,7 +73,7 @@ class ImageShards(trainkit.DataModule):
         self.root, self.urls, self.val_urls = root, {"train": urls, "val": val_urls}, val_urls
         self.batch_size, self.num_classes, self.image_size, self.num_workers = batch_size, num_classes, image_size, num_workers
         self.augment = Augment() if augment is None else augment
-        self.shuffle_shards, self.lanes, self.global_batch_size, self.label = shuffle_shards, lanes, global_batch_size, label
+        self.shuffle_shards, self.lanes, self.label = shuffle_shards, lanes, label
         folder = (
             Path(cache_dir)
             if cache_dir
@@ -101,14 +99,12 @@ class ImageShards(trainkit.DataModule):
 
     def train_dataloader(self) -> DataLoader:
         index, repeats = self.train.index, self.augment.repeats
-        step = self.global_batch_size or self.batch_size * trainkit.world_size()
-        within = self.augment.repeat_within or step
-        batch = None if self.global_batch_size is None else math.ceil(self.global_batch_size / repeats)
-        order = ShardOrder(index, self.shuffle_shards, self.lanes, batch, self._fetch_ahead)
-        _say(order.describe(min(step, index.num_samples)))
+        step = self.augment.repeat_within or self.batch_size * trainkit.world_size()
+        order = ShardOrder(index, self.shuffle_shards, self.lanes, self.batch_size, self._fetch_ahead)
+        _say(order.describe(min(step // repeats, index.num_samples)))
         if repeats == 1:
             return DataLoader(self.train, self.batch_size, sampler=order, **self._loading())
-        copies = RepeatedShards(order, repeats, within)
+        copies = RepeatedShards(order, repeats, step)
         return DataLoader(Repeated(self.train, repeats), self.batch_size, sampler=copies, **self._loading())
 
     def val_dataloader(self) -> DataLoader | None:

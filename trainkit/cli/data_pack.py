@@ -31,22 +31,32 @@ def main(command: str, arguments: Sequence[str], launcher: Launcher) -> int:
         given = read_keys(arguments[1:], KEYS, command)
         if "output" not in given:
             raise ConfigError("output is missing; it must be the folder or URL to write, as s3://bucket/imagenet.")
-        numbers = {"shard_mb": 256, "seed": 0, "workers": 4}
-        for key in numbers:
-            numbers[key] = count(key, given[key], least=key != "seed") if key in given else numbers[key]
+        numbers: dict[str, Any] = {"shard_mb": _megabytes(given.get("shard_mb", "256"))}
+        for key, default in (("seed", 0), ("workers", 4)):
+            numbers[key] = count(key, given[key], least=key == "workers") if key in given else default
     except ConfigError as error:
         return fail(error, launcher, str(error), error.exit_code)
     return guarded(lambda: _work(Path(arguments[0]), given["output"], **numbers), launcher)
 
 
-def _work(source: Path, output: str, shard_mb: int, seed: int, workers: int) -> None:
+def _megabytes(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"shard_mb is '{text}'; it must be a number above 0: the size of a tar in 10^6 bytes, about.")
+    return number
+
+
+def _work(source: Path, output: str, shard_mb: float, seed: int, workers: int) -> None:
     """Write the shards, with a progress bar. torch is imported here, after all checks."""
     packer: Any = importlib.import_module("trainkit.data.shards.packer")
     stores: Any = importlib.import_module("trainkit.data.shards.store")
     progress: Any = importlib.import_module("trainkit.callbacks.progress.progress")
     output = output if "://" in output else str(Path(output).absolute())
     store, began, lines = stores.Store(), time.monotonic(), []
-    packings = packer.plan_of(source, output, shard_mb * 10**6, seed)
+    packings = packer.plan_of(source, output, int(shard_mb * 1e6), seed)
     screen = progress.make_screen(console_of(), _REFRESH_RATE)
 
     def moved(num_bytes: int) -> None:

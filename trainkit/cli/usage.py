@@ -77,7 +77,7 @@ USAGES = {
             ("stage", "fit | test | predict", "fit", "check: which data; fit: training and validation"),
             ("workers", "int", "one for each core, 4", "check: processes that read. pack: tars written at a time"),
             ("output", "FOLDER", "", "tokens, pack: the folder to write, which does not exist yet; pack: or a URL"),
-            ("shard_mb", "int", "256", "pack: the size of a tar, about"),
+            ("shard_mb", "float", "256", "pack: the size of a tar, about"),
             ("seed", "int", "0", "pack: of the order of the images"),
             ("tokenizer", "FILE", "bytes", "tokens: a tokenizer.json; needs trainkit[transformers]"),
             ("val", "float", "0.1", "tokens: the share of them that is held out"),

@@ -3,10 +3,10 @@
     shards of the epoch in random order, one after the other        | 7 | 2 | 9 | 4 | 1 | 8 | ...
     their samples, cut into `lanes` of equal length                 lane 0: 7 2 9 ...    lane 1: 4 1 8 ...
     each lane in windows of some shards, shuffled within            lane 0: [7 2] [9 ...]
-    a batch takes as many samples of each lane                      | lane 0 | lane 1 |
+    the lanes take turns, with a microbatch each                    | lane 0 | lane 1 | lane 0 | lane 1 |
 
-Each step takes the next batch of this order, whatever the number of ranks, and ranks take neighbouring parts of it. So two
-ranks read a lane each, if there are two lanes: each reads half of the shards. With one lane every rank reads all of them.
+Each step takes the next samples of this order, whatever the number of ranks, and the ranks take its microbatches in turn. So
+two ranks read a lane each, if there are two lanes: half of the shards. With one lane every rank reads all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EpochOrder(Sequence[int]):
     """
 
     def __init__(
-        self, index: Index, number: int, window: int, lanes: int, batch: int, ahead: Callable[[list[int]], object] | None = None
+        self, index: Index, number: int, window: int, lanes: int, turn: int, ahead: Callable[[list[int]], object] | None = None
     ) -> None:
         self._index, self._number, self._window, self._lanes, self._ahead = index, number, window, lanes, ahead
         self._shards: Numbers = np.random.Generator(np.random.PCG64(number)).permutation(len(index.shards)).astype(np.int64)
@@ -46,8 +46,8 @@ class EpochOrder(Sequence[int]):
         self._starts = [0, *np.cumsum(counts).tolist()]  # of the shards, in this order
         self._firsts = index.ends[self._shards] - counts  # the index of each one's first sample
         self._length = index.num_samples
-        self._part = batch // lanes
-        self._full = self._length // batch * self._part  # samples of each lane that are in full batches
+        self._part = turn
+        self._full = self._length // (turn * lanes) * turn  # samples of each lane in rounds in which every lane has a turn
         self._cuts = [self._length * lane // lanes for lane in range(lanes + 1)]
         rests = [self._cuts[lane + 1] - self._cuts[lane] - self._full for lane in range(lanes)]
         self._rests = [0, *itertools.accumulate(rests)]
@@ -61,10 +61,9 @@ class EpochOrder(Sequence[int]):
             return [self[i] for i in range(*place.indices(self._length))]
         if not 0 <= place < self._length:
             raise IndexError(place)
-        batch = self._part * self._lanes
         if place < self._full * self._lanes:
-            lane, within = divmod(place % batch, self._part)
-            at = place // batch * self._part + within
+            turn, within = divmod(place, self._part)
+            at, lane = turn // self._lanes * self._part + within, turn % self._lanes
         else:  # what is left of each lane, one after the other
             rest = place - self._full * self._lanes
             lane = bisect.bisect_right(self._rests, rest) - 1
@@ -108,12 +107,12 @@ class ShardOrder(Sampler[int]):
     Args:
         index: the shards.
         window: shards of a lane that are shuffled together: as many are read at a time, and as many are fetched ahead.
-        lanes: parts of the order that are read beside each other.
-        batch: samples of a step on all ranks, a multiple of `lanes`; of no effect with one lane.
+        lanes: parts of the order that are read beside each other. Ranks that divide them read their own lanes alone.
+        turn: samples of a lane's turn: the microbatch of a rank; of no effect with one lane.
         ahead: receives the shards that a lane will soon read, as numbers.
 
     Raises:
-        ConfigError: `lanes` does not divide `batch`, or there are fewer shards than lanes.
+        ConfigError: there are fewer shards than lanes.
     """
 
     def __init__(
@@ -121,21 +120,15 @@ class ShardOrder(Sampler[int]):
         index: Index,
         window: int = 16,
         lanes: int = 1,
-        batch: int | None = None,
+        turn: int = 1,
         ahead: Callable[[list[int]], object] | None = None,
     ) -> None:
-        if lanes > 1 and (batch is None or batch % lanes):
-            raise ConfigError(
-                f"data.lanes is {lanes}; it must divide the samples of a step on all ranks, trainer.global_batch_size, "
-                "which is "
-                f"{'null' if batch is None else batch}. The order would otherwise depend on the number of ranks."
-            )
         if lanes > len(index.shards):
             raise ConfigError(
                 f"data.lanes is {lanes}, but there are {len(index.shards)} shards; it must be {len(index.shards)} or less."
             )
         self.index, self.window, self.lanes = index, min(window, len(index.shards)), lanes
-        self.batch, self._ahead = batch if batch is not None and lanes > 1 else lanes, ahead
+        self.turn, self._ahead = turn if lanes > 1 else 1, ahead
         self._latest: tuple[tuple[int, int], EpochOrder] | None = None
 
     def __len__(self) -> int:
@@ -147,7 +140,7 @@ class ShardOrder(Sampler[int]):
     def order_of(self, seed: int, epoch: int) -> Sequence[int]:
         """Return the order of an epoch; the loader asks for it, on each rank."""
         if self._latest is None or self._latest[0] != (seed, epoch):
-            order = EpochOrder(self.index, mix(seed, epoch), self.window, self.lanes, self.batch, self._ahead)
+            order = EpochOrder(self.index, mix(seed, epoch), self.window, self.lanes, self.turn, self._ahead)
             self._latest = (seed, epoch), order
         return self._latest[1]
 
