@@ -48,6 +48,14 @@ class ShardDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the shards; the next sample opens its own again."""
+        while self._open:
+            self._open.popitem()[1][0].close()
+
     def __len__(self) -> int:
         return self.index.num_samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def test_every_image_is_in_one_shard(images: Path, tmp_path: Path) -> None:
         assert sample.files == {"jpg": path.read_bytes(), "cls": path.parent.name[-1].encode()}
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # WebDataset leaves its tars to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_them(images: Path, tmp_path: Path) -> None:
     """The tars are WebDataset's own layout: pictures and numbers, each once."""
     wds = pytest.importorskip("webdataset")
@@ -48,6 +51,8 @@ def test_webdataset_reads_them(images: Path, tmp_path: Path) -> None:
     read = wds.WebDataset([shard.url for shard in index.shards], shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls")
     labels = [label for image, label in read if image.shape == (3, 24, 24)]
     assert sorted(labels) == sorted([*range(4)] * 8)
+    del read
+    gc.collect()
 
 
 def test_an_interrupted_packing_continues(images: Path, tmp_path: Path) -> None:
