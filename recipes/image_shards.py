@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,21 @@ class ImageShards(trainkit.DataModule):
 
     def teardown(self, stage: str) -> None:
         self.cache.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the order depends on, beside seed and epoch."""
+        listed = [(shard.name, shard.samples, shard.sha256) for shard in self.train.index.shards]
+        turn = self.batch_size if self.lanes > 1 else 0
+        shards = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+        return {"shards": shards, "shuffle_shards": self.shuffle_shards, "lanes": self.lanes, "batch_size": turn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Say if the rest of an interrupted epoch comes in another order."""
+        now = self.state_dict()
+        changed = [key for key in now if state_dict.get(key, now[key]) != now[key]]
+        if changed:
+            before = ", ".join(f"{key}={state_dict[key] or 'any'} (now {now[key] or 'any'})" for key in changed)
+            _say(f"the checkpoint's epoch has another order: {before}. In it some samples come twice, and as many do not come.")
 
     def _fetch_ahead(self, numbers: list[int]) -> None:
         self.cache.fetch_ahead(self.train.index.shards[number] for number in numbers)
@@ -237,6 +253,8 @@ class _Copies(Sequence[int]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
         group, within = divmod(place, self.within)
         samples = math.ceil(min(self.within, len(self) - group * self.within) / self.repeats)
         copy, number = divmod(within, samples)

@@ -72,11 +72,11 @@ def read_all(folder: Path, index: Index, max_bytes: int, worker: int, results: A
 
 
 def test_workers_share_a_small_cache(index: Index, tmp_path: Path) -> None:
-    """Three processes read all samples in orders of their own, of a cache of three shards: each gets all of them."""
+    """Two processes read all samples in orders of their own, of a cache of three shards: each gets all of them."""
     size = max(shard.size for shard in index.shards)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=read_all, args=(tmp_path, index, 3 * size, i, results)) for i in range(3)]
+    workers = [context.Process(target=read_all, args=(tmp_path, index, 3 * size, i, results)) for i in range(2)]
     for worker in workers:
         worker.start()
     for labels in [results.get(timeout=100) for _ in workers]:
