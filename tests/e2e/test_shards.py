@@ -93,7 +93,8 @@ def test_a_killed_run_resumes_bit_for_bit(bucket: ObjectStore, command: Command)
     """Two ranks, killed in the middle of an epoch, resume within it: weights, optimizer and metrics are those of a "
     "whole run."""
     done = command(
-        f"python -m trainkit check-resume conf=mlp engine=ddp ranks=2 kill_at=5 save_at=4 steps=7 data=webdataset "
+        "python -m trainkit check-resume conf=mlp trainer.lr_warmup_steps=null engine=ddp ranks=2 kill_at=5 save_at=4 "
+        "steps=7 data=webdataset "
         f"data.root={bucket.url} data.num_classes=4 data.image_size=8 data.batch_size=3 data.num_workers=1 data.lanes=2 "
         "data.shuffle_shards=1 data.cache_dir=cache data.cache_size_gb=0.0001 trainer.max_epochs=2"
     )
