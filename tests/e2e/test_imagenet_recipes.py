@@ -10,14 +10,16 @@ import pytest
 from tests.helpers.launching import Command
 from tests.helpers.pictures import write_pictures
 
-NOISE = "data=synthetic data.num_classes=4 data.num_samples=144 data.image_size=32 data.batch_size=12 trainer.global_batch_size=12 "
+NOISE = (
+    "data=synthetic data.num_classes=4 data.num_samples=240 data.image_size=32 data.batch_size=12 trainer.global_batch_size=12 "
+)
 SHORT = "trainer.max_epochs=2 trainer.lr_warmup_epochs=null trainer.lr_warmup_steps=5 trainer.log_every_n_steps=1 "
 VIT = (
     "task.model=timm:vit_tiny_patch16_224 '~task.model_options.image_size' +task.model_options.img_size=32 "
     "+task.model_options.depth=2 +task.model_options.embed_dim=48 "
 )
 SMALL = {
-    "resnet50_a3": "task.model=resnet18 trainer.lr_reference_batch_size=12 ",
+    "resnet50_a3": "task.model=timm:resnet10t trainer.lr_reference_batch_size=12 ",
     "vit_b16": VIT + "trainer.lr_reference_batch_size=12 optimizer.lr=2e-3 callbacks.ema.decay=0.9 ",
 }
 
@@ -29,10 +31,10 @@ def column(run: Path, name: str) -> list[float]:
 
 @pytest.mark.parametrize("conf", SMALL)
 def test_a_recipe_learns(conf: str, command: Command, tmp_path: Path) -> None:
-    """Within 24 steps on a small model and noise: the loss falls; the ViT's weights are averaged."""
+    """Within 40 steps on a small model and noise: the loss falls; the ViT's weights are averaged, so it is that of training."""
     done = command(f"python -m trainkit fit conf={conf} {NOISE}{SHORT}{SMALL[conf]}run_dir=run")
     assert done.code == 0, done.text
-    first, last = column(tmp_path / "run", "train/loss_epoch")
+    first, last = column(tmp_path / "run", "val/loss" if conf == "resnet50_a3" else "train/loss_epoch")
     assert last < first
     assert ("EMA: validation" in done.out) == (conf == "vit_b16")
 
