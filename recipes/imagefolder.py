@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -23,6 +25,11 @@ from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_OF_DALI = (
+    "data     decode=dali: crops and flips are those of decode=torchvision, a function of (seed, epoch, sample), and "
+    "so exact on "
+    "resume; pixels differ a little, as its decoder and resize round otherwise. A file that it cannot decode ends the run."
+)
 _JPEG = b"\xff\xd8"  # the first bytes of its files
 
 
@@ -34,14 +41,26 @@ def load_image(path: str) -> Tensor:
     """
     try:
         data = Path(path).read_bytes()
+    except OSError as error:
+        raise _undecodable(path, error) from error
+    return decode_image(data, lambda: path)
+
+
+def decode_image(data: bytes, name: Callable[[], str]) -> Tensor:
+    """Decode a file's content, as `load_image`; `name` returns the file's name for an error."""
+    try:
         if data.startswith(_JPEG):
             with contextlib.suppress(RuntimeError):  # PIL decodes more formats, and has better errors
                 return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
         with Image.open(io.BytesIO(data)) as image:
             return v2.functional.pil_to_tensor(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{path} cannot be decoded as an image ({reason}). Replace or remove the file.") from error
+        raise _undecodable(name(), error) from error
+
+
+def _undecodable(name: str, error: Exception) -> DataError:
+    reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+    return DataError(f"{name} cannot be decoded as an image ({reason}). Replace or remove the file.")
 
 
 class ImageFolder(trainkit.DataModule):
@@ -54,6 +73,8 @@ class ImageFolder(trainkit.DataModule):
         image_size: of the crops, in pixels.
         num_workers: processes of each rank that decode; None takes the rank's share of the cores.
         augment: how training images vary; None for crop and flip only.
+        decode: the library that decodes, crops and resizes: torchvision, or NVIDIA's dali, where it is installed.
+        decode_device: of dali: cpu, in the loader's workers; or gpu, in the rank.
     """
 
     def __init__(
@@ -64,14 +85,28 @@ class ImageFolder(trainkit.DataModule):
         image_size: PositiveInt = 224,
         num_workers: NonNegativeInt | None = None,
         augment: Augment | None = None,
+        decode: Literal["torchvision", "dali"] = "torchvision",
+        decode_device: Literal["cpu", "gpu"] = "cpu",
     ) -> None:
         self.root, self.batch_size, self.num_classes = Path(root), batch_size, num_classes
         self.image_size, self.num_workers = image_size, num_workers
         self.augment = Augment() if augment is None else augment
+        self.decode, self.decode_device = decode, decode_device
+        if decode == "torchvision" and decode_device == "gpu":
+            raise ConfigError("data.decode_device is gpu, which is of data.decode=dali; torchvision decodes on the CPU.")
+        if decode == "dali":
+            self._dali().refuse_without_dali(decode_device)
+            if self.augment.policy or self.augment.erasing:
+                raise ConfigError(
+                    "data.decode is dali, which crops and flips; data.augment has a policy or random_erasing, which need "
+                    "data.decode=torchvision."
+                )
 
     def setup(self, stage: str) -> None:
         tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
         if stage == "fit":
+            if self.decode == "dali" and read_launcher().is_main:
+                print(_OF_DALI, flush=True)
             self.train = self._read("train", self.augment.of_photographs(self.image_size, tail))
         self.val = self._read("val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]))
 
@@ -83,9 +118,13 @@ class ImageFolder(trainkit.DataModule):
         }
 
     def train_dataloader(self) -> DataLoader:
+        if self.decode == "dali":
+            return self._decoded_by_dali(self.train, True)
         return self.augment.loader(self.train, self.batch_size, **self._loading())
 
     def val_dataloader(self) -> DataLoader:
+        if self.decode == "dali":
+            return self._decoded_by_dali(self.val, False)
         return DataLoader(self.val, self.batch_size, **self._loading())
 
     def test_dataloader(self) -> DataLoader:
@@ -93,6 +132,24 @@ class ImageFolder(trainkit.DataModule):
 
     def predict_dataloader(self) -> DataLoader:
         return self.val_dataloader()
+
+    def _decoded_by_dali(self, images: TorchvisionImageFolder, training: bool) -> DataLoader:
+        """Return a loader of images that DALI decodes."""
+        dali, crops = self._dali(), training and self.augment.crop_and_flip
+        size = (self.augment.train_image_size or self.image_size) if crops else self.image_size
+        shorter = None if crops else self.augment.resize_of(self.image_size)
+        decoder = (dali.LateDecoder if self.decode_device == "gpu" else dali.DaliDecoder)(size, shorter, self.batch_size)
+        options = {**self._loading(), "collate_fn": decoder}
+        encoded = dali.EncodedImages(images.samples, crops)
+        return (
+            self.augment.loader(encoded, self.batch_size, **options)
+            if training
+            else DataLoader(encoded, self.batch_size, **options)
+        )
+
+    @staticmethod
+    def _dali() -> Any:
+        return importlib.import_module("recipes.dali_images")  # it needs load_image of this module
 
     def _read(self, part: str, transform: v2.Transform) -> TorchvisionImageFolder:
         folder = self.root / part

@@ -27,7 +27,7 @@ _trainkit() {
 }
 complete -o default -F _trainkit trainkit python python3 horovodrun torchrun
 """
-_FIRST = {"data": ["check", "tokens"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
+_FIRST = {"data": ["check", "tokens", "pack"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
 _BREAK = re.compile(r".*[=:]")  # bash replaces what follows the last of its word breaks
 
 

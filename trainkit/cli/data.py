@@ -1,6 +1,6 @@
 """data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded.
 
-data tokens is in data_tokens.py.
+data tokens is in data_tokens.py, data pack in data_pack.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import data_tokens, run
+from trainkit.cli import data_pack, data_tokens, run
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import usage_of
@@ -24,7 +24,7 @@ _STAGES = ("fit", "test", "predict")
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `data check` or `data tokens`; return the exit code."""
+    """Run `data check`, `data tokens` or `data pack`; return the exit code."""
     launcher = read_launcher()
     if not launcher.is_main:
         return 0
@@ -33,10 +33,12 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] == "tokens":
         return data_tokens.main(f"{command} tokens", arguments[1:], launcher)
+    if arguments[0] == "pack":
+        return data_pack.main(f"{command} pack", arguments[1:], launcher)
     own, rest = split_own(arguments[1:], _OWN)
     try:
         if arguments[0] != "check":
-            known = f"Use check, or tokens; see python -m trainkit {command} --help"
+            known = f"Use check, tokens or pack; see python -m trainkit {command} --help"
             raise ConfigError(f"'{command} {arguments[0]}' is no command. {known}")
         stage = own.get("stage", "fit")
         if stage not in _STAGES:

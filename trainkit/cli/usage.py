@@ -67,14 +67,18 @@ USAGES = {
         takes_config=True,
     ),
     "data": Usage(
-        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...] | tokens TEXTS output=FOLDER [key=value ...]",
+        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...] | tokens TEXTS output=FOLDER [key=value ...] | "
+        "pack IMAGES output=FOLDER|URL [key=value ...]",
         "check: read every sample once, with the transforms of the first epoch, and list those that raise, with error and "
         "file. Exit code 1 if there are any. tokens: write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m "
-        "and conf=bert. A .txt is a document, and so is each line of a .jsonl, by its text.",
+        "and conf=bert. A .txt is a document, and so is each line of a .jsonl, by its text. pack: write a folder of images "
+        "as tar files for data=webdataset, in a folder or on an object store; an interrupted packing continues.",
         (
             ("stage", "fit | test | predict", "fit", "check: which data; fit: training and validation"),
-            ("workers", "int", "one for each core", "check: processes that read, if a loader has none of its own"),
-            ("output", "FOLDER", "", "tokens: the folder to write, which does not exist yet"),
+            ("workers", "int", "one for each core, 4", "check: processes that read. pack: tars written at a time"),
+            ("output", "FOLDER", "", "tokens, pack: the folder to write, which does not exist yet; pack: or a URL"),
+            ("shard_mb", "float", "256", "pack: the size of a tar, about"),
+            ("seed", "int", "0", "pack: of the order of the images"),
             ("tokenizer", "FILE", "bytes", "tokens: a tokenizer.json; needs trainkit[transformers]"),
             ("val", "float", "0.1", "tokens: the share of them that is held out"),
             ("end_of_text", "TOKEN", "<|endoftext|> or alike", "tokens: the tokenizer's token that ends a document"),
@@ -83,6 +87,7 @@ USAGES = {
             "check conf=resnet50",
             "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
             "tokens texts output=tokens tokenizer=tokenizer.json",
+            "pack /data/imagenet output=s3://bucket/imagenet",
         ),
         takes_config=True,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import (
@@ -25,6 +25,14 @@ from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Sharded
 from trainkit.data.workers import Shielded, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
+
+
+@runtime_checkable
+class SeededOrder(Protocol):
+    """A sampler that computes an epoch's order on each rank by itself, so that no rank sends a list of all samples."""
+
+    def order_of(self, seed: int, epoch: int) -> Sequence[int]:
+        """Return the order of an epoch, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +242,7 @@ class ShardedLoader:
 
         Without workers they are read as a DataLoader reads them, in this process, but without its own cost for a batch.
         """
-        if self.source.sampler is not None:
+        if self.source.sampler is not None and not isinstance(self.source.sampler, SeededOrder):
             # Here, not in the sampler: all ranks run this at the same time, and `agree` is a collective.
             if hasattr(self.source.sampler, "set_epoch"):
                 self.source.sampler.set_epoch(epoch)
@@ -256,4 +264,6 @@ class ShardedLoader:
         return indices_at(self._order(epoch), places, self.plan.num_samples)
 
     def _order(self, epoch: int) -> Sequence[int]:
+        if isinstance(self.source.sampler, SeededOrder):
+            return self.source.sampler.order_of(self._seed, epoch)
         return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)

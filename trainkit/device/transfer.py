@@ -35,7 +35,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if type(batch) is tuple or type(batch) is list:  # most batches; before the slower checks
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
     if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
-        return batch.to(device)
+        moved = batch.to(device)  # maybe a plain batch: images decoded on the device
+        return to_device(moved, device, dtype, channels_last) if type(moved) is tuple else moved
     if isinstance(batch, Mapping):
         items = {key: to_device(value, device, dtype, channels_last) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, (dict, UserDict)):

@@ -15,7 +15,13 @@ from trainkit.errors import ConfigError
 CONF = shipped_root() / "conf"
 TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
-NEEDED = {"data=imagefolder": ["data.root=."], "data=ray": ["data.train=.", "data.num_classes=10"]}
+NEEDED = {
+    "data=imagefolder": ["data.root=."],
+    "data=webdataset": ["data.root=.", "trainer.lr_warmup_steps=null"],
+    "resnet50_a3": ["data.root=."],
+    "vit_b16": ["data.root=."],
+    "data=ray": ["data.train=.", "data.num_classes=10"],
+}
 HOMES = {"data=ratings": "recommender", "task=recommender": "recommender", "data=text": "gpt", "task=gpt": "gpt"}
 HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
@@ -31,14 +37,15 @@ def jobs_of(*arguments: str) -> list[Job]:
 
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
-    assert TOPS == ["bert", "gpt", "gpt_124m", "hf_causal_lm", "hf_classifier", "mlp", "recommender", "resnet18", "resnet50"]
+    names = "bert gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3 vit_b16"
+    assert names.split() == TOPS
     assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))
 
 
 @pytest.mark.parametrize("conf", TOPS)
 def test_a_top_level_config_builds(conf: str) -> None:
     """Each conf=NAME leads to a trainer, a task and data."""
-    (job,) = jobs_of(f"conf={conf}")
+    (job,) = jobs_of(f"conf={conf}", *NEEDED.get(conf, []))
     built = build(job.config, [])
     assert built.datamodule is not None
     assert built.trainer.max_epochs == job.config["trainer"]["max_epochs"]
