@@ -31,10 +31,10 @@ def column(run: Path, name: str) -> list[float]:
 
 @pytest.mark.parametrize("conf", SMALL)
 def test_a_recipe_learns(conf: str, command: Command, tmp_path: Path) -> None:
-    """Within 40 steps on a small model and noise: the loss falls; the ViT's weights are averaged, so it is that of training."""
+    """Within 40 steps on a small model and noise the training loss falls; batch norm's statistics need more for validation."""
     done = command(f"python -m trainkit fit conf={conf} {NOISE}{SHORT}{SMALL[conf]}run_dir=run")
     assert done.code == 0, done.text
-    first, last = column(tmp_path / "run", "val/loss" if conf == "resnet50_a3" else "train/loss_epoch")
+    first, last = column(tmp_path / "run", "train/loss_epoch")
     assert last < first
     assert ("EMA: validation" in done.out) == (conf == "vit_b16")
 

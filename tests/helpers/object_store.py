@@ -53,6 +53,9 @@ def serve() -> Iterator[ObjectStore]:
 @contextlib.contextmanager
 def within(environment: dict[str, str]) -> Iterator[None]:
     """Let this process find the server."""
+    import s3fs  # noqa: PLC0415 - of trainkit[shards]
+
+    s3fs.S3FileSystem.clear_instance_cache()  # one of an earlier server would be used again
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

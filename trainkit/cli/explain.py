@@ -6,18 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from trainkit.cli.explained import explained
+from trainkit.cli.usage import usage_of
 from trainkit.errors import did_you_mean
-
-_USAGE = """usage: python -m trainkit explain [NAME]
-
-Prints what an error means, an example of it, and what to do. Error messages name it: More: python -m trainkit explain NAME.
-"""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     if any(word in ("-h", "--help") for word in arguments):
-        print(_USAGE)
+        print(usage_of(command))
         return 0
     errors = explained()
     if not arguments:

@@ -252,6 +252,11 @@ USAGES = {
         ),
         ("", "--json --no-allreduce"),
     ),
+    "explain": Usage(
+        "[NAME]",
+        "Explain an error that a message names, with an example and what to do. Without a name: list all of them.",
+        examples=("", "no-checkpoint"),
+    ),
     "completion": Usage(
         "bash",
         'Print the shell function for tab completion: eval "$(python -m trainkit completion bash)"',
