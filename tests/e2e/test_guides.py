@@ -23,6 +23,7 @@ GUIDES = [
     "logging",
     "optimizers",
     "own_loop",
+    "recipes",
     "seeing_a_run",
 ]
 # Pages whose commands need a cluster, other packages or more care: the test that runs them.
