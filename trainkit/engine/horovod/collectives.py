@@ -60,7 +60,16 @@ class HorovodCollectives(Collectives):
         self.ranks.assign(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
     def disconnect(self) -> None:
-        """See Collectives."""
+        """See Collectives.
+
+        Raises:
+            EngineError: Horovod runs on MPI, which a process can start only once: its next start would end the process.
+        """
+        if hvd.mpi_built() and hvd.mpi_enabled():
+            raise EngineError(
+                "Horovod runs on MPI here, and a process can start MPI only once; this command starts Horovod again for each "
+                "setting. Start it with `horovodrun --gloo -np N ...`, or with torchrun."
+            )
         hvd.shutdown()
 
     def narrow(self) -> None:
