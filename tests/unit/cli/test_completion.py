@@ -32,7 +32,7 @@ def offered(line: str, folder: Path) -> list[str]:
     ("line", "expected"),
     [
         ("trainkit sc", ["scaling"]),
-        ("python -m trainkit fit conf=res", ["resnet18", "resnet50"]),
+        ("python -m trainkit fit conf=res", ["resnet18", "resnet50", "resnet50_a3"]),
         ("horovodrun -np 2 python -m trainkit fit conf=mlp optimizer=ad", ["adamw"]),
         ("trainkit test run_dir=runs/m", ["runs/mine"]),
         ("python train.py conf=res", []),
@@ -55,7 +55,7 @@ def test_bash_offers(line: str, expected: list[str], tmp_path: Path) -> None:
         ("trainkit fit trainer.sync_batchnorm=", ["false", "true"]),
         ("trainkit fit callbacks=[ema,tim", ["[ema,timeline", "[ema,timer"]),
         ("trainkit predict table=p", ["parquet"]),
-        ("trainkit data ", ["check", "tokens"]),
+        ("trainkit data ", ["check", "pack", "tokens"]),
         ("trainkit data check stage=", ["fit", "predict", "test"]),
         ("trainkit horovod ", ["check", "install"]),
         ("trainkit show ru", ["runs/"]),

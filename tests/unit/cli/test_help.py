@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainkit.cli import check_resume, data, data_tokens, plan, scaling
+from trainkit.cli import check_resume, data, data_pack, data_tokens, plan, scaling
 from trainkit.cli.run import main
 from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
@@ -67,7 +67,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
     """Those of commands that split off their own from a config's, and of keys at the top of a config."""
     for command, own in (
         ("plan", plan._OWN),
-        ("data", (*data._OWN, *data_tokens.KEYS)),
+        ("data", (*data._OWN, *data_tokens.KEYS, *data_pack.KEYS)),
         ("scaling", scaling._OWN),
         ("check-resume", check_resume._OWN),
     ):
