@@ -19,7 +19,7 @@ VIT = (
     "+task.model_options.depth=2 +task.model_options.embed_dim=48 "
 )
 SMALL = {
-    "resnet50_a3": "task.model=timm:resnet10t trainer.lr_reference_batch_size=12 ",
+    "resnet50_a3": "task.model=resnet18 trainer.lr_reference_batch_size=12 ",
     "vit_b16": VIT + "trainer.lr_reference_batch_size=12 optimizer.lr=2e-3 callbacks.ema.decay=0.9 ",
 }
 

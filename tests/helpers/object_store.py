@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import fsspec
 import pytest
 
 BUCKET = "images"
@@ -52,10 +53,8 @@ def serve() -> Iterator[ObjectStore]:
 
 @contextlib.contextmanager
 def within(environment: dict[str, str]) -> Iterator[None]:
-    """Let this process find the server."""
-    import s3fs  # noqa: PLC0415 - of trainkit[shards]
-
-    s3fs.S3FileSystem.clear_instance_cache()  # one of an earlier server would be used again
+    """Let this process find the server: fsspec keeps file systems of earlier variables."""
+    fsspec.filesystem("s3").clear_instance_cache()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
