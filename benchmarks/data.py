@@ -34,7 +34,8 @@ from benchmarks.harness import Cell, Findings, Table, Target, absent, main, medi
 from benchmarks.jpegs import CLASSES, make_jpegs
 from benchmarks.processes import in_turns
 from recipes.image_classifier import ImageClassifier
-from recipes.imagefolder import MEAN, STD, ImageFolder
+from recipes.imagefolder import ImageFolder
+from recipes.photographs import MEAN, STD
 from trainkit import Callback, Task, Trainer
 from trainkit.api.view import step_clock_of
 from trainkit.callbacks.step_clock import Times

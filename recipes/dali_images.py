@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from recipes.imagefolder import MEAN, STD, load_image
+from recipes.photographs import MEAN, STD, load_image
 from trainkit.errors import ConfigError, DataError
 
 

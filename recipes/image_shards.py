@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 import trainkit
 from recipes.augment import Augment, Repeated
-from recipes.imagefolder import MEAN, STD, decode_image
+from recipes.photographs import MEAN, STD, decode_image
 from trainkit.arguments import NonNegativeInt, PositiveFloat, PositiveInt
 from trainkit.data.shards import Index, Sample, ShardCache, ShardDataset, ShardOrder, Store, find_index
 from trainkit.data.shards.index import urls_of
@@ -151,15 +151,13 @@ class ImageShards(trainkit.DataModule):
             if store.exists(joined(place, "packing.json")):
                 raise DataError(
                     f"{place} is not complete: `data pack` was interrupted. The same command continues: python -m "
-                    "trainkit data "
-                    f"pack IMAGES output={self.root}"
+                    f"trainkit data pack IMAGES output={self.root}"
                 )
             patterns = joined(place, "*.tar")
             if not store.matching(patterns):
                 raise DataError(
                     f"data.root is '{self.root}', and {place} has neither index.json nor tars. Write them: python -m "
-                    "trainkit data "
-                    "pack IMAGES output=..., or name the tars by data.urls."
+                    "trainkit data pack IMAGES output=..., or name the tars by data.urls."
                 )
         key = {"train": "data.urls", "val": "data.val_urls"}[part] if self.root is None else "data.root"
         return index_for(urls_of(patterns, store, key), self.cache, self.label, _say)

@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder as TorchvisionImageFolder
-from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 import trainkit
+from recipes import dali_images
 from recipes.augment import Augment
+from recipes.photographs import MEAN, STD, load_image
 from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _OF_DALI = (
     "data     decode=dali: crops and flips are those of decode=torchvision, a function of (seed, epoch, sample), and "
     "so exact on "
     "resume; pixels differ a little, as its decoder and resize round otherwise. A file that it cannot decode ends the run."
 )
-_JPEG = b"\xff\xd8"  # the first bytes of its files
-
-
-def load_image(path: str) -> Tensor:
-    """Decode a file to RGB, uint8 [3, height, width]; an error names the file.
-
-    JPEGs are decoded to a tensor, whose transforms cost a third less than those of PIL's images (benchmarks/data.py); PIL
-    decodes other formats, and files that torchvision cannot decode.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise _undecodable(path, error) from error
-    return decode_image(data, lambda: path)
-
-
-def decode_image(data: bytes, name: Callable[[], str]) -> Tensor:
-    """Decode a file's content, as `load_image`; `name` returns the file's name for an error."""
-    try:
-        if data.startswith(_JPEG):
-            with contextlib.suppress(RuntimeError):  # PIL decodes more formats, and has better errors
-                return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-        with Image.open(io.BytesIO(data)) as image:
-            return v2.functional.pil_to_tensor(image.convert("RGB"))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        raise _undecodable(name(), error) from error
-
-
-def _undecodable(name: str, error: Exception) -> DataError:
-    reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-    return DataError(f"{name} cannot be decoded as an image ({reason}). Replace or remove the file.")
 
 
 class ImageFolder(trainkit.DataModule):
@@ -95,7 +58,7 @@ class ImageFolder(trainkit.DataModule):
         if decode == "torchvision" and decode_device == "gpu":
             raise ConfigError("data.decode_device is gpu, which is of data.decode=dali; torchvision decodes on the CPU.")
         if decode == "dali":
-            self._dali().refuse_without_dali(decode_device)
+            dali_images.refuse_without_dali(decode_device)
             if self.augment.policy or self.augment.erasing:
                 raise ConfigError(
                     "data.decode is dali, which crops and flips; data.augment has a policy or random_erasing, which need "
@@ -135,21 +98,19 @@ class ImageFolder(trainkit.DataModule):
 
     def _decoded_by_dali(self, images: TorchvisionImageFolder, training: bool) -> DataLoader:
         """Return a loader of images that DALI decodes."""
-        dali, crops = self._dali(), training and self.augment.crop_and_flip
+        crops = training and self.augment.crop_and_flip
         size = (self.augment.train_image_size or self.image_size) if crops else self.image_size
         shorter = None if crops else self.augment.resize_of(self.image_size)
-        decoder = (dali.LateDecoder if self.decode_device == "gpu" else dali.DaliDecoder)(size, shorter, self.batch_size)
+        decoder = (dali_images.LateDecoder if self.decode_device == "gpu" else dali_images.DaliDecoder)(
+            size, shorter, self.batch_size
+        )
         options = {**self._loading(), "collate_fn": decoder}
-        encoded = dali.EncodedImages(images.samples, crops)
+        encoded = dali_images.EncodedImages(images.samples, crops)
         return (
             self.augment.loader(encoded, self.batch_size, **options)
             if training
             else DataLoader(encoded, self.batch_size, **options)
         )
-
-    @staticmethod
-    def _dali() -> Any:
-        return importlib.import_module("recipes.dali_images")  # it needs load_image of this module
 
     def _read(self, part: str, transform: v2.Transform) -> TorchvisionImageFolder:
         folder = self.root / part

@@ -41,8 +41,7 @@ def test_a_recipe_learns(conf: str, command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.parallel
 def test_repeated_augmentation_is_the_same_on_two_ranks(command: Command, tmp_path: Path) -> None:
-    """Three copies of each image in a step, on image files with all of DeiT's augmentation: the losses of each epoch "
-    "are equal."""
+    """Three copies of each image in a step, on image files with all of DeiT's augmentation: the losses are equal."""
     write_pictures(tmp_path / "images", 48, 4, size=40)
     line = f"data.root=images data.num_classes=4 data.image_size=32 data.num_workers=1 {SHORT}{SMALL['vit_b16']}optimizer=sgd "
     line += "optimizer.lr=0.1 data.augment.repeats=3 data.batch_size=6 trainer.global_batch_size=12"

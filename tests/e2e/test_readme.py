@@ -46,10 +46,10 @@ def test_two_ranks_print_what_it_shows(command: Command, tmp_path: Path) -> None
     assert done.code == 0, done.text
     printed = [line.removeprefix("[0]<stdout>:") for line in done.out.splitlines()]
 
-    def told(lines: list[str]) -> list[str]:
+    def structure(lines: list[str]) -> list[str]:
         return [re.sub(r"[\d,.]+", "#", line) if line.startswith("epoch") else line for line in lines]
 
-    assert told(printed) == told(shown.splitlines())
+    assert structure(printed) == structure(shown.splitlines())
 
 
 def test_long_commands_are_made_small() -> None:

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from recipes.augment import Augment
-from recipes.imagefolder import ImageFolder, load_image
+from recipes.imagefolder import ImageFolder
+from recipes.photographs import load_image
 from trainkit.data.sample_names import file_of
 from trainkit.errors import ConfigError, DataError
 

@@ -125,7 +125,7 @@ def test_a_picture_is_transformed_as_in_validation(kind: str, exported: tuple[Sm
     from torchvision.transforms import v2
 
     from recipes.augment import Augment
-    from recipes.imagefolder import load_image
+    from recipes.photographs import load_image
 
     task, path = exported
     file = path.parent / f"a.{kind.lower()}"
