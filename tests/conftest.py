@@ -14,7 +14,7 @@ import torch.utils.data._utils as data_workers
 from trainkit.checkpoint.stateful import random_state, set_random_state
 
 # A launcher's variables would turn every engine=auto of a unit test into a rank of somebody's job.
-_LAUNCHERS = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
     del os.environ[_name]
 

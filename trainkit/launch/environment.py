@@ -1,9 +1,9 @@
 """Detects the launcher of this process: the only reader of the launchers' environment variables. Imports no torch.
 
-horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun (Open MPI)
-OMPI_COMM_WORLD_*; srun SLURM_*. Ray Train, Kubeflow and scripts set torch's own ("env"): MASTER_ADDR, RANK and WORLD_SIZE, all
-three, or they do not count. A process without launcher has none of them and is rank 0 of 1. Ranks of launcher=ray have
-horovodrun's. What else Slurm sets is read in launch/slurm/step.py.
+horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun OMPI_COMM_WORLD_*
+(Open MPI) or PMI_* and MPI_LOCAL* (MPICH, Intel MPI); srun SLURM_*. Ray Train, Kubeflow and scripts set torch's own ("env"):
+MASTER_ADDR, RANK and WORLD_SIZE, all three, or they do not count. A process without launcher has none of them and is rank 0
+of 1. Ranks of launcher=ray have horovodrun's. What else Slurm sets is read in launch/slurm/step.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 from trainkit.launch.slurm.nodes import expand_tasks
 
@@ -44,38 +44,51 @@ class Launcher:
         return "ddp" if self.name in ("torchrun", "env", "srun") else "single"
 
 
-# launcher -> (variable that identifies it, rank, size, local rank, local size), most reliable first.
-_VARIABLES: dict[LauncherName, tuple[str, str, str, str, str]] = {
-    "horovodrun": ("HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "mpirun": (
+class _Variables(NamedTuple):
+    """The names of a launcher's variables: the one that identifies it, and those of a process's place."""
+
+    launcher: LauncherName
+    sign: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+# Most reliable first.
+_LAUNCHERS = (
+    _Variables("horovodrun", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    _Variables("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables(
+        "mpirun",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    # MPICH and Intel MPI: Hydra's. srun sets PMI_RANK and PMI_SIZE too, also for tasks that are no ranks of MPI.
+    _Variables("mpirun", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # Before srun's: a cluster of Ray that srun started leaves its variables to the workers.
-    "env": ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables("env", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # SLURM_STEP_ID alone is also set in a batch script, which is a single task.
-    "srun": ("SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-}
+    _Variables("srun", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+)
+_NAMES = frozenset(name for variables in _LAUNCHERS for name in variables[1:])
 
 
 def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torchrun"]) -> None:
     """Set the variables of `name` in this process: it then counts as rank 0 of `world_size`."""
-    for variables in _VARIABLES.values():
-        for variable in variables:
-            os.environ.pop(variable, None)
+    for variable in _NAMES:
+        os.environ.pop(variable, None)
     if world_size > 1:
-        sign, rank, size, local_rank, local = _VARIABLES[name]
+        _, sign, rank, size, local_rank, local = next(row for row in _LAUNCHERS if row.launcher == name)
         os.environ |= {sign: "0", rank: "0", size: str(world_size), local_rank: "0", local: str(local_size)}
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without launcher variables, for a separate job."""
-    signs = {variable for variables in _VARIABLES.values() for variable in variables}
-    return {name: value for name, value in environ.items() if name not in signs}
+    return {name: value for name, value in environ.items() if name not in _NAMES}
 
 
 def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
@@ -86,7 +99,7 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         text = env.get(variable, "")
         return int(text) if text.lstrip("-").isdigit() else default
 
-    for name, (sign, rank, size, local_rank, local_size) in _VARIABLES.items():
+    for name, sign, rank, size, local_rank, local_size in _LAUNCHERS:
         if sign not in env or number(size, 1) < 1:
             continue
         world = number(size, 1)

@@ -20,6 +20,7 @@ def under(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
         "srun": {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"},
         "mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+        "mpirun of MPICH": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
         "none": {},
     }
     for name, value in variables[launcher].items():
@@ -27,7 +28,15 @@ def under(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name"), [("none", "single"), ("torchrun", "ddp"), ("srun", "ddp"), ("horovodrun", "horovod")]
+    ("launcher", "name"),
+    [
+        ("none", "single"),
+        ("torchrun", "ddp"),
+        ("srun", "ddp"),
+        ("horovodrun", "horovod"),
+        ("mpirun", "horovod"),
+        ("mpirun of MPICH", "horovod"),
+    ],
 )
 def test_auto_takes_the_launchers_engine(launcher: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """engine=auto is the engine of the launcher that started the process; nothing starts before it is entered."""
@@ -40,11 +49,11 @@ def test_auto_takes_the_launchers_engine(launcher: str, name: str, monkeypatch: 
     assert engine.ranks.is_main == (launcher == "none")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "mpirun", "mpirun of MPICH"])
 def test_single_under_a_launcher_is_refused(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several processes that each train alone are refused."""
     under(launcher, monkeypatch)
-    with pytest.raises(EngineError, match=rf"engine=single, but {launcher} started 2 processes"), SingleEngine():
+    with pytest.raises(EngineError, match=rf"engine=single, but {launcher.split()[0]} started 2 processes"), SingleEngine():
         pass
 
 

@@ -15,6 +15,12 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+HYDRA = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
 ENV = {"MASTER_ADDR": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 KUBEFLOW = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "3"}
 SRUN = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
@@ -30,6 +36,10 @@ SRUN = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_T
         (HOROVOD, ("horovodrun", 3, 4, 1, 2, "horovod")),
         (TORCHRUN, ("torchrun", 1, 2, 1, 2, "ddp")),
         (MPIRUN, ("mpirun", 1, 2, 1, 2, "horovod")),
+        (HYDRA, ("mpirun", 3, 4, 1, 2, "horovod")),
+        (HYDRA | SRUN, ("mpirun", 3, 4, 1, 2, "horovod")),  # Hydra starts its own processes by srun
+        (SRUN | {"PMI_RANK": "1", "PMI_SIZE": "2"}, ("srun", 1, 2, 0, 1, "ddp")),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("none", 0, 1, 0, 1, "single")),
         ({}, ("none", 0, 1, 0, 1, "single")),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("none", 0, 1, 0, 1, "single")),
         (HOROVOD | TORCHRUN, ("horovodrun", 3, 4, 1, 2, "horovod")),
@@ -37,6 +47,7 @@ SRUN = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_T
         (ENV | TORCHRUN, ("torchrun", 1, 2, 1, 2, "ddp")),
         (ENV | HOROVOD, ("horovodrun", 3, 4, 1, 2, "horovod")),
         (ENV | MPIRUN, ("mpirun", 1, 2, 1, 2, "horovod")),
+        (ENV | HYDRA, ("mpirun", 3, 4, 1, 2, "horovod")),
         (ENV | SRUN, ("env", 1, 2, 1, 2, "ddp")),
         (KUBEFLOW, ("env", 1, 3, 0, 1, "ddp")),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ("none", 0, 1, 0, 1, "single")),

@@ -27,6 +27,8 @@ def test_a_job_has_no_launcher_above_it() -> None:
     assert read_launcher(env).world_size == 2
     assert without_launcher(env) == {"HOROVOD_CYCLE_TIME": "5", "HOME": "here"}
     assert read_launcher(without_launcher(env)).name == "none"
+    of_mpi = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert without_launcher(of_mpi | {"OMPI_COMM_WORLD_SIZE": "2"}) == {}
 
 
 def test_nothing_that_a_job_started_outlives_it(tmp_path: Path) -> None:
