@@ -35,7 +35,7 @@ _COMMANDS = {
     "doctor": ("doctor", "report this machine's set-up, its faults and their fixes (--json)"),
     "explain": ("explain", "explain an error that a message names, with an example and what to do (explain NAME)"),
     "completion": ("completion", "print the tab completion for bash"),
-    "horovod": ("horovod", "install (build) Horovod for this torch, or check it"),
+    "horovod": ("horovod", "install (build) Horovod for this torch, make its wheel for other machines, or check it"),
     "deepspeed": ("deepspeed", "check DeepSpeed: what of it runs here, and build what it needs"),
 }
 

@@ -66,7 +66,7 @@ def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]
         return [*USAGES, "horovod", "deepspeed"]
     command = before[0]
     if command == "horovod":
-        return ["install", "check"] if len(before) == 1 else []
+        return ["install", "wheel", "check"] if len(before) == 1 else []
     if command == "completion":
         return ["bash"]
     if command in _FIRST and len(before) == 1:

@@ -22,9 +22,10 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainkit.horovod_build.patches import edited_source, version
+from trainkit.horovod_build.patches import edited_source
 from trainkit.horovod_build.pip import fetch_source, pip
 from trainkit.horovod_build.probe import Machine, Plan, search_path
+from trainkit.horovod_build.versions import build_version
 from trainkit.launch.commands import run
 
 _TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
@@ -76,15 +77,11 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a readable name that differs for builds that are not interchangeable."""
-    assert machine.torch is not None
-    parts = [f"horovod-{version()}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
-    parts += [f"torch-{machine.torch.version}", "gloo"]
+    parts = [f"horovod-{build_version(machine, plan)}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
     recipe = _TOOLCHAIN.read_text(encoding="utf-8") + environ.get("CXXFLAGS", "")
     if plan.mpi.on and machine.mpicxx is not None:
-        parts.append("mpi")
         recipe += machine.mpicxx.version + (machine.mpirun.version if machine.mpirun else "")
-    if plan.gpu.on and machine.nvcc is not None:
-        parts.append(f"nccl-cuda{machine.nvcc.version}")
+    if plan.gpu.on:
         recipe += environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "")
     parts += [machine.platform, hashlib.sha256(recipe.encode()).hexdigest()[:8]]
     return re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(parts))
@@ -205,10 +202,11 @@ def build_wheel(
 
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:
         folder = Path(name)
-        source = edited_source(source or fetch_source(folder, log), folder / "source")
+        version = build_version(machine, plan)
+        source = edited_source(source or fetch_source(folder, log), folder / "source", version)
         # pip's own wheel cache ignores the options above, and could return a build with other ones.
         options = ["-v", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)
-        run(command, what=f"Building Horovod {version()}", log=log, env=env, on_line=follow)
+        run(command, what=f"Building Horovod {version}", log=log, env=env, on_line=follow)
         return store(next((folder / "wheels").glob("horovod-*.whl")), cache / "wheels" / wheel_key(machine, plan, environ))

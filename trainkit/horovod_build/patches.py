@@ -1,6 +1,6 @@
 """trainkit's edits to Horovod's source: horovod-0.28.1/*.patch, each with its purpose in its first lines.
 
-    identity, version      id of this set of edits; the version of an edited Horovod contains it: 0.28.1+trainkit.e1b2c3d4f
+    identity, version      id of this set of edits; the version of an edited Horovod begins with 0.28.1+trainkit.e1b2c3d4f
     installed_edits        the edits of this environment's Horovod, from its metadata; nothing is imported
     edited_source          unpacks the release and applies all edits, or fails
     `- apply              one patch: a unified diff with old lines exactly at their place
@@ -45,14 +45,14 @@ def identity() -> str:
 
 
 def version() -> str:
-    """Return the version of Horovod with these edits."""
+    """Return the first part of the version of a Horovod with these edits; `versions.py` has the rest."""
     return f"{VERSION}+trainkit.{identity()}"
 
 
 def edits_of(version: str) -> str | None:
     """Return the id of the edits in a version of Horovod, to be compared with identity(); None if it has none."""
     _, _, local = version.partition("+trainkit.")
-    return local or None
+    return local.partition(".")[0] or None
 
 
 def installed_edits() -> str | None:
@@ -63,8 +63,8 @@ def installed_edits() -> str | None:
         return None
 
 
-def edited_source(archive: Path, folder: Path) -> Path:
-    """Unpack the verified release into a folder, apply all edits, and return the tree's root.
+def edited_source(archive: Path, folder: Path, version: str) -> Path:
+    """Unpack the verified release into a folder, apply all edits, give it a version, and return the tree's root.
 
     Raises:
         EngineError: the archive is not a release, or an edit does not apply; the message has edit, file and line.
@@ -82,7 +82,7 @@ def edited_source(archive: Path, folder: Path) -> Path:
     stock = f"__version__ = '{VERSION}'"
     if text.count(stock) != 1:
         raise EngineError(f"The edit of the version does not apply: {face} has no line {stock}.")
-    face.write_text(text.replace(stock, f"__version__ = '{version()}'"), encoding="utf-8")
+    face.write_text(text.replace(stock, f"__version__ = '{version}'"), encoding="utf-8")
     return root
 
 

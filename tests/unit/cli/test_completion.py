@@ -57,7 +57,7 @@ def test_bash_offers(line: str, expected: list[str], tmp_path: Path) -> None:
         ("trainkit predict table=p", ["parquet"]),
         ("trainkit data ", ["check", "pack", "tokens"]),
         ("trainkit data check stage=", ["fit", "predict", "test"]),
-        ("trainkit horovod ", ["check", "install"]),
+        ("trainkit horovod ", ["check", "install", "wheel"]),
         ("trainkit show ru", ["runs/"]),
         ("trainkit doctor --no", ["--no-allreduce"]),
         ("trainkit nonsense ", []),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.cli import horovod
+from trainkit.cli import horovod, horovod_wheel
 from trainkit.errors import EngineError
 from trainkit.horovod_build.check import Installed
 from trainkit.horovod_build.patches import identity, version
@@ -63,17 +63,18 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
     steps = Steps(tmp_path)
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))
     monkeypatch.delenv("CXXFLAGS", raising=False)
-    monkeypatch.setattr(horovod, "probe", lambda environ: steps.machine)
+    for module in (horovod, horovod_wheel):
+        monkeypatch.setattr(module, "probe", lambda environ: steps.machine)
     monkeypatch.setattr(horovod.build_check, "look", lambda: steps.installed)
     monkeypatch.setattr(horovod.build_check, "prove", steps.prove)
-    monkeypatch.setattr(horovod.build, "build_wheel", steps.build)
+    monkeypatch.setattr(horovod_wheel.build, "build_wheel", steps.build)
     monkeypatch.setattr(horovod.pip, "missing_needs", lambda needs, machine: [])
     monkeypatch.setattr(horovod.pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}"))
     return steps
 
 
 def _fill_cache(steps: Steps, content: bytes) -> None:
-    folder = steps.cache / "wheels" / horovod.build.wheel_key(MACHINE, PLAN, {})
+    folder = steps.cache / "wheels" / horovod_wheel.build.wheel_key(MACHINE, PLAN, {})
     folder.mkdir(parents=True)
     (folder / "horovod-cached.whl").write_bytes(content)
 
@@ -82,7 +83,7 @@ PLAN = horovod.choose(MACHINE, horovod.Wanted())
 EMPTY_ZIP = b"PK\x05\x06" + b"\0" * 18
 
 
-@pytest.mark.parametrize("command", [[], ["install"], ["check"]])
+@pytest.mark.parametrize("command", [[], ["install"], ["wheel"], ["check"]])
 def test_help_says_what_it_does(command: list[str], capsys: pytest.CaptureFixture[str]):
     """Each level explains itself and ends with exit code 0."""
     with pytest.raises(SystemExit) as ended:
@@ -99,7 +100,14 @@ def test_help_does_not_wait_for_torch():
 
 @pytest.mark.parametrize(
     "wrong",
-    [[], ["build"], ["install", "--jobs", "0"], ["install", "--mpi", "--no-mpi"], ["install", "--gpu", "--cpu"]],
+    [
+        [],
+        ["build"],
+        ["install", "--jobs", "0"],
+        ["install", "--mpi", "--no-mpi"],
+        ["install", "--gpu", "--cpu"],
+        ["install", "--wheelhouse", "wheels", "--source", "horovod-0.28.1.tar.gz"],
+    ],
 )
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]):
     """No command, an unknown one, --jobs 0 and contradictions are refused before anything is done."""

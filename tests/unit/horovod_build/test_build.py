@@ -18,7 +18,7 @@ import pytest
 
 from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import build as horovod_build
-from trainkit.horovod_build import patches
+from trainkit.horovod_build import patches, versions
 from trainkit.horovod_build import pip as horovod_pip
 from trainkit.horovod_build.build import build_environment, cache_folder, cached_wheel, store, wheel_key
 from trainkit.horovod_build.pip import fetch_source, missing_needs, verify
@@ -74,7 +74,7 @@ def test_key_is_the_same_where_the_wheel_is():
 def test_key_follows_the_edits(monkeypatch: pytest.MonkeyPatch):
     """A wheel that was built with other edits is another wheel."""
     before = wheel_key(MACHINE, CPU, {})
-    monkeypatch.setattr(horovod_build, "version", lambda: "0.28.1+trainkit.e00000000")
+    monkeypatch.setattr(versions, "version", lambda: "0.28.1+trainkit.e00000000")
     assert wheel_key(MACHINE, CPU, {}) != before
 
 
@@ -82,7 +82,7 @@ def test_key_can_be_read_and_is_one_folder():
     """The key names Horovod, Python, torch and the options in words, without a character that paths give a meaning."""
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
     key = wheel_key(replace(MACHINE, platform="x86_64/-mavx -mfma"), GPU, {})
-    assert key.startswith(f"horovod-{patches.version()}-{python}-torch-2.15.0+cu132-gloo-nccl-cuda13.0-x86_64_-mavx_-mfma-")
+    assert key.startswith(f"horovod-{patches.version()}.torch2.15.0.cu132.nccl.cuda13.0-{python}-x86_64_-mavx_-mfma-")
     assert Path(key).name == key
 
 
@@ -218,7 +218,7 @@ def test_build_reports_rising_percents_and_caches_the_wheel(tmp_path: Path, monk
         return []
 
     monkeypatch.setattr(horovod_build, "run", fake_run)
-    monkeypatch.setattr(horovod_build, "edited_source", lambda archive, folder: folder / f"edited-{archive.name}")
+    monkeypatch.setattr(horovod_build, "edited_source", lambda archive, folder, version: folder / f"edited-{archive.name}")
     percents: list[int] = []
     wheel = horovod_build.build_wheel(
         MACHINE,

@@ -115,7 +115,7 @@ def test_name_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_version_tells_the_edits() -> None:
     """The version is Horovod's with a local part that pip does not change, and contains the id."""
     assert str(Version(version())) == version() == f"0.28.1+trainkit.{identity()}"
-    assert edits_of(version()) == identity()
+    assert edits_of(version()) == edits_of(f"{version()}.torch2.15.0") == identity()
     assert edits_of("0.28.1") is None
     assert edits_of("0.28.1+cpu") is None
 
@@ -149,9 +149,9 @@ def test_source_is_unpacked_edited_and_named(tmp_path: Path, monkeypatch: pytest
     """The built tree has the edits, and its version contains their id."""
     archive = _release(tmp_path, "__version__ = '0.28.1'\n")
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
-    root = edited_source(archive, tmp_path / "source")
+    root = edited_source(archive, tmp_path / "source", "0.28.1+trainkit.e1.torch2.15.0")
     assert (root / "horovod" / "one.py").read_text().split() == list("aBcdefghij")
-    assert (root / "horovod" / "__init__.py").read_text() == f"__version__ = '{version()}'\n"
+    assert (root / "horovod" / "__init__.py").read_text() == "__version__ = '0.28.1+trainkit.e1.torch2.15.0'\n"
 
 
 @pytest.mark.parametrize("init", ["__version__ = '0.28.0'\n", ""])
@@ -160,14 +160,14 @@ def test_source_of_another_version_is_refused(init: str, tmp_path: Path, monkeyp
     archive = _release(tmp_path, init)
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
     with pytest.raises(EngineError, match=r"__init__\.py has no line __version__ = '0\.28\.1'"):
-        edited_source(archive, tmp_path / "source")
+        edited_source(archive, tmp_path / "source", version())
 
 
 def test_archive_that_is_none_is_told(tmp_path: Path) -> None:
     """A file that is no archive ends in words."""
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"no archive")
     with pytest.raises(EngineError, match="cannot be unpacked"):
-        edited_source(tmp_path / "horovod-0.28.1.tar.gz", tmp_path / "source")
+        edited_source(tmp_path / "horovod-0.28.1.tar.gz", tmp_path / "source", version())
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
