@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import trainkit
 from trainkit.errors import ConfigError
 from trainkit.horovod_build.tools import output_of
 from trainkit.launch.commands import run
 
 _NEEDS = ("rich",)  # what `trainkit horovod` imports beside the standard library
 _OLDEST = (3, 10)
+_TRAINKIT = Path(__file__).parents[1]
 
 
 def run_in(
@@ -47,7 +47,7 @@ def run_in(
         run([there, "-m", "pip", "install", *options, requirement, *_NEEDS], what=f"Installing {requirement}", log=log)
         site = folder / "site"  # holds trainkit alone: what else is installed beside it is for this Python
         site.mkdir()
-        (site / "trainkit").symlink_to(Path(trainkit.__file__).parent)
+        (site / "trainkit").symlink_to(_TRAINKIT)
         env = {**environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run([there, "-m", "trainkit", *arguments], check=False, env=env, cwd=folder).returncode
 
