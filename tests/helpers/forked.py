@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -63,7 +64,9 @@ class Forks:
         theirs.close()
         atexit.register(self.close)
 
-    def run(self, words: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> tuple[int | None, str, str]:
+    def run(
+        self, words: list[str], cwd: Path, env: dict[str, str], timeout_s: float, before_kill: Callable[[int], None]
+    ) -> tuple[int | None, str, str]:
         """Return exit code (None: it was killed after `timeout_s`), standard output and error of a command."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             with tempfile.TemporaryFile("w+") as request:  # may be longer than a socket takes at once
@@ -76,6 +79,7 @@ class Forks:
             try:
                 code = int(self._line())
             except TimeoutError:
+                before_kill(pid)
                 os.killpg(pid, signal.SIGKILL)
                 self.socket.settimeout(None)
                 self._line()

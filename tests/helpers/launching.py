@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +58,10 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        stacks = _stacks(_marked(env[_MARK]))
         _end_all(env[_MARK])
         out, err = process.communicate()
-        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}")
+        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks}")
     finally:
         _end_all(env[_MARK])
     return Done(process.returncode, out, err)
@@ -72,22 +73,50 @@ def _forks() -> Forks:
 
 
 def _run_forked(line: str, words: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> Done:
+    stacks: list[str] = []
     try:
-        code, out, err = _forks().run(words, cwd, env, timeout_s)
+        code, out, err = _forks().run(words, cwd, env, timeout_s, lambda pid: stacks.append(_stacks(_session(pid))))
     finally:
         _end_all(env[_MARK])
     if code is None:
-        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}")
+        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks[0]}")
     return Done(code, out, err)
 
 
-def _end_all(mark: str) -> None:
-    """Kill processes that carry the mark: launchers give ranks groups of their own, which outlive a killed launcher."""
+def _marked(mark: str) -> Iterator[int]:
+    """Yield the processes that carry the mark: launchers give ranks groups of their own."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # gone by now, or not ours
                 if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), signal.SIGKILL)
+                    yield int(folder.name)
+
+
+def _session(leader: int) -> Iterator[int]:
+    """Yield the processes of a session: a fork's environment is still that of the process it came from."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(folder.name)) == leader:
+                    yield int(folder.name)
+
+
+def _stacks(pids: Iterable[int]) -> str:
+    """Return what each process does, for a command that hangs."""
+    dump = [str(BIN / "py-spy"), "dump", "--native", "--pid"]
+    found = []
+    for pid in sorted(pids):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run([*dump, str(pid)], check=False, capture_output=True, text=True, timeout=30)
+            found.append(done.stdout or f"process {pid}: {done.stderr}")
+    return "\n".join(found)
+
+
+def _end_all(mark: str) -> None:
+    """Kill processes that carry the mark: they outlive a killed launcher."""
+    for pid in _marked(mark):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
