@@ -79,9 +79,13 @@ class Output:
 
     A context manager, which may be nested. The first failure of a stream (its reader has ended, its disk is full) is reported
     on the other one, and in a file. From then on the stream is the null device, for native code and for Python's exit too.
+
+    Args:
+        is_plain: the streams count as files, with no colours and no bar, although they may be terminals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_plain: bool = False) -> None:
+        self.is_plain = is_plain
         self._guarded: dict[str, _Stream] = {}
         self._notes: list[str] = []
         self._file: Path | None = None
@@ -126,14 +130,6 @@ class Output:
                 self._notes.clear()
 
 
-def report_losses_in(file: Path) -> None:
-    """Let the Output in force report losses in this file too."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, _Stream):
-            stream.output.report_in(file)
-            return
-
-
 class _Stream:
     """A text stream, its failures taken by an Output."""
 
@@ -151,6 +147,9 @@ class _Stream:
 
     def flush(self) -> None:
         self._try(self.stream.flush)
+
+    def isatty(self) -> bool:
+        return not self.output.is_plain and self.stream.isatty()
 
     def _try(self, work: Callable[[], object]) -> None:
         try:

@@ -17,11 +17,12 @@ from pathlib import Path
 from trainkit.cli.explained import name_of
 from trainkit.cli.reported import is_first
 from trainkit.config.resources import make_importable
-from trainkit.console import Output, visible
+from trainkit.console import visible
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.local import ended_by_signals
 from trainkit.launch.slurm.step import note_requeue
+from trainkit.launch.terminal import output_of_rank
 
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
 # launcher ends all ranks; otherwise this rank's message is the one that the user needs.
@@ -42,7 +43,7 @@ def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object])
 
 def guarded(work: Callable[[], object], launcher: Launcher) -> int:
     """Call `work`; return the exit code, with errors reported by `fail`. Output that cannot be written ends nothing."""
-    with Output():
+    with output_of_rank():
         return _guarded(work, launcher)
 
 

@@ -1,4 +1,4 @@
-"""The terminal that horovodrun was started in, for rank 0 to draw on.
+"""The terminal that a launcher was started in: horovodrun's, for rank 0 to draw on, and whether mpirun has one.
 
 horovodrun reads its ranks' output by pipes, prints it line by line with a prefix, and gives each rank a session of its own, so
 that a rank has neither a terminal on its stdout nor /dev/tty. The launcher itself, the first process above that session, may
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.console import Output
 from trainkit.launch.environment import Launcher, read_launcher
 
 _MOST_ANCESTORS = 20
@@ -86,6 +87,33 @@ def terminal_of_launcher(launcher: Launcher | None = None, environ: Mapping[str,
         return terminal
     terminal.close()
     return None
+
+
+def output_of_rank() -> Output:
+    """Return the guard of this process's standard output and errors: plain text, if nobody sees the terminal they are."""
+    return Output(is_plain=is_terminal_of_no_one())
+
+
+def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> bool:
+    """Return whether this rank's stdout is a terminal that only mpirun reads, and writes to a file or a pipe.
+
+    Open MPI gives each rank a terminal, also in a batch job: colours and bars would be in the job's output.
+    """
+    if (launcher or read_launcher()).name != "mpirun" or not os.isatty(stdout):
+        return False
+    own, process = os.ttyname(stdout), os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        try:
+            found = os.readlink(f"/proc/{process}/fd/1")
+        except OSError:  # another user's, or the end of the line
+            return False
+        if found != own:  # not a shell in between
+            return not found.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+        stat = read_stat(process)
+        if stat is None:
+            return False
+        process = stat.parent
+    return False
 
 
 def read_stat(process: int) -> Stat | None:

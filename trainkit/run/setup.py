@@ -23,7 +23,6 @@ from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
-from trainkit.console import Output, report_losses_in
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
@@ -34,6 +33,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
+from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
@@ -123,7 +123,7 @@ class Stage:
     # -- enter ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Stage:
-        self._stack.enter_context(Output())
+        self._output = self._stack.enter_context(output_of_rank())
         try:
             self._announce()
             self.engine.__enter__()
@@ -164,7 +164,7 @@ class Stage:
         if (limit := self.options.samples.limit) is not None:
             self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
-        report_losses_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
+        self._output.report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self.attach()

@@ -91,3 +91,44 @@ def test_nothing_is_left_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert terminal_of_launcher(Launcher("horovodrun", 0, 2, 0, 2), {"TERM": "xterm"}) is None
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# As Open MPI does: a rank has a terminal of its own, which mpirun reads; also through a shell that the user put in between.
+MPIRUN = """
+import os, subprocess, sys
+own, ranks = os.openpty()
+subprocess.run(sys.argv[1:], stdout=ranks, check=True)
+print(os.read(own, 1000).decode())
+"""
+RANK_OF_MPI = """
+import sys
+from trainkit.console import console_of
+from trainkit.launch.terminal import output_of_rank
+assert sys.stdout.isatty()
+with output_of_rank():
+    console_of().print("[bold]bold", sys.stdout.isatty())
+"""
+OF_OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+
+
+@pytest.mark.parametrize("between", ["", '"$@"; exit'], ids=["alone", "in a shell"])
+@pytest.mark.parametrize(
+    ("end", "environ", "shown"),
+    [
+        ("", OF_OPEN_MPI, "\x1b[1mbold\x1b[0m True"),
+        ("> log; cat log", OF_OPEN_MPI, "bold False"),
+        ("| cat", OF_OPEN_MPI, "bold False"),
+        ("| cat", {}, "\x1b[1mbold\x1b[0m True"),
+    ],
+    ids=["on a terminal", "into a file", "into a pipe", "not mpirun's"],
+)
+def test_a_terminal_that_mpirun_writes_to_a_file_is_none(
+    tmp_path: Path, between: str, end: str, environ: dict[str, str], shown: str
+) -> None:
+    """What a rank prints is coloured only if mpirun itself is on a terminal."""
+    rank = [sys.executable, "-c", RANK_OF_MPI]
+    rank = ["sh", "-c", between, "sh", *rank] if between else rank
+    command = ["sh", "-c", f'"$@" {end}', "sh", sys.executable, "-c", MPIRUN, *rank]
+    code, text = on_terminal(command, tmp_path, 77, PYTHONPATH=str(Path.cwd()), **environ)
+    assert code == 0, text
+    assert shown in text
