@@ -42,6 +42,18 @@ def test_a_cable_that_is_back_after_seconds_costs_nothing(make_hosts: Make, tmp_
         assert "generation 2" not in job.text
 
 
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_a_link_that_loses_packets_costs_time_alone(launcher: str, make_hosts: Make, tmp_path: Path) -> None:
+    """One in twenty, in both directions: TCP sends them again, the ranks stay, and each sample counts once."""
+    hosts = make_hosts()
+    if not hosts.thin(1, 0.05):
+        pytest.skip("no iptables, or its module `statistic` is missing")
+    with job_of(hosts, tmp_path, launcher, epochs=1) as job:
+        finish(job, epochs=1)
+        assert "generation 2" not in job.text
+    assert hosts.dropped(1) > 20
+
+
 def test_a_killed_driver_ends_its_workers(make_hosts: Make, tmp_path: Path) -> None:
     """On both hosts, with a checkpoint; the same command resumes."""
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.1) as job:

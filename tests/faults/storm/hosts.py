@@ -219,6 +219,19 @@ class Hosts:
         _run(f"ip netns exec {self._name(host)} tc qdisc del dev {_DEVICE} root", check=False)
         _run(f"ip netns exec {self._mark} tc qdisc del dev h{host} root", check=False)
 
+    def thin(self, host: int, share: float) -> bool:
+        """Drop a share of a host's packets in both directions, at random; return whether this kernel can."""
+        rule = f"-m statistic --mode random --probability {share} -j DROP"
+        return all(
+            _run(f"ip netns exec {self._name(host)} iptables -A {way} {rule}", check=False) for way in ("INPUT", "OUTPUT")
+        )
+
+    def dropped(self, host: int) -> int:
+        """Return how many packets `thin` has dropped."""
+        command = [*f"ip netns exec {self._name(host)} iptables -n -v -x -L".split()]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return sum(int(line.split()[0]) for line in shown.splitlines() if " DROP " in line and "statistic" in line)
+
     def processes(self, host: int) -> list[int]:
         """Return the processes of a host."""
         asked = subprocess.run(["ip", "netns", "pids", self._name(host)], capture_output=True, text=True, check=True)
