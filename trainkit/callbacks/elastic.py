@@ -44,6 +44,11 @@ class Elastic(Callback):
         trainer.engine.heartbeat.step = self._committed = trainer.global_step
         if trainer.elastic is not None:
             trainer.elastic.begin()
+        if trainer.engine.launcher.name == "mpirun":
+            trainer.say(
+                "Elastic is off: ranks of MPI cannot be replaced. If one is lost, the job ends; started again, at any number "
+                "of ranks, the run resumes from its checkpoint (resume=auto). horovodrun --min-np 1 starts an elastic job."
+            )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Commit every few steps, and report progress to the launcher."""

@@ -42,6 +42,11 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
     """
     if getattr(args, "run_func", None) is not None:
         raise ConfigError("horovod.run() of a function has no elastic mode in trainkit; use horovodrun with a command.")
+    if getattr(args, "use_mpi", False):
+        raise ConfigError(
+            "--mpi is given, and --min-np or --host-discovery-script asks for an elastic job, whose ranks change: MPI's "
+            "cannot. Leave --mpi out: elastic jobs run on Gloo, also with a Horovod that has MPI."
+        )
     command = list(args.command or ())
     if command[:1] == ["--"]:
         command.pop(0)

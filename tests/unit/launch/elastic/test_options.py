@@ -49,6 +49,12 @@ def test_the_defaults_are_horovodruns() -> None:
     assert one.hosts == {"localhost": 2} and one.command == ("python", "train.py")
 
 
+def test_an_elastic_job_is_not_mpis() -> None:
+    """--mpi would start other ranks than it says."""
+    with pytest.raises(ConfigError, match=r"--mpi is given, and --min-np or .* Leave --mpi out: elastic jobs run on Gloo"):
+        settings(min_num_proc=1, use_mpi=True)
+
+
 def test_all_options_are_heard() -> None:
     """Each option sets its field."""
     one = settings(
