@@ -146,15 +146,31 @@ class HorovodEngine(Engine):
             os.environ |= meet(this_step())
         self.comm.connect(started, self._sums.process_set)
         if started.world_size > 1 and self.ranks.world_size == 1:
-            cure = {
-                "torchrun": "Use horovodrun in place of torchrun, or engine=ddp.",
-                "mpirun": "This Horovod was built without MPI: use horovodrun, or build it with "
-                "`python -m trainkit horovod install --mpi`.",
-            }.get(started.name, "Use horovodrun.")
+            cure = self._cure(started.name)
             raise EngineError(
                 f"{started.name} started {started.world_size} processes, but Horovod sees a world of 1: each would train "
                 f"alone. {cure}"
             )
+
+    @staticmethod
+    def _cure(launcher: str) -> str:
+        if launcher == "torchrun":
+            return "Use horovodrun in place of torchrun, or engine=ddp."
+        if launcher != "mpirun":
+            return "Use horovodrun."
+        if not hvd.mpi_built():
+            return (
+                "This Horovod was built without MPI: use horovodrun, or build it with "
+                "`python -m trainkit horovod install --mpi`."
+            )
+        if not hvd.mpi_enabled():
+            return (
+                "HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS has Horovod run on Gloo, which mpirun does not start: unset them."
+            )
+        return (
+            "This Horovod was built with another MPI than this mpirun's: put the mpirun that it was built with first on the "
+            "PATH, or build it again with `python -m trainkit horovod install --mpi --rebuild`."
+        )
 
     def _check_adasum(self) -> None:
         world_size = self.ranks.world_size
