@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from trainkit.console import plural
+from trainkit.data.forking import fork_safely
 from trainkit.errors import DataError
 
 # The longest time that a worker survives after its loader terminates it for not ending in time.
@@ -49,6 +50,7 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if loader.num_workers and soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    fork_safely(loader)
     try:
         return iter(loader)
     except OSError as error:

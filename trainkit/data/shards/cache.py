@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainkit.data.shards.forks import GATE
 from trainkit.data.shards.index import Shard
 from trainkit.data.shards.store import Store, is_local
 from trainkit.errors import ConfigError, DataError
@@ -116,7 +115,7 @@ class ShardCache:
             self._pool = None
 
     def _try_to_fetch(self, shard: Shard) -> None:
-        with contextlib.suppress(Exception), GATE.work():
+        with contextlib.suppress(Exception):
             self.fetch(shard)
 
     @contextlib.contextmanager
