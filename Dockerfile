@@ -1,0 +1,82 @@
+# An image with trainkit, torch and Horovod: for CPUs by default, for GPUs with the arguments in docs/containers.md.
+#
+#   packages   Python, torch, trainkit
+#   wheel      compilers beside them; only Horovod's wheel leaves this stage
+#   runtime    packages and the wheel, Open MPI if it is asked for, ssh; not root
+#
+# Debian's packages have no versions here: its mirrors keep only the last one.
+# hadolint global ignore=DL3008
+ARG BASE=python:3.12-slim-bookworm
+# For GPUs one with nvcc. Its Python and C library must be those of BASE: Horovod is compiled with them.
+ARG BUILD_BASE=${BASE}
+
+# No CUDA from the base image: torch's wheels bring their own, and a second copy would add gigabytes.
+FROM ${BASE} AS packages
+RUN command -v python3 > /dev/null || { apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*; }
+RUN python3 -m venv /opt/trainkit
+ENV PATH=/opt/trainkit/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+ARG TORCH=2.15.0
+ARG TORCHVISION=0.29.2
+# torch's builds without CUDA; empty: those of pip's index, which have CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Before trainkit, so that a change of trainkit downloads torch no second time. Its needs come with trainkit's, from pip's index.
+# hadolint ignore=DL3013
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" "torchvision==$TORCHVISION"
+COPY pyproject.toml requirements.txt README.md LICENSE /src/
+COPY trainkit /src/trainkit
+COPY recipes /src/recipes
+COPY conf /src/conf
+# Further extras of pyproject.toml: EXTRAS=transformers,wandb
+ARG EXTRAS=
+# The versions that the tests ran with, but for torch's, which are chosen above; requirements.txt has the developers' packages too.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    sed -nE '/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==/d; s/^([A-Za-z0-9._-]+==[^ ]+).*/\1/p' \
+        /src/requirements.txt > /opt/trainkit/constraints.txt \
+    && pip install --constraint /opt/trainkit/constraints.txt "/src${EXTRAS:+[$EXTRAS]}"
+
+FROM ${BUILD_BASE} AS wheel
+# Options of `trainkit horovod wheel`, the parts that Horovod gets: "--gpu --mpi" for NCCL and MPI.
+ARG HOROVOD=--cpu
+# Debian's Python and its headers only where the base image has none.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ make \
+    && { command -v python3 > /dev/null || apt-get install -y --no-install-recommends python3; } \
+    && { test -f "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+         || apt-get install -y --no-install-recommends python3-dev; } \
+    && case "$HOROVOD" in *--mpi*) apt-get install -y --no-install-recommends libopenmpi-dev openmpi-bin ;; esac \
+    && rm -rf /var/lib/apt/lists/*
+ENV PATH=/opt/trainkit/bin:$PATH
+COPY --from=packages /opt/trainkit /opt/trainkit
+# The GPUs that Horovod's kernels are compiled for, as 80,90; empty: all that it knows.
+ARG HOROVOD_BUILD_CUDA_CC_LIST=
+WORKDIR /wheelhouse
+# The cache keeps the wheel: a change of trainkit alone compiles nothing. Horovod is built with debugging symbols, 97 % of its size.
+# hadolint ignore=SC2086
+RUN --mount=type=cache,target=/root/.cache \
+    PIP_CONSTRAINT=/opt/trainkit/constraints.txt python -m trainkit horovod wheel $HOROVOD --out /wheelhouse \
+    && python -m wheel unpack horovod-*.whl && find horovod-*/ -name '*.so' -exec strip {} + \
+    && python -m wheel pack horovod-*/ && rm -r horovod-*/
+
+FROM packages AS runtime
+ARG HOROVOD=--cpu
+# ssh starts ranks on other hosts. The keys that sshd's package makes are removed: all who have the image would have them.
+# myhostname: torchrun and Gloo look up the container's own name, which a runtime on the host's network may not write to /etc/hosts.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libnss-myhostname openssh-client openssh-server \
+    && case "$HOROVOD" in *--mpi*) apt-get install -y --no-install-recommends openmpi-bin ;; esac \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+COPY --from=wheel /wheelhouse /opt/trainkit/wheelhouse
+# hadolint ignore=SC2086
+RUN --mount=type=cache,target=/root/.cache \
+    PIP_CONSTRAINT=/opt/trainkit/constraints.txt python -m trainkit horovod install $HOROVOD --wheelhouse /opt/trainkit/wheelhouse
+# The folder is every user's, for `docker run --user`: files on a mounted folder then belong to the one that started it.
+RUN useradd --uid 10001 --create-home --shell /bin/bash trainkit && mkdir --mode 1777 /work
+# What NVIDIA's runtime adds to a container; the kernel lets no process of a container read another's memory for Open MPI.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility OMPI_MCA_btl_vader_single_copy_mechanism=none PYTHONUNBUFFERED=1
+# A number: Kubernetes' runAsNonRoot does not look names up.
+USER 10001
+WORKDIR /work
+# An image whose ranks cannot sum is not made. A HEALTHCHECK would repeat these sums beside a training job.
+RUN TRAINKIT_CACHE=/tmp/doctor python -m trainkit doctor && rm -rf /tmp/doctor
+CMD ["python", "-m", "trainkit", "doctor"]
