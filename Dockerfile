@@ -52,9 +52,10 @@ COPY --from=packages /opt/trainkit /opt/trainkit
 ARG HOROVOD_BUILD_CUDA_CC_LIST=
 WORKDIR /wheelhouse
 # The cache keeps the wheel: a change of trainkit alone compiles nothing. Horovod is built with debugging symbols, 97 % of its size.
-# hadolint ignore=SC2086
+# hadolint ignore=SC2086,DL3013,DL3042
 RUN --mount=type=cache,target=/root/.cache \
-    PIP_CONSTRAINT=/opt/trainkit/constraints.txt python -m trainkit horovod wheel $HOROVOD --out /wheelhouse \
+    export PIP_CONSTRAINT=/opt/trainkit/constraints.txt \
+    && pip install wheel && python -m trainkit horovod wheel $HOROVOD --out /wheelhouse \
     && python -m wheel unpack horovod-*.whl && find horovod-*/ -name '*.so' -exec strip {} + \
     && python -m wheel pack horovod-*/ && rm -r horovod-*/
 
