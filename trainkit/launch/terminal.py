@@ -90,7 +90,10 @@ def terminal_of_launcher(launcher: Launcher | None = None, environ: Mapping[str,
 
 
 def output_of_rank() -> Output:
-    """Return the guard of this process's standard output and errors: plain text, if nobody sees the terminal they are."""
+    """Return the guard of this process's standard output and errors: plain text, if their terminal only leads to a file.
+
+    Entered within another one, it is the outer one.
+    """
     return Output(is_plain=is_terminal_of_no_one())
 
 

@@ -123,7 +123,7 @@ class Stage:
     # -- enter ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Stage:
-        self._output = self._stack.enter_context(output_of_rank())
+        self._stack.enter_context(output_of_rank())
         try:
             self._announce()
             self.engine.__enter__()
@@ -164,7 +164,7 @@ class Stage:
         if (limit := self.options.samples.limit) is not None:
             self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         run.run_dir = self._agree_on_folder()
-        self._output.report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
+        self._stack.enter_context(output_of_rank()).report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
         run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
         self.attach()
