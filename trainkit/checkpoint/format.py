@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
+from trainkit.checkpoint.misfit import misfits, unfit
 from trainkit.checkpoint.parts import Part, await_parts
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
@@ -169,12 +170,13 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: they do not fit this model.
     """
+    state = read_state(folder)
     try:
-        model.load_state_dict(read_state(folder))
+        model.load_state_dict(state)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        shown = "\n  ".join(lines[:6] + (["..."] if len(lines) > 6 else []))
-        raise CheckpointError(f"The weights in {folder} do not fit this model:\n  {shown}") from error
+        here = {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        lines = misfits({name: tensor.shape for name, tensor in state.items()}, here)
+        raise unfit(folder, lines or str(error).splitlines()) from error
 
 
 def load_training(folder: Path) -> dict[str, Any]:

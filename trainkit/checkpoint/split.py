@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint.find import fetched
 from trainkit.checkpoint.format import TRAINING, WEIGHTS, Snapshot, find_aliases, load_plain, open_pieces
+from trainkit.checkpoint.misfit import misfits, unfit
 from trainkit.checkpoint.parts import Part
 from trainkit.checkpoint.pieces import MODEL, Pieces, StoredPieces, resolve, split_tree
 from trainkit.checkpoint.writer import Writer
@@ -25,8 +26,6 @@ from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
 from trainkit.engine.pieces import fill
 from trainkit.errors import CheckpointError, ConfigError
-
-_SHOWN = 6
 
 
 def snapshot(
@@ -113,16 +112,10 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
     """
     state = engine.model_state(task)
     pieces = open_pieces(folder) or Pieces.of_file(folder / WEIGHTS)
-    there, here = set(pieces.names()), set(state)
-    lines = [f"missing in the checkpoint: {name}" for name in sorted(here - there)]
-    lines += [f"not in the model: {name}" for name in sorted(there - here)]
-    stored = {name: pieces.stored(MODEL + pieces.aliases.get(name, name)) for name in sorted(here & there)}
-    for name, one in stored.items():
-        if one.shape != tuple(state[name].shape):
-            lines.append(f"other shape: {name} is {list(one.shape)} there and {list(state[name].shape)} in the model")
+    stored = {name: pieces.stored(MODEL + pieces.aliases.get(name, name)) for name in pieces.names()}
+    lines = misfits({name: one.shape for name, one in stored.items()}, {name: tensor.shape for name, tensor in state.items()})
     if lines:
-        shown = "\n  ".join(lines[:_SHOWN] + (["..."] if len(lines) > _SHOWN else []))
-        raise CheckpointError(f"The weights in {folder} do not fit this model:\n  {shown}")
+        raise unfit(folder, lines)
     for name, one in stored.items():
         one.into(engine.piece_of(state[name].detach()))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_unpickler
 from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, verify
+from trainkit.checkpoint.misfit import listed
 from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive
@@ -166,9 +167,9 @@ def load_into(
     lines = sorted(_misfits(here, weights, fitting))
     name = type(model).__name__
     if not fitting:
-        raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{_list(lines)}{_hint(here, weights)}")
+        raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{listed(lines)}{_hint(here, weights)}")
     if strict and lines:
-        raise CheckpointError(f"{source} does not fit {name}:\n{_list(lines)}\nstrict=false loads the matching weights.")
+        raise CheckpointError(f"{source} does not fit {name}:\n{listed(lines)}\nstrict=false loads the matching weights.")
     if fill is None:
         model.load_state_dict(fitting, strict=False)
     else:
@@ -196,11 +197,6 @@ def _place(tensor: Tensor) -> Any:
     """Return a key that is equal only for the same tensor."""
     part = local_of(tensor)
     return (part.device, part.data_ptr(), part.dtype, part.shape, part.stride()) if part.numel() else id(tensor)
-
-
-def _list(lines: list[str]) -> str:
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return "\n".join(f"  {line}" for line in lines[:_SHOWN] + more)
 
 
 def _hint(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
