@@ -10,7 +10,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
 
-.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm docs slow horovod-suite peers bench bench-gpu requirements audit dist clean
+.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm mpi docs slow horovod-suite peers bench bench-gpu requirements audit dist clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,7 +25,7 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check docs unit golden parallel faults hosts e2e ray slurm
+test: check docs unit golden parallel faults hosts e2e ray slurm mpi
 
 setup: $(READY)
 
@@ -83,6 +83,18 @@ slurm: $(READY)
 		&& apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge > /dev/null; } \
 		|| echo "Slurm cannot be installed here: its tests are skipped"
 	$(BIN)/pytest -q -rs tests/slurm -m "not slow"
+
+# Horovod with MPI stands beside the environment, where only these tests see it: the environment's own has none. Root's apt-get
+# installs Open MPI; without it the tests are skipped, and say why. The wheel comes from the cache, if it was built before.
+mpi: $(READY)
+	@command -v mpicxx > /dev/null && command -v mpirun > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+		&& export DEBIAN_FRONTEND=noninteractive && apt-get -qq update > /dev/null \
+		&& apt-get -qq install -y --no-install-recommends libopenmpi-dev openmpi-bin > /dev/null; } \
+		|| echo "Open MPI cannot be installed here: its tests are skipped"
+	@rm -rf $(VENV)/mpi $(VENV)/mpi-wheel; if command -v mpicxx > /dev/null && command -v mpirun > /dev/null; then \
+		$(BIN)/python -m trainkit horovod wheel --mpi --out $(VENV)/mpi-wheel \
+		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/mpi $(VENV)/mpi-wheel/*.whl; fi
+	$(BIN)/pytest -q -rs tests/mpi -m "not slow"
 
 # The site, into build/site; a warning is an error.
 docs: $(READY)

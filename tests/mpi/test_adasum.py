@@ -1,27 +1,17 @@
-"""Adasum, if this machine's Horovod was built with MPI."""
+"""Adasum, which Horovod computes by MPI only."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.launching import run_command
+from tests.mpi.jobs import run
 from tests.parallel.workers import option_models as models
 
-hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
 WORKER = Path(__file__).parent / "workers" / "adasum.py"
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 2"
-
-pytestmark = [
-    pytest.mark.parallel,
-    pytest.mark.skipif(not hvd.mpi_built(), reason="this Horovod was built without MPI"),
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun"),
-]
 
 
 def adasum(a: Tensor, b: Tensor) -> Tensor:
@@ -34,8 +24,7 @@ def adasum(a: Tensor, b: Tensor) -> Tensor:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
     """The results of each rank, of both splits."""
     folder = tmp_path_factory.mktemp("adasum")
-    line = f"{MPIRUN} {sys.executable} {WORKER} {folder / 'out.pt'}"
-    done = run_command(line, folder, timeout_s=90, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = run(f"mpirun -np 2 python {WORKER} {folder / 'out.pt'}", folder)
     assert done.code == 0, done.text
     found: list[dict[str, list[Tensor]]] = torch.load(folder / "out.pt", weights_only=False)
     return found
