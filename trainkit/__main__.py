@@ -7,6 +7,7 @@ import signal
 import sys
 
 from trainkit.errors import did_you_mean
+from trainkit.launch.slurm.step import hold_signals
 from trainkit.version import __version__
 
 _COMMANDS = {
@@ -57,6 +58,7 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 
 def main() -> int:
     """Run the command of the command line and return the exit code."""
+    hold_signals()
     arguments = sys.argv[1:]
     usage = _USAGE.format(commands="\n".join(f"  {name:<14}{text}" for name, (_, text) in _COMMANDS.items()))
     if not arguments or arguments[0] in ("-h", "--help", "help"):

@@ -38,6 +38,7 @@ class Signals:
             for number in HANDLED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                     self._before[number] = signal.signal(number, self._note)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # those that have waited (launch/slurm/step.py) arrive here
         return self
 
     def __exit__(self, *_: object) -> None:

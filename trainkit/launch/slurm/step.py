@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -138,6 +139,16 @@ def is_rank_of_slurm(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether launcher=slurm started this process as a rank (default: by `os.environ`)."""
     environ = os.environ if environ is None else environ
     return environ.get(LAUNCHER) == "slurm" and "SLURM_STEP_TASKS_PER_NODE" in environ
+
+
+def hold_signals(environ: Mapping[str, str] = os.environ) -> None:
+    """Let signals wait until the run can save, if a batch script of launcher=slurm started this process.
+
+    A rank imports for seconds, and a signal ends a process that has no handler for it yet: without a checkpoint, and the script
+    would not requeue the job. `Signals` (run/signals.py) receives them once it handles them.
+    """
+    if REQUEUE in environ:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGTERM))
 
 
 def note_requeue(code: int, is_main: bool, environ: Mapping[str, str] = os.environ) -> int:
