@@ -15,6 +15,7 @@ DOCS = ROOT / "docs"
 GUIDES = [
     "checkpoints",
     "configs",
+    "containers",
     "data",
     "elastic",
     "evaluating",
