@@ -94,7 +94,7 @@ mpi: $(READY)
 	@rm -rf $(VENV)/mpi $(VENV)/mpi-wheel; if command -v mpicxx > /dev/null && command -v mpirun > /dev/null; then \
 		$(BIN)/python -m trainkit horovod wheel --mpi --out $(VENV)/mpi-wheel \
 		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/mpi $(VENV)/mpi-wheel/*.whl; fi
-	$(BIN)/pytest -q -rs tests/mpi -m "not slow"
+	$(BIN)/pytest -q -rs -n 2 --dist loadfile tests/mpi -m "not slow"
 
 # The site, into build/site; a warning is an error.
 docs: $(READY)
