@@ -26,7 +26,7 @@ _TRIES = 5
 
 
 class _AnsweringWorker(ForkProcess):
-    """A process that says that it has returned from fork(), and begins if it is told to."""
+    """A process that reports its return from fork(), and begins after an answer."""
 
     ends: tuple[socket.socket, socket.socket]  # the rank's, the worker's
 
@@ -57,7 +57,7 @@ class _AnsweringWorker(ForkProcess):
         )
 
     def run(self) -> None:
-        """In the worker: answer, wait for leave to begin, and work."""
+        """In the worker: report, wait for the answer, and work."""
         ours, theirs = self.ends
         ours.close()
         with theirs:
