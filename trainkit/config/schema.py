@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
-from trainkit.config.launchers import check_launcher, engine_started_by, starts_ranks
+from trainkit.config.launchers import check_launcher, engine_started_by, launcher_of, starts_ranks
 from trainkit.config.signature import Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
@@ -96,7 +96,8 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
     check_launcher(config, command)
     if not starts_ranks(config):  # elsewhere the engine's framework is looked for where the ranks run
         _check_engine(config.get("engine") or {})
-    _check_run_dir(str(config["run_dir"]))
+    if not (starts_ranks(config) and launcher_of(config) == "kubernetes"):  # there it is a folder of the pods
+        _check_run_dir(str(config["run_dir"]))
 
 
 def samples_of(config: dict[str, Any]) -> dict[str, Any]:

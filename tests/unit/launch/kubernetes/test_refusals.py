@@ -43,6 +43,16 @@ def test_what_cannot_run_is_refused(words: list[str], message: str, capsys: pyte
     assert not any(tmp_path.iterdir())
 
 
+def test_the_runs_folder_is_one_of_the_pods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On this machine it need not be a folder, nor one that the user may write."""
+    (tmp_path / "runs").touch()
+    own = [word.replace("/runs", f"{tmp_path}/runs") for word in OWN]
+    assert main("fit", [*own, "launcher.dry_run=true"]) == 0
+    assert f"{tmp_path}/runs/mine" in capsys.readouterr().out
+    assert main("fit", ["conf=mlp", f"run_dir={tmp_path}/runs/mine"]) == 2
+    assert "is no writable folder" in capsys.readouterr().err
+
+
 def test_the_pages_commands_print_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     """With dry_run where the page has it not."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
