@@ -36,6 +36,7 @@ ELSEWHERE = {
     "kubernetes": "unit/launch/kubernetes/test_refusals.py",
     "language_models": "e2e/test_language_models.py",
     "large_models": "e2e/test_large_models_page.py",
+    "mpi": "mpi/test_page.py",
     "ray": "ray/test_page.py",
     "reliability": "architecture/test_reliability_page.py",
     "several_hosts": "hosts/test_two_hosts.py",
