@@ -51,13 +51,10 @@ COPY --from=packages /opt/trainkit /opt/trainkit
 # The GPUs that Horovod's kernels are compiled for, as 80,90; empty: all that it knows.
 ARG HOROVOD_BUILD_CUDA_CC_LIST=
 WORKDIR /wheelhouse
-# The cache keeps the wheel: a change of trainkit alone compiles nothing. Horovod is built with debugging symbols, 97 % of its size.
-# hadolint ignore=SC2086,DL3013,DL3042
+# The cache keeps the wheel: a change of trainkit alone compiles nothing.
+# hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache \
-    export PIP_CONSTRAINT=/opt/trainkit/constraints.txt \
-    && pip install wheel && python -m trainkit horovod wheel $HOROVOD --out /wheelhouse \
-    && python -m wheel unpack horovod-*.whl && find horovod-*/ -name '*.so' -exec strip {} + \
-    && python -m wheel pack horovod-*/ && rm -r horovod-*/
+    PIP_CONSTRAINT=/opt/trainkit/constraints.txt python -m trainkit horovod wheel $HOROVOD --out /wheelhouse
 
 FROM packages AS runtime
 ARG HOROVOD=--cpu

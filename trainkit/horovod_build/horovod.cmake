@@ -22,5 +22,8 @@ function(trainkit_raise_standard)
       set_target_properties(${target} PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
     endif()
   endforeach()
+  if(TARGET pytorch)
+    set_property(TARGET pytorch APPEND PROPERTY LINK_OPTIONS -s)  # no debugging symbols, 95 % of the wheel
+  endif()
 endfunction()
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL trainkit_raise_standard)
