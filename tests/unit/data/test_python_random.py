@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,5 +44,5 @@ def test_cpython_keeps_it_in_plain_memory(monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:
         patch.setattr(python_random._Memory, "restore", lambda self, state: None)
         assert not is_plain_memory()
-    monkeypatch.setattr(python_random, "object", type("Header", (), {"__basicsize__": 999}), raising=False)
+    monkeypatch.setattr(python_random, "object", SimpleNamespace(__basicsize__=999), raising=False)
     assert not is_plain_memory()
