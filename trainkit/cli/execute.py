@@ -18,6 +18,7 @@ from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
 from trainkit.errors import Dismissed, summary
 from trainkit.launch.environment import read_launcher
+from trainkit.run.folder import CONFIG
 from trainkit.run.state import write_state
 from trainkit.safety.masking import scrubbed
 
@@ -25,7 +26,8 @@ from trainkit.safety.masking import scrubbed
 class RunFiles(Callback):
     """Writes the resolved config, Hydra's files and the run's state into the run's folder, on rank 0.
 
-    As a context manager it writes how training ended.
+    Those of an earlier run in the folder stay until the fit has its weights: a resume that is refused changes nothing. As a
+    context manager it writes how training ended.
     """
 
     def __init__(self, files: dict[str, str], masked_values: Sequence[str] = ()) -> None:
@@ -43,13 +45,20 @@ class RunFiles(Callback):
                 write_state(self._run_dir, state, text if state == "failed" else "")
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        if stage == "fit" and trainer.is_global_zero:
-            for name, text in self._files.items():
-                path = trainer.run_dir / name
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-            self._run_dir = Path(trainer.run_dir)
-            write_state(self._run_dir, "running")
+        if stage == "fit" and trainer.is_global_zero and not (trainer.run_dir / CONFIG).exists():
+            self._write(trainer.run_dir)
+
+    def on_fit_start(self, trainer: RunView, task: Task) -> None:
+        if trainer.is_global_zero:
+            self._write(trainer.run_dir)
+
+    def _write(self, run_dir: Path) -> None:
+        for name, text in self._files.items():
+            path = run_dir / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        self._run_dir = run_dir
+        write_state(run_dir, "running")
 
 
 def execute(job: Job) -> dict[str, float]:

@@ -9,13 +9,16 @@ import time
 from pathlib import Path
 
 from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.console import short
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
+from trainkit.run.state import STATE
 
-LEDGER = "goodput.json"
+LEDGER, CONFIG = "goodput.json", "config.yaml"
 # A run's files, which a new run in the folder must not find.
 _OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", LEDGER, "timeline", "reports", "capsules")
+_BESIDE = (CONFIG, ".hydra", STATE, "progress.json")  # without which it cannot be resumed by itself, or its status be shown
 
 
 def agreed_run_dir(requested: str | Path | None, task_name: str, run: RunView, needed: bool) -> Path:
@@ -104,9 +107,13 @@ def set_aside(run_dir: Path) -> None:
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
-    for path in there:
+    for path in [*there, *(run_dir / name for name in _BESIDE if (run_dir / name).exists())]:
         path.rename(place / path.name)
-    print(f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume it: ckpt_path=last", flush=True)
+    print(
+        f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume that one: run_dir={short(place)} "
+        "ckpt_path=last",
+        flush=True,
+    )
 
 
 def _is_of_this_job(ledger: Path) -> bool:

@@ -1,0 +1,56 @@
+"""A run's config and state in its folder: a refused start leaves them alone, and a new run keeps the earlier one's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainkit.cli.run import main
+from trainkit.run.state import STATE
+
+FIT = ["conf=mlp", "callbacks=checkpoint", "logger=csv", "trainer.limit_val_batches=1", "run_dir=run"]
+
+
+def width(run: Path) -> int:
+    """Return the width of the model in a run's config."""
+    found: int = yaml.safe_load((run / "config.yaml").read_text())["task"]["model"]["width"]
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of two steps."""
+    monkeypatch.chdir(tmp_path)
+    assert main("fit", [*FIT, "trainer.max_steps=2", "+task.model.width=16"]) == 0
+    return tmp_path / "run"
+
+
+def test_a_refused_resume_changes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's config and state are those of its own start, so that it can still be resumed with them."""
+    state = (run / STATE).read_text()
+    assert main("fit", [*FIT, "trainer.max_steps=4", "+task.model.width=32", "ckpt_path=last"]) == 1
+    assert "do not fit this model" in capsys.readouterr().err
+    assert width(run) == 16 and (run / STATE).read_text() == state
+    assert main("fit", ["run_dir=run", "ckpt_path=last", "trainer.max_steps=4"]) == 0
+    assert (run / "checkpoints" / "epoch=0-step=4").is_dir()
+
+
+def test_an_earlier_run_keeps_its_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is set aside with its config and state, and the message has the words that resume it."""
+    assert main("fit", [*FIT, "trainer.max_steps=1", "+task.model.width=32"]) == 0
+    (before,) = run.glob("before-*")
+    assert (width(run), width(before)) == (32, 16) and (before / STATE).is_file()
+    words = f"run_dir=run/{before.name} ckpt_path=last"
+    assert f"To resume that one: {words}" in capsys.readouterr().out
+    assert main("fit", [*words.split(), "trainer.max_steps=3"]) == 0
+    assert (before / "checkpoints" / "epoch=0-step=3").is_dir()
+
+
+def test_a_start_that_fails_leaves_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new folder it is written before the model is made, with the error in the state."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged.safetensors").write_bytes(b"no weights")
+    assert main("fit", [*FIT, "trainer.max_steps=1", "+task.model.width=32", "init_weights=damaged.safetensors"]) == 1
+    assert width(tmp_path / "run") == 32 and "failed" in (tmp_path / "run" / STATE).read_text()
