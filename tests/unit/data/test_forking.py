@@ -35,37 +35,6 @@ for _ in range(2):
     print([float(batch.sum()) for batch, in start_workers(loader)])
 """
 
-# A thread of C++ takes the GIL again and again while workers are started: Python's own fault, without a stand-in.
-RACE = """
-import ctypes, sys, threading, time
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from trainkit.data import forking
-from trainkit.data.workers import start_workers
-
-create = ctypes.CDLL(None).pthread_create
-entry = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, entry, ctypes.c_void_p]
-nothing = entry(lambda _: None)
-
-
-def take_the_gil() -> None:
-    thread = ctypes.c_ulong()
-    while True:
-        for _ in range(20):
-            if create(ctypes.byref(thread), None, nothing, None) == 0:
-                ctypes.CDLL(None).pthread_detach(thread)
-        time.sleep(0.0005)
-
-
-for _ in range(2):
-    threading.Thread(target=take_the_gil, daemon=True).start()
-forking.ANSWER_S = 3.0
-end = time.monotonic() + 60
-while time.monotonic() < end:
-    assert len(list(start_workers(DataLoader(TensorDataset(torch.zeros(4)), 2, num_workers=2)))) == 2
-"""
-
 
 def run(script: str, folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
@@ -88,11 +57,3 @@ def test_forks_that_always_hang_end_the_run(tmp_path: Path) -> None:
     done = run(HANG, tmp_path, 60)
     assert done.returncode != 0
     assert "DataError: 5 loader workers in turn did not return from fork(). Use Python 3.12" in done.stderr
-
-
-@pytest.mark.slow
-def test_workers_start_while_threads_take_the_gil(tmp_path: Path) -> None:
-    """A minute of starts; without the replacement a start hangs within that time."""
-    done = run(RACE, tmp_path, 180)
-    assert done.returncode == 0, done.stderr
-    assert "is replaced" in done.stdout
