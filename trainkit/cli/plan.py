@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
@@ -38,7 +39,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
     engine = engine_of(rest)
-    by_torchrun = engine in ("ddp", "fsdp", "deepspeed") or started.name == "torchrun"
+    without_horovod = ranks > 1 and engine == "auto" and importlib.util.find_spec("horovod") is None
+    if without_horovod:
+        print("Horovod is not installed here: the plan is that of torchrun (engine=ddp).", flush=True)
+    by_torchrun = without_horovod or engine in ("ddp", "fsdp", "deepspeed") or started.name == "torchrun"
     pretend(ranks, min(local, ranks), "torchrun" if by_torchrun else "horovodrun")
     return run.main(command, rest, partial(_work, memory_gb=memory_gb, overrides=" ".join(rest)), started)
 
