@@ -63,8 +63,13 @@ def summary(results: Mapping[str, Any]) -> str:
         if name in added:
             cells = added[name], with_log.get(f"{name}, all on"), imported[name]
             rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
-    rates = [f"- {t['what']}: {shown(t['measured'])} {t['unit']}." for t in results["throughput"]["targets"]]
-    return "\n".join([*rows, "", "Images per second:", "", *rates])
+    alike, as_shipped = (shown(target["measured"]) for target in results["throughput"]["targets"])
+    notes = [
+        "Negative: faster than the plain loop, since batches are read without a DataLoader's own cost for each.",
+        "Images per second of ResNet-50 on 2 ranks, beside a loop by hand with Horovod: "
+        f"{alike} times with the same settings, {as_shipped} times with trainkit's own.",
+    ]
+    return "\n".join([*rows, "", *notes])
 
 
 def machines(results: Mapping[str, Any]) -> str:
