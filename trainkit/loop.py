@@ -33,6 +33,8 @@ from trainkit.run.run import ManualBatches, Run, keep_values
 def fit(run: Run) -> None:
     """Train until a limit is reached or a stop is requested."""
     run.hooks("on_train_start")
+    if _finished(run) and not (run.state.owes_validation or run.should_stop):
+        run.say("Nothing is left to train: the run has reached max_epochs or max_steps. Raise it to continue.")
     while run.state.owes_validation or not _finished(run):
         train_epoch(run)
     if run.state.epoch_values:  # of an epoch that a limit has cut

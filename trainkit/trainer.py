@@ -87,7 +87,7 @@ class Trainer(LastRun):
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.
         overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share); limits validation too.
-        fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without files.
+        fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without checkpoints and loggers.
         callbacks: a callback or a list.
         logger: a logger or a list; true or null for CSV and TensorBoard, false for none.
         enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none); false removes it.

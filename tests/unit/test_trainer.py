@@ -189,13 +189,30 @@ def test_a_data_module_is_prepared_set_up_and_torn_down(tmp_path: Path) -> None:
 
 
 def test_data_from_two_sides_is_refused(tmp_path: Path) -> None:
-    """Loaders and a DataModule at once are refused, and so is a DataModule in the place of a loader."""
+    """Loaders and a DataModule at once are refused, also if the DataModule stands in the place of a loader."""
     with pytest.raises(ConfigError, match="Both train_dataloaders and datamodule were given"):
         quiet(tmp_path).fit(Line(), loader(8), datamodule=Data())
     with pytest.raises(ConfigError, match="Both val_dataloaders and datamodule were given"):
         quiet(tmp_path).fit(Line(), None, loader(8), datamodule=Data())
-    with pytest.raises(ConfigError, match=r"train_dataloaders is a DataModule; pass it as datamodule="):
-        quiet(tmp_path).fit(Line(), Data())
+    with pytest.raises(ConfigError, match=r"train_dataloaders is a DataModule, and loaders were given beside it"):
+        quiet(tmp_path).fit(Line(), Data(), loader(8))
+
+
+def test_a_datamodule_may_stand_in_the_place_of_loaders(tmp_path: Path) -> None:
+    """As Lightning takes it, in each entry point."""
+    trainer = quiet(tmp_path, max_epochs=1)
+    trainer.fit(Line(), Data())
+    assert trainer.global_step > 0
+    assert trainer.validate(Line(), Data()) is not None
+
+
+def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resumed with the same limit, it trains nothing, and the message says what to raise."""
+    settings = {"max_epochs": 1, "callbacks": [ModelCheckpoint()], "enable_checkpointing": True}
+    quiet(tmp_path, **settings).fit(Line(), loader(8))
+    assert "Nothing is left to train" not in capsys.readouterr().out
+    quiet(tmp_path, **settings).fit(Line(), loader(8), ckpt_path="last")
+    assert capsys.readouterr().out.count("Nothing is left to train: the run has reached max_epochs or max_steps.") == 1
 
 
 def test_no_training_data_raises(tmp_path: Path) -> None:

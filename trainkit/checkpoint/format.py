@@ -176,7 +176,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     except RuntimeError as error:
         here = {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         lines = misfits({name: tensor.shape for name, tensor in state.items()}, here)
-        raise unfit(folder, lines or str(error).splitlines()) from error
+        raise unfit(folder, lines or str(error).splitlines()) from None  # torch lists every name
 
 
 def load_training(folder: Path) -> dict[str, Any]:

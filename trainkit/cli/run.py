@@ -67,10 +67,10 @@ def _print_help(command: str) -> None:
     config = importlib.import_module("trainkit.config.command_line")
     folders = conf_folders(Path.cwd())
     print(f"{usage_of(command)}\nConfigs, and their groups:\n")
-    print(f"  conf      one of {', '.join(config.list_confs(folders))}")
+    print(f"  {'conf':<15}one of {', '.join(config.list_confs(folders))}")
     for group in sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()}):
         names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})
-        print(f"  {group:<10}{', '.join(names)}")
+        print(f"  {group:<15}{', '.join(names)}")
     print("\nSettings of the Trainer:\n")
     for argument in documentation.arguments_of("trainkit.trainer.Trainer"):
         if argument.name not in ("callbacks", "engine", "logger", "run_dir", "seed"):  # groups, and keys at the top

@@ -44,6 +44,10 @@ class DataSources:
     datamodule: DataModule | None = None
 
     def __post_init__(self) -> None:
+        given = {kind: data for kind, data in self.given.items() if data is not None}
+        if self.datamodule is None and len(given) == 1 and isinstance(module := next(iter(given.values())), DataModule):
+            object.__setattr__(self, "given", {})  # in the place of a loader, as Lightning takes it
+            object.__setattr__(self, "datamodule", module)
         if self.datamodule is not None and not hasattr(self.datamodule, "train_dataloader"):
             raise ConfigError(
                 f"datamodule is a {type(self.datamodule).__name__}; it must be a trainkit.DataModule. Pass loaders as "
@@ -64,7 +68,7 @@ class DataSources:
         if given is not None and self.datamodule is not None:
             raise ConfigError(f"Both {kind}_dataloaders and datamodule were given. Give one of the two.")
         if isinstance(given, DataModule):
-            raise ConfigError(f"{kind}_dataloaders is a DataModule; pass it as datamodule=...")
+            raise ConfigError(f"{kind}_dataloaders is a DataModule, and loaders were given beside it. Give one of the two.")
         if given is not None:
             return given
         return getattr(task if self.datamodule is None else self.datamodule, f"{kind}_dataloader")()
