@@ -24,7 +24,7 @@ def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     assert "trainer.max_epochs=None   " in text
     assert "trainer.log_every_n_steps=50   PositiveInt | None\n      steps between two logs of step values." in text
-    assert "conf      one of bert, gpt, gpt_124m, " in text
+    assert "conf           one of bert, gpt, gpt_124m, " in text
     assert "trainer.callbacks" not in text
 
 
