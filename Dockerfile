@@ -69,12 +69,12 @@ COPY --from=wheel /wheelhouse /opt/trainkit/wheelhouse
 RUN --mount=type=cache,target=/root/.cache \
     PIP_CONSTRAINT=/opt/trainkit/constraints.txt python -m trainkit horovod install $HOROVOD --wheelhouse /opt/trainkit/wheelhouse
 # The folder is every user's, and HOME, for `docker run --user`: files on a mounted folder then belong to the one that started it.
-RUN useradd --uid 10001 --create-home --shell /bin/bash trainkit && mkdir --mode 1777 /work
+RUN useradd --uid 10001 --create-home --shell /bin/bash trainkit && mkdir --mode 1777 /workspace
 # What NVIDIA's runtime adds to a container; the kernel lets no process of a container read another's memory for Open MPI.
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility OMPI_MCA_btl_vader_single_copy_mechanism=none HOME=/work PYTHONUNBUFFERED=1
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility OMPI_MCA_btl_vader_single_copy_mechanism=none HOME=/workspace PYTHONUNBUFFERED=1
 # A number: Kubernetes' runAsNonRoot does not look names up.
 USER 10001
-WORKDIR /work
+WORKDIR /workspace
 # An image whose ranks cannot sum is not made. A HEALTHCHECK would repeat these sums beside a training job.
 RUN mkdir /tmp/home && HOME=/tmp/home python -m trainkit doctor && rm -rf /tmp/*
 CMD ["python", "-m", "trainkit", "doctor"]

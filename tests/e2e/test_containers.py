@@ -53,16 +53,18 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def inside(image: str, tmp_path: Path) -> Iterator[Inside]:
-    """Return a function that runs a line in a container, whose /work/runs is the test's folder."""
+    """Return a function that runs a line in a container, whose /workspace/runs is the test's folder."""
     tmp_path.chmod(0o777)  # the image's user is none of this machine
     container = buildah("from", image).stdout.strip()
-    yield lambda line, *options: buildah("run", *options, "-v", f"{tmp_path}:/work/runs", container, "--", "sh", "-c", line)
+    yield lambda line, *options: buildah(
+        "run", *options, "-v", f"{tmp_path}:/workspace/runs", container, "--", "sh", "-c", line
+    )
     buildah("rm", container)
 
 
 def test_the_user_is_not_root_and_has_no_compiler(inside: Inside) -> None:
     """It can write where it starts, but not what is installed; caches and keys are not there."""
-    assert inside("id -u; pwd; touch mine && echo written").stdout.split() == ["10001", "/work", "written"]
+    assert inside("id -u; pwd; touch mine && echo written").stdout.split() == ["10001", "/workspace", "written"]
     assert inside("for name in g++ gcc make nvcc cmake; do command -v $name; done").stdout == ""
     assert inside("touch /opt/trainkit/mine").returncode != 0
     assert inside("ls -A /home/trainkit /tmp /var/lib/apt/lists | grep -i cache").stdout == ""
@@ -94,9 +96,7 @@ def test_a_user_of_the_hosts_trains_in_it(inside: Inside, tmp_path: Path) -> Non
 
 def test_kubernetes_gets_a_command_that_runs_here(inside: Inside) -> None:
     """The words of a pod's container are found in the image, and its manifest is printed there."""
-    words = (
-        "conf=mlp launcher=kubernetes launcher.image=trainkit:cpu 'launcher.volumes={runs: /work/runs}' run_dir=/work/runs/mine"
-    )
+    words = "conf=mlp launcher=kubernetes launcher.image=trainkit:cpu 'launcher.volumes={runs: /runs}' run_dir=/runs/mine"
     done = inside(f"python -m trainkit fit {words} launcher.nodes=2 launcher.dry_run=true")
     assert done.returncode == 0 and "- torchrun" in done.stdout, done.stdout + done.stderr
     assert inside("for name in torchrun horovodrun ssh; do command -v $name; done").stdout.count("\n") == 3
