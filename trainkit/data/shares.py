@@ -36,23 +36,33 @@ def spread(weights: Sequence[float], total: int, limits: Sequence[int]) -> Share
         total: the sum, at least one for each rank, and at most the sum of the limits.
         limits: of each rank, 1 or more.
     """
-    ranks, given = range(len(weights)), dict[int, float]()
-    for _ in ranks:  # each pass fixes a rank at its bound, or is the last
-        free = [rank for rank in ranks if rank not in given]
-        left, weight = total - sum(given.values()), sum(weights[rank] for rank in free)
-        wanted = {rank: left * weights[rank] / weight for rank in free}
-        over = {rank: limits[rank] for rank in free if wanted[rank] > limits[rank]}
-        fixed = over or {rank: 1 for rank in free if wanted[rank] < 1}
-        if not fixed:
-            given |= wanted
-            break
-        given |= fixed
-    found = [math.floor(given[rank]) for rank in ranks]
-    for rank in sorted(ranks, key=lambda rank: (found[rank] - given[rank], rank)):
-        if sum(found) < total and found[rank] < limits[rank]:
-            found[rank] += 1
-    assert sum(found) == total, "the limits leave room for all samples"
-    return tuple(found)
+    exact = _within_limits(weights, total, limits)
+    samples = [math.floor(part) for part in exact]
+    for rank in sorted(range(len(exact)), key=lambda rank: (samples[rank] - exact[rank], rank)):
+        if sum(samples) < total and samples[rank] < limits[rank]:
+            samples[rank] += 1
+    assert sum(samples) == total, "the limits leave room for all samples"
+    return tuple(samples)
+
+
+def _within_limits(weights: Sequence[float], total: int, limits: Sequence[int]) -> list[float]:
+    """Return parts of `total` in proportion to `weights`, each from 1 to its limit.
+
+    Each pass divides what is left among the free ranks, and fixes those beyond a bound: all below 1 if raising them takes more
+    than capping the others frees, or else all above their limits. (CSS flexible lengths, section 9.7, are resolved alike.)
+    """
+    parts: dict[int, float] = {}
+    while len(parts) < len(weights):
+        free = [rank for rank in range(len(weights)) if rank not in parts]
+        rest = total - sum(parts.values())
+        weight = sum(weights[rank] for rank in free)
+        wanted = {rank: rest * weights[rank] / weight for rank in free}
+        bounded = {rank: min(max(wanted[rank], 1), limits[rank]) for rank in free}
+        surplus = sum(bounded.values()) - rest
+        too_small = {rank: 1 for rank in free if wanted[rank] < 1}
+        too_large = {rank: limits[rank] for rank in free if wanted[rank] > limits[rank]}
+        parts |= (too_small if surplus > 0 else too_large) or bounded
+    return [parts[rank] for rank in range(len(weights))]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,12 @@ def test_samples_are_spread_within_the_limits(weights: list[float], data: st.Dat
         assert all(abs(part - own) < 1 for part, own in zip(found, exact, strict=True))
 
 
+def test_a_capped_rank_leaves_others_their_one_sample() -> None:
+    """A cap frees less than the ranks below one sample need: these are raised first, and the sum stays exact."""
+    assert spread([1, 3, 1, 1, 1, 1], 6, [1, 2, 1, 1, 1, 1]) == (1, 1, 1, 1, 1, 1)
+    assert spread([1, 100, 1], 10, [9, 7, 9]) == (2, 7, 1)
+
+
 def test_what_a_limit_takes_goes_to_the_others() -> None:
     """In proportion to their speed."""
     assert spread([6, 2, 1], 90, [90, 90, 90]) == (60, 20, 10)
