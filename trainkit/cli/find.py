@@ -159,13 +159,14 @@ def _find_workers(job: Job, settings: dict[str, Any]) -> None:
         return
     console = console_of()
     rows = [(f"{one.workers}", f"{one.prefetch}", f"{one.samples_per_s:,.0f}", share(one.data_share, 1.0)) for one in found]
-    title = f"Loader workers of each of {plural(ranks, 'rank')}, {plural(settings['steps'], 'step')} each"
+    title = f"Loader workers of each of {plural(ranks, 'rank')}, up to {plural(settings['steps'], 'step')} each"
     console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
     best = loading.enough(found)
     words = f"data.num_workers={best.workers}"
     if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
         words += f", and prefetch_factor={best.prefetch} of the DataLoader"
-    console.print(f"enough    {words}: within a twentieth of the fastest", soft_wrap=True, markup=False)
+    why = "no setting is faster by more than a twentieth" if best.is_fed else "within a twentieth of the fastest"
+    console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
 
 
 def _find_settings(job: Job, settings: dict[str, Any]) -> None:

@@ -101,7 +101,12 @@ USAGES = {
         (
             ("min_lr", "float", "1e-8", "lr: the first rate"),
             ("max_lr", "float", "1", "lr: the last rate"),
-            ("steps", "int", "100, 20", "lr: steps of the sweep, 10 or more. workers, settings: steps measured for each"),
+            (
+                "steps",
+                "int",
+                "100, 20",
+                "lr: steps of the sweep, 10 or more. workers, settings: steps measured for each, workers: at most",
+            ),
             ("early_stop", "float", "4", "lr: end at this multiple of the lowest loss; null: only if a loss is not finite"),
             ("memory_gb", "float", "the GPU's", "batch: memory that a rank may use, in 10^9 bytes; needed on the CPU"),
             ("most", "int", "65536, the cores", "batch: no larger microbatch is tried. workers: so many at most"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +26,8 @@ from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
+
+_FEWEST_STEPS = 3  # that a measurement is made of
 
 
 def copy_of(task: Task) -> Task:
@@ -104,20 +108,25 @@ def steps_of(run: Run) -> Generator[Step, None, None]:
         run.state.next_epoch()
 
 
-def measured(run: Run, clock: StepClock, warm: int, steps: int) -> tuple[Times, int]:
-    """Train, and return the times of this rank's steps after the first ones, and the samples of all ranks in them.
+def measured(run: Run, clock: StepClock, warm: int, steps: int, most_s: float = math.inf) -> tuple[Times, int]:
+    """Train, and return the times of this rank's steps after the first ones, the samples of all ranks in them.
 
     Args:
         run: of `trial_run`, with the clock among its callbacks.
         clock: measures.
-        warm: steps before the measured ones.
+        warm: steps before the measured ones; 1 or more.
         steps: that are measured.
+        most_s: seconds; if the last warm step says that the steps would take longer, fewer are measured, but three.
     """
     run.hooks("on_fit_start")
     run.hooks("on_train_start")
     coming = steps_of(run)
     for step in itertools.islice(coming, warm):
+        start = time.perf_counter()
         train(run, step)
+    if most_s < math.inf:
+        step_s = max(run.engine.comm.all_gather_object(time.perf_counter() - start))
+        steps = min(steps, max(_FEWEST_STEPS, int(most_s / step_s)))
     before, samples = clock.read(), run.state.samples_seen
     for step in itertools.islice(coming, steps):
         train(run, step)

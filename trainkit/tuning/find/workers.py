@@ -21,6 +21,7 @@ from trainkit.tuning.find.trial_run import copy_of, measured, trial_run
 _WARM_STEPS = 2  # workers start, and load ahead
 _PREFETCH = (2, 4, 8)  # batches that a worker loads ahead; torch's default is the first
 _ENOUGH = 0.95  # of the best speed
+_MOST_S = 8.0  # for the steps of a setting
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Loading:
     prefetch: int
     samples_per_s: float
     data_share: float
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether so little is left to wait for that no setting is faster by more than a twentieth."""
+        return self.data_share <= 1 - _ENOUGH
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,14 @@ def find_workers(
 ) -> tuple[list[Loading], int]:
     """Train copies of the task for some steps at each number of workers, then at more prefetch for the best one.
 
-    Call it on all ranks; all measure the same settings.
+    Call it on all ranks; all measure the same settings. It stops at a setting whose ranks wait for data for a twentieth of a
+    step or less: no other could be faster by more than that.
 
     Args:
         task: the Task; copies of it are trained.
         data: of the fit.
         options: of its Trainer.
-        steps: measured for each setting, after two; 1 or more.
+        steps: measured for each setting at most, after two; 1 or more. Fewer, but three, if they take longer than 8 s.
         most: workers of a rank at most. Default: its share of its host's cores, the smallest of all ranks.
 
     Returns:
@@ -89,20 +96,24 @@ def find_workers(
         nonlocal most, ranks
         chosen = _WithWorkers(data.given, data.datamodule, workers, prefetch)
         with trial_run(copy_of(task), chosen, options, [clock := StepClock()]) as run:
-            times, samples = measured(run, clock, _WARM_STEPS, steps)
+            times, samples = measured(run, clock, _WARM_STEPS, steps, _MOST_S)
             share = len(os.sched_getaffinity(0)) // run.engine.ranks.local_size
             seen = run.engine.comm.all_gather_object((times.step_s, times.per_step()["data"], max(1, share)))
         most = min(cores for _, _, cores in seen) if most is None else most
         ranks, longest = len(seen), max(step_s for step_s, _, _ in seen)
         waits = max(data_s / step_s for step_s, data_s, _ in seen)
-        return Loading(workers, prefetch, samples / steps / longest, waits)
+        return Loading(workers, prefetch, samples / times.steps / longest, waits)
 
-    found = [measure(0, 0)]
+    tried = [measure(0, 0)]
     assert most is not None, "the first measurement sets it"
-    found += [measure(count, _PREFETCH[0]) for count in _counts(most)]
-    if workers := enough(found).workers:
-        found += [measure(workers, prefetch) for prefetch in _PREFETCH[1:]]
-    return found, ranks
+    for count in _counts(most):
+        if tried[-1].is_fed:
+            break
+        tried.append(measure(count, _PREFETCH[0]))
+    chosen = enough(tried)
+    if chosen.workers and not chosen.is_fed:
+        tried += [measure(chosen.workers, prefetch) for prefetch in _PREFETCH[1:]]
+    return tried, ranks
 
 
 def _counts(most: int) -> list[int]:
