@@ -24,16 +24,16 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" "torchvision==$TORCHVISION"
-COPY pyproject.toml requirements.txt README.md LICENSE /src/
+COPY pyproject.toml requirements-dev.txt README.md LICENSE /src/
 COPY trainkit /src/trainkit
 COPY recipes /src/recipes
 COPY conf /src/conf
 # Further extras of pyproject.toml: EXTRAS=transformers,wandb
 ARG EXTRAS=
-# The versions that the tests ran with, but for torch's, which are chosen above; requirements.txt has the developers' packages too.
+# The versions that the tests ran with, but for torch's, which are chosen above; those of the tests, too, have no effect.
 RUN --mount=type=cache,target=/root/.cache/pip \
     sed -nE '/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==/d; s/^([A-Za-z0-9._-]+==[^ ]+).*/\1/p' \
-        /src/requirements.txt > /opt/trainkit/constraints.txt \
+        /src/requirements-dev.txt > /opt/trainkit/constraints.txt \
     && pip install --constraint /opt/trainkit/constraints.txt "/src${EXTRAS:+[$EXTRAS]}"
 
 FROM ${BUILD_BASE} AS wheel

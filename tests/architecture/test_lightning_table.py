@@ -22,7 +22,7 @@ SECTIONS = ["Trainer(...)", "Trainer", "LightningModule", "log", "LightningDataM
 
 @pytest.fixture(scope="module")
 def lightning() -> Any:
-    """Lightning, which requirements.txt installs."""
+    """Lightning, which requirements-dev.txt installs."""
     pytest.importorskip("lightning")
     import lightning.pytorch
 

@@ -57,10 +57,23 @@ def test_there_is_one_version() -> None:
     assert "version = " not in (ROOT / "pyproject.toml").read_text().partition("[tool.")[0]
 
 
-def test_each_requirement_is_pinned_and_hashed() -> None:
-    """pip then installs the files that were tested, or nothing."""
-    entries = re.split(r"\n(?=[A-Za-z])", (ROOT / "requirements.txt").read_text())[1:]
-    assert len(entries) > 200
+def entries_of(name: str) -> list[str]:
+    """Return the pins of a set of requirements, with their hashes."""
+    return re.split(r"\n(?=[A-Za-z])", (ROOT / name).read_text())[1:]
+
+
+@pytest.mark.parametrize(("name", "fewest", "most"), [("requirements.txt", 20, 80), ("requirements-dev.txt", 200, 500)])
+def test_each_requirement_is_pinned_and_hashed(name: str, fewest: int, most: int) -> None:
+    """pip then installs the files that were tested, or nothing; training needs few."""
+    entries = entries_of(name)
+    assert fewest < len(entries) < most
     for entry in entries:
         assert re.match(r"[\w.\[\],-]+==\S+", entry), entry.splitlines()[0]
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry.splitlines()[0]
+
+
+def test_training_has_the_versions_that_the_tests_ran_with() -> None:
+    """requirements.txt, the smaller set, is a part of requirements-dev.txt."""
+    small, large = ({entry.split()[0] for entry in entries_of(name)} for name in ("requirements.txt", "requirements-dev.txt"))
+    assert small < large
+    assert not {entry.partition("==")[0] for entry in small} & {"ray", "lightning", "transformers", "mlflow", "sphinx"}
