@@ -15,7 +15,6 @@ import csv
 import json
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def losses(run: str, ranks: int, folder: Path, more: str = "") -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     launcher = f"horovodrun -np {ranks} " if ranks > 1 else ""
     done = run_command(
-        f"{launcher}{sys.executable} -m trainkit fit {RUNS[run]} {COMMON} run_dir=golden {more}",
+        f"{launcher}python -m trainkit fit {RUNS[run]} {COMMON} run_dir=golden {more}",
         folder,
         timeout_s=400,
         PYTHONPATH=str(ROOT),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forked import Forks, words_of
+from tests.helpers.forks import Forks
 
 BIN = Path(sys.executable).parent
 _MARK = "TRAINKIT_TEST_COMMAND"
@@ -41,10 +41,7 @@ Command = Callable[..., Done]
 def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str) -> Done:
     """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
-    env |= {"PATH": f"{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
-    words = None if environment else words_of(line)
-    if words is not None:
-        return _run_forked(line, words, cwd, env, timeout_s)
+    env |= {"PATH": f"{_forks().folder}:{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
     process = subprocess.Popen(
         line,
         shell=True,
@@ -58,7 +55,7 @@ def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        stacks = _stacks(_marked(env[_MARK]))
+        stacks = _stacks({*_marked(env[_MARK]), *_children(_forks().process.pid)})
         _end_all(env[_MARK])
         out, err = process.communicate()
         pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks}")
@@ -72,17 +69,6 @@ def _forks() -> Forks:
     return Forks()
 
 
-def _run_forked(line: str, words: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> Done:
-    stacks: list[str] = []
-    try:
-        code, out, err = _forks().run(words, cwd, env, timeout_s, lambda pid: stacks.append(_stacks(_session(pid))))
-    finally:
-        _end_all(env[_MARK])
-    if code is None:
-        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks[0]}")
-    return Done(code, out, err)
-
-
 def _marked(mark: str) -> Iterator[int]:
     """Yield the processes that carry the mark: launchers give ranks groups of their own."""
     for folder in Path("/proc").iterdir():
@@ -92,12 +78,12 @@ def _marked(mark: str) -> Iterator[int]:
                     yield int(folder.name)
 
 
-def _session(leader: int) -> Iterator[int]:
-    """Yield the processes of a session: a fork's environment is still that of the process it came from."""
+def _children(parent: int) -> Iterator[int]:
+    """Yield the forks: their environment, as others see it, is still that of the process that they come from."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getsid(int(folder.name)) == leader:
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
                     yield int(folder.name)
 
 

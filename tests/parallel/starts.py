@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ def line_of(launcher: str, ranks: int, worker: str) -> str:
     """Return the command line that starts a worker: "single", "horovod" or "ddp"."""
     script = WORKERS / worker
     return {
-        "single": f"{sys.executable} {script}",
-        "horovod": f"horovodrun --gloo -np {ranks} {sys.executable} {script}",
+        "single": f"python {script}",
+        "horovod": f"horovodrun --gloo -np {ranks} python {script}",
         "ddp": f"torchrun --nproc-per-node {ranks} {script}",
     }[launcher]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from tests.helpers.launching import Command
 from tests.parallel.starts import ROOT, WORKERS, Results, Starts
 
 LINES = {
-    "single": f"{sys.executable} {WORKERS / 'tensor.py'} {{out}} single '{{{{}}}}'",
+    "single": f"python {WORKERS / 'tensor.py'} {{out}} single '{{{{}}}}'",
     "2 x 2": f"torchrun --nproc-per-node 4 {WORKERS / 'tensor.py'} {{out}} fsdp '{{{{\"tensor\":2}}}}'",
 }
 

@@ -1,0 +1,307 @@
+"""Runs Python programs of tests as forks of a process that has imported torch, Horovod and Hydra already.
+
+Most programs of the tests train for two steps: their imports take longer than their work. `Forks` is
+a folder for the front of PATH: its `python`, `horovodrun` and `torchrun` hand arguments, environment
+and descriptors to a server, which forks; each then passes on signals and ends as its fork did. A rank
+of a launcher, too, is such a fork. What `python` cannot hand over (options, a program on stdin,
+settings that Python reads at its start) runs as usual. A fork ends as Python does, with its exit
+handlers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+_LAUNCHERS = {"horovodrun": "horovod.runner.launch:run_commandline", "torchrun": "torch.distributed.run:main"}
+_MODULES = (
+    "hydra",
+    "horovod.torch",
+    "horovod.runner.launch",
+    "plotly.graph_objects",
+    "rich.progress",
+    "torch.distributed.run",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "trainkit.__main__",
+    "trainkit.cli.run",
+    "trainkit.trainer",
+)
+_NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")  # in another one, a fork from here would be elsewhere
+# Isolated and without site: it starts in a hundredth of a second.
+_STUB = """\
+#!{python} -ISE
+import json, os, resource, signal, socket, sys
+
+name, words, env = {name!r}, sys.argv[1:], dict(os.environ)
+if words[:1] == ["-u"]:
+    words, env["PYTHONUNBUFFERED"] = words[1:], "1"
+plain = not any(os.environ.get(key) for key in ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELOAD"))
+here = all(os.readlink(f"/proc/self/ns/{{kind}}") == known for kind, known in {namespaces!r}.items())
+named = bool(words) and (words[0] == "-m" and len(words) > 1 or words[0][0] != "-" and os.path.isfile(words[0]))
+if not plain or not here or name == "python" and not named:
+    os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+request = os.memfd_create("request")
+os.write(request, json.dumps({{
+    "name": name, "words": words, "cwd": os.getcwd(), "env": env, "umask": os.umask(0),
+    "affinity": list(os.sched_getaffinity(0)),
+    "limits": {{limit: resource.getrlimit(limit) for limit in range(16)}}}}).encode())
+while True:
+    try:
+        server.connect({address!r})
+        break
+    except BlockingIOError:
+        pass
+signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT]
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+socket.send_fds(server, [b"."], [request, 0, 1, 2])
+child = int(server.makefile().readline())
+def forward(number, _):
+    try:
+        os.kill(child, number)
+    except ProcessLookupError:
+        pass
+for number in signals:
+    signal.signal(number, forward)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+code = int(server.makefile().readline())
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+class Forks:
+    """The server, and the folder of programs that it runs.
+
+    Attributes:
+        folder: goes to the front of PATH.
+        process: the server; its children are the forks.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="trainkit-forks-"))
+        address = self.folder / "socket"
+        for name in ("python", "python3", *_LAUNCHERS):
+            real = BIN / name
+            stub = self.folder / name
+            program = "python" if name.startswith("python") else name
+            stub.write_text(
+                _STUB.format(
+                    python=sys.executable,
+                    name=program,
+                    real=str(real),
+                    address=str(address),
+                    namespaces={kind: os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES},
+                )
+            )
+            stub.chmod(0o755)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(address))
+        listener.listen(64)
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.forks", str(listener.fileno()), str(self.folder / "python")],
+            pass_fds=[listener.fileno()],
+            env=env,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        listener.close()
+        atexit.register(self.close)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()  # its imports are no part of a command's time limit
+
+    def close(self) -> None:
+        """End the server, and with it all forks."""
+        self.process.communicate()  # closes its stdin
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _serve(listener: socket.socket) -> None:
+    """Fork for each request, until stdin ends; return in the fork, in the environment of its request."""
+    waiting = selectors.DefaultSelector()
+    waiting.register(listener, selectors.EVENT_READ)
+    waiting.register(0, selectors.EVENT_READ)
+    forks: dict[socket.socket, int] = {}
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj == 0:
+                for pid in forks.values():
+                    _kill(pid)
+                os._exit(0)
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                pid = _forked(connection)
+                if pid == 0:
+                    return
+                forks[connection] = pid
+                exit_of = os.pidfd_open(pid)
+                waiting.register(connection, selectors.EVENT_READ)
+                waiting.register(exit_of, selectors.EVENT_READ, connection)
+            elif key.data is None:  # the program that stands for the fork is gone
+                waiting.unregister(key.fileobj)
+                _kill(forks[key.fileobj])  # type: ignore[index]
+            else:
+                _end_of(forks.pop(key.data), key.data)
+                waiting.unregister(key.fileobj)
+                os.close(key.fd)
+                with contextlib.suppress(KeyError):
+                    waiting.unregister(key.data)
+                key.data.close()
+
+
+def _end_of(pid: int, connection: socket.socket) -> None:
+    _, status = os.waitpid(pid, 0)
+    _kill(pid)  # loader workers that outlived it
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _kill(session: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(session, signal.SIGKILL)
+
+
+def _forked(connection: socket.socket) -> int:
+    """Fork; return the child's id, or 0 in the child, which is by then the program of the request."""
+    _, fds, _, _ = socket.recv_fds(connection, 1, 4)
+    pid = os.fork()
+    if pid:
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):  # the program was killed meanwhile: _serve will notice
+            connection.sendall(f"{pid}\n".encode())
+        return pid
+    connection.close()
+    _become(*fds)
+    return 0
+
+
+_request: dict[str, Any] = {}
+
+
+def _become(request_fd: int, *descriptors: int) -> None:
+    """Be the process that the shell, or the launcher, would have started."""
+    os.setsid()
+    _request.update(json.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0)))
+    os.close(request_fd)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.umask(_request["umask"])
+    os.sched_setaffinity(0, _request["affinity"])
+    for limit, values in _request["limits"].items():
+        resource.setrlimit(int(limit), values)
+    os.chdir(_request["cwd"])
+    os.environ.clear()
+    os.environ.update(_request["env"])
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        raw = io.FileIO(number, "w", closefd=False)
+        buffer: Any = raw if unbuffered else io.BufferedWriter(raw)
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        lines = number == 2 or os.isatty(number)
+        text = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=lines, write_through=unbuffered)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _run() -> int:
+    """Run the program; return its exit code."""
+    words = _request["words"]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [path for path in paths if path] + _own_path
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    try:
+        if _request["name"] != "python":
+            sys.executable = _python
+            module, function = _LAUNCHERS[_request["name"]].split(":")
+            sys.argv = [str(BIN / _request["name"]), *words]
+            return _code(getattr(importlib.import_module(module), function)())
+        _forget(words[1] if words[0] == "-m" else "")
+        if words[0] == "-m":
+            sys.argv = ["-m", *words[2:]]
+            sys.path.insert(0, _request["cwd"])
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            main.__file__ = words[0]
+            main.__dict__["__builtins__"] = __builtins__
+            exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)  # noqa: S102
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return _code(ended.code)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return 1
+    return 0
+
+
+def _forget(module: str) -> None:
+    """Let a module that is run as `__main__` be imported once more by its name; nobody warns of that at a real start."""
+    path = getattr(sys.modules.get(module), "__path__", None)
+    sys.modules.pop(module if path is None else f"{module}.__main__", None)
+
+
+def _code(code: object) -> int:
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def _end(code: int) -> None:
+    """End as Python does, with other threads and exit handlers, but without taking all modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    _listener, _python = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    for _name in _MODULES:
+        importlib.import_module(_name)
+    _own_path = sys.path[1 + len(os.environ.get("PYTHONPATH", "").split(os.pathsep)) * bool(os.environ.get("PYTHONPATH")) :]
+    gc.freeze()  # what is imported is not looked at again in each fork
+    print("ready", flush=True)
+    _serve(_listener)
+    _listener.close()
+    _end(_run())
