@@ -26,7 +26,7 @@ EVENTS = [
     "stale",
 ]
 
-often = settings(deadline=None, max_examples=400, derandomize=True, database=None)
+often = settings(deadline=None, max_examples=400)
 sequences = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=60)
 shapes = st.tuples(st.integers(1, 3), st.integers(0, 2), st.none() | st.integers(0, 2), st.none() | st.integers(0, 3))
 

@@ -24,7 +24,7 @@ from trainkit.data.streams import sharded
 
 EPOCHS = 2
 Batches = list[list[int]]  # the indices of the samples of each batch
-few = settings(deadline=None, max_examples=150, derandomize=True, database=None)
+few = settings(deadline=None, max_examples=150)
 
 
 @dataclass(frozen=True)
