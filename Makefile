@@ -1,16 +1,23 @@
-# make train   set up what is missing, then train ResNet-50 on 2 ranks under horovodrun
-# make test    set up what is missing, then run the checks and the tests
+# make train     set up what is missing, then train ResNet-50 on 2 ranks under horovodrun
+# make test      set up what is missing, then the tests that answer in minutes
+# make test-all  all tests
 # The rest is for those who change trainkit: see CONTRIBUTING.md.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TESTS  := $(VENV)/.tests
 PEERS  := $(VENV)/.peers
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 RANKS  ?= 2
 ARGS   ?=
+# The groups of tests/groups.toml, each a command: make parallel ray
+GROUPS := $(shell sed -n 's/^\[\([a-z]*\)\]$$/\1/p' tests/groups.toml 2> /dev/null)
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv installs in a tenth of pip's time. Where it cannot, as with an index that only pip's settings name, pip does.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r $(1) 2> $(VENV)/uv.log || $(PIP) -r $(1)
 
-.PHONY: train announce test setup check fix unit golden parallel faults hosts e2e ray slurm mpi docs slow horovod-suite peers bench bench-gpu requirements audit dist clean
+.PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -25,94 +32,55 @@ announce:
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
-test: check docs unit golden parallel faults hosts e2e ray slurm mpi
-
 setup: $(READY)
 
 $(READY): requirements.txt pyproject.toml
 	@set -e; start=$$(date +%s); \
 	"$(PYTHON)" -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv (or set PYTHON=...)"; exit 1; }; \
-	echo "Installing the pinned packages into $(VENV) (5 GB with CUDA's libraries, a few minutes) ..."; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .; \
+	echo "Installing the pinned packages into $(VENV) (4 GB with CUDA's libraries) ..."; \
+	$(PIP) "uv>=0.5" || echo "uv cannot be installed: pip installs the packages, which takes minutes"; \
+	$(call INSTALL,requirements.txt); \
+	$(PIP) --no-build-isolation --no-deps -e .; \
 	$(BIN)/python -m trainkit horovod install; \
 	echo $$(( $$(date +%s) - start )) > $(READY)
 
-check: $(READY)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+# What the tests need beyond that: Ray, Lightning, transformers, Sphinx ...
+$(TESTS): $(READY) requirements-dev.txt
+	@echo "Installing what the tests need into $(VENV) ..."
+	@$(call INSTALL,requirements-dev.txt)
+	@touch $(TESTS)
 
-fix: $(READY)
+test: $(TESTS)
+	@$(BIN)/python -m tests.groups quick
+
+test-all: $(TESTS)
+	@$(BIN)/python -m tests.groups all
+
+# The groups whose sources changed since they last ran, while the minutes last: make test-due MINUTES=25
+test-due: $(TESTS)
+	@$(BIN)/python -m tests.groups due $(if $(MINUTES),minutes=$(MINUTES))
+
+# What `check` does is in tests/groups.toml, as for every group.
+$(GROUPS): $(TESTS)
+	@$(BIN)/python -m tests.groups $@ $(if $(ARGS),-- $(ARGS))
+
+fix: $(TESTS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-unit: $(READY)
-	$(BIN)/pytest -q -n 2 tests/unit tests/properties tests/architecture tests/ports
-
-golden: $(READY)
-	$(BIN)/pytest -q -n 2 tests/golden
-
-# Two at a time: ranks are idle while they import and while they wait for one another. A file stays with one worker, whose tests
-# share a launcher's start. DeepSpeed's tests come after the others: it stands beside the environment, where only they see it.
-parallel: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/parallel -m "not slow" --ignore tests/parallel/test_zero.py
-	@test -d $(VENV)/deepspeed || DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation --target $(VENV)/deepspeed deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 ninja==1.13.2 einops==0.8.2 msgpack==1.2.4 \
-		|| { rm -rf $(VENV)/deepspeed; echo "DeepSpeed cannot be installed here: its tests are skipped"; }
-	PYTHONPATH=$(CURDIR)/$(VENV)/deepspeed $(BIN)/pytest -q -n 2 --dist loadfile tests/parallel/test_zero.py -m "not slow"
-
-faults: $(READY)
-	$(BIN)/pytest -q tests/faults -m "not slow"
-
-# Network namespaces of this machine, with sshd in each if it is installed: needs root, and iproute2.
-hosts: $(READY)
-	$(BIN)/pytest -q tests/hosts -m "not slow"
-
-e2e: $(READY)
-	$(BIN)/pytest -q -n 2 --dist loadscope tests/e2e -m "not slow"
-
-# One cluster of raylets on this machine for all tests.
-ray: $(READY)
-	$(BIN)/pytest -q tests/ray -m "not slow"
-
-# One Slurm on this machine for all tests. Root's apt-get installs it; without Slurm the tests are skipped, and say why.
-slurm: $(READY)
-	@command -v slurmctld > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
-		&& export DEBIAN_FRONTEND=noninteractive && apt-get -qq update > /dev/null \
-		&& apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client munge > /dev/null; } \
-		|| echo "Slurm cannot be installed here: its tests are skipped"
-	$(BIN)/pytest -q -rs tests/slurm -m "not slow"
-
-# Horovod with MPI stands beside the environment, where only these tests see it: the environment's own has none. Root's apt-get
-# installs Open MPI; without it the tests are skipped, and say why. The wheel comes from the cache, if it was built before.
-mpi: $(READY)
-	@command -v mpicxx > /dev/null && command -v mpirun > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
-		&& export DEBIAN_FRONTEND=noninteractive && apt-get -qq update > /dev/null \
-		&& apt-get -qq install -y --no-install-recommends libopenmpi-dev openmpi-bin > /dev/null; } \
-		|| echo "Open MPI cannot be installed here: its tests are skipped"
-	@rm -rf $(VENV)/mpi $(VENV)/mpi-wheel; if command -v mpicxx > /dev/null && command -v mpirun > /dev/null; then \
-		$(BIN)/python -m trainkit horovod wheel --mpi --out $(VENV)/mpi-wheel \
-		&& $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/mpi $(VENV)/mpi-wheel/*.whl; fi
-	$(BIN)/pytest -q -rs -n 2 --dist loadfile tests/mpi -m "not slow"
-
-# The site, into build/site; a warning is an error.
-docs: $(READY)
-	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site
-
-# With the other trainers and a browser, if they are there: make peers, apt-get install chromium.
-slow: $(READY)
-	$(BIN)/pytest -q tests -m slow
+# The site, into build/site; a warning is an error. From nothing, with -E: make docs ARGS=-E
+docs: $(TESTS)
+	$(BIN)/sphinx-build -q -W --keep-going $(ARGS) -b html docs build/site
 
 # Horovod's own tests at its last release, but for those of TensorFlow, MXNet, Ray and Spark: ARGS="parallel single integration".
-horovod-suite: $(READY)
+horovod-suite: $(TESTS)
 	$(BIN)/python -m tests.horovod_suite $(ARGS)
 
 # The trainers that the benchmarks compare with, into the same environment; DALI beside it, where it installs: it brings along
 # what torch would take up.
-$(PEERS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(VENV)/dali nvidia-dali-cuda130==2.4.0 \
+$(PEERS): $(TESTS)
+	$(PIP) -r benchmarks/requirements.txt
+	$(PIP) --target $(VENV)/dali nvidia-dali-cuda130==2.4.0 \
 		|| echo "without DALI"
 	touch $(PEERS)
 
@@ -125,17 +93,20 @@ bench: $(PEERS)
 bench-gpu:
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
-# requirements.txt again, from pyproject.toml: versions stay where they can; UPGRADE=--upgrade takes the newest.
-requirements: $(READY)
-	$(BIN)/uv pip compile -q pyproject.toml --extra dev --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
-		--custom-compile-command "make requirements" $(UPGRADE) -o requirements.txt
+# Both sets of pins again, from pyproject.toml: versions stay where they can; UPGRADE=--upgrade takes the newest. What training
+# needs has the versions that the tests ran with.
+COMPILE = $(BIN)/uv pip compile -q pyproject.toml --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
+	--custom-compile-command "make requirements"
+requirements: $(TESTS)
+	$(COMPILE) --extra dev $(UPGRADE) -o requirements-dev.txt
+	$(COMPILE) --extra horovod --constraint requirements-dev.txt --upgrade -o requirements.txt
 
 # Licences of all that is installed. Known vulnerabilities: .github/workflows/ci.yml, which needs PyPI's database.
-audit: $(READY)
+audit: $(TESTS)
 	$(BIN)/uv tool run --python $(BIN)/python pip-licenses --python $(BIN)/python --order license
 
 # What a release uploads, checked.
-dist: $(READY)
+dist: $(TESTS)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation -o dist .
 	$(BIN)/twine check --strict dist/*

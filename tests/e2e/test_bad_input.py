@@ -106,7 +106,6 @@ def test_fewer_samples_than_ranks_is_told_once(command: Command, tmp_path: Path)
     assert done.text.count("has 1 samples for 2 ranks") == 1, done.text
 
 
-@pytest.mark.slow
 def test_an_image_folder_is_trained_on(command: Command, tmp_path: Path) -> None:
     """data=imagefolder trains on JPEGs in ImageNet's layout, with loader workers."""
     write_images(tmp_path)

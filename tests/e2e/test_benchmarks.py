@@ -32,7 +32,6 @@ def numbers_of(rows: dict[str, list[Any]]) -> list[bool]:
     return [any(isinstance(cell, (int, float)) for cell in column) for column in zip(*rows.values(), strict=True)]
 
 
-@pytest.mark.slow
 @needs_peers
 @pytest.mark.parametrize("name", everything.NAMES)
 def test_each_contender_runs(name: str, tmp_path: Path) -> None:
@@ -58,7 +57,6 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
     assert {target["what"] for target in found["targets"]} <= {target["what"] for target in KEPT[name]["targets"]}
 
 
-@pytest.mark.slow
 def test_the_gpu_script_runs(tmp_path: Path) -> None:
     """Without a GPU it runs on the CPU with tiny models: all of its parts that need no compiler and no NCCL."""
     out = tmp_path / "gpu.json"

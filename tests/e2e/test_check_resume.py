@@ -97,7 +97,6 @@ def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.mark.slow
 def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Path) -> None:
     """A task with dropout, batch norm and Adam resumes over an epoch's end, and the user's own checkpoints stay."""
     done = command("python -m trainkit check-resume conf=mine kill_at=11 save_at=9 steps=27")
@@ -107,7 +106,6 @@ def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Pat
     assert not (mine / "kept").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["counter", "generator"])
 def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine: Path) -> None:
     """A counter or generator outside of the Task's buffers is lost, and the first difference is named."""
@@ -123,7 +121,6 @@ def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine
     assert f"are in {kept}" in done.out
 
 
-@pytest.mark.slow
 def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine: Path) -> None:
     """If two runs differ before the kill, the resume is not blamed."""
     done = command("python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7", TMPDIR=str(mine))
@@ -133,7 +130,6 @@ def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", ["auto", "ddp"])
 def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
@@ -143,7 +139,6 @@ def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
     assert set(rows(done.out).values()) == {"equal"}
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Path) -> None:
     """If rank 1 does not get its random state back, rank 1's random state is named."""
@@ -153,7 +148,6 @@ def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Pa
     assert rows(done.out)["random states"].startswith("FIRST DIFFERENCE: random state of rank 1 (torch): ")
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
     """From 2 ranks to 1 the global batch, the rate, the samples and the counters stay, and the weights agree to rounding."""
@@ -167,7 +161,6 @@ def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
     assert "0.0001 (float32)" in done.out
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize(("engine", "ranks", "after"), [("fsdp", "2", "ddp"), ("horovod", "2,1", "fsdp")])
 def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Command) -> None:

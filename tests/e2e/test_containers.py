@@ -23,7 +23,7 @@ from tests.helpers.pages import ROOT, blocks
 OPTIONS = shlex.split(os.environ.get("TRAINKIT_BUILD_OPTIONS", ""))
 TAG = "localhost/trainkit-test:cpu"
 Inside = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = [pytest.mark.slow, pytest.mark.parallel, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(3600)]
 
 
 def buildah(*words: str) -> subprocess.CompletedProcess[str]:

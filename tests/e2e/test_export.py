@@ -42,9 +42,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
-@pytest.mark.parametrize(
-    "kind", ["onnx", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("safetensors", "torch_export"))]
-)
+@pytest.mark.parametrize("kind", ["onnx", "safetensors", "torch_export"])
 def test_a_trained_run_is_exported(kind: str, place: Path) -> None:
     """The exported file classifies most digits correctly in its own library, at a batch size that was not exported."""
     done = run_command(f"python -m trainkit export ckpt_path=best format={kind}", place)

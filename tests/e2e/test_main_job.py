@@ -62,7 +62,6 @@ def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, t
     assert sum(len(batch) for batch in trainkit.read_predictions(tmp_path / "here" / "predictions")) == 360
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:
     """fit with ckpt_path=last resumes at the next epoch and appends to the same metrics.csv."""
     assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1").code == 0
@@ -84,7 +83,6 @@ def test_a_missing_checkpoint_names_the_newest_run(command: Command) -> None:
     assert "runs/mlp/first" in done.err, done.err
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 def test_multirun_runs_once_for_each_value(command: Command, tmp_path: Path) -> None:
     """-m trains a run for each value, also under a launcher, each in its own folder."""
@@ -113,7 +111,6 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     assert "digits, imagefolder, labelled_texts, masked_tokens, ratings, ray, synthetic, text, texts, tokens" in text
 
 
-@pytest.mark.slow
 def test_weights_and_biases_works_offline(command: Command, tmp_path: Path) -> None:
     """logger=[csv,wandb] with WANDB_MODE=offline leaves a W&B run in the run's folder."""
     done = command("python -m trainkit fit conf=mlp 'logger=[csv,wandb]' trainer.max_epochs=1 run_dir=here")
@@ -121,7 +118,6 @@ def test_weights_and_biases_works_offline(command: Command, tmp_path: Path) -> N
     assert list((tmp_path / "here" / "wandb").glob("offline-run-*/*.wandb"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("overrides", ["conf=resnet18 data=synthetic data.image_size=32 data.num_samples=8 data.batch_size=4"])
 def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
     """data=synthetic feeds any image recipe."""
@@ -130,7 +126,6 @@ def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
     assert "2 steps in all" in done.out
 
 
-@pytest.mark.slow
 def test_only_files_that_are_there_are_named_at_the_end(command: Command, tmp_path: Path) -> None:
     """The end of a fit names the file of each logger in use, and no other."""
     quick = "trainer.max_steps=2 trainer.limit_val_batches=0"

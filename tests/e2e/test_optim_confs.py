@@ -10,7 +10,6 @@ from tests.e2e.test_main_job import read_rows
 from tests.helpers.launching import Command
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -33,7 +32,6 @@ def test_an_option_trains_as_well(overrides: str, words: str, command: Command, 
         assert f" {best:.6g} " in validated.out, validated.text
 
 
-@pytest.mark.slow
 def test_a_part_can_be_frozen(command: Command) -> None:
     """callbacks=finetuning freezes the named modules, and an unknown name is refused with those that exist."""
     start = "python -m trainkit fit conf=mlp callbacks=finetuning trainer.max_epochs=2"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.launching import Command
 
 
@@ -20,7 +18,6 @@ def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
     """engine=ddp is planned as under torchrun, and Horovod's options are refused."""
     assert "at 8 ranks (ddp, 8 a host)" in command("python -m trainkit plan conf=mlp engine=ddp ranks=8").out
@@ -43,7 +40,6 @@ def test_a_plan_that_cannot_be(command: Command) -> None:
     assert (wrong.code, wrong.err.strip()) == (2, "Error: ranks is 'few'; it must be a whole number, 1 or more.")
 
 
-@pytest.mark.slow
 def test_a_plan_of_one_rank(command: Command) -> None:
     """Without ranks= the plan is for the ranks of this job."""
     done = command("python -m trainkit plan conf=mlp")
@@ -51,7 +47,6 @@ def test_a_plan_of_one_rank(command: Command) -> None:
     assert "nothing: one rank" in done.out
 
 
-@pytest.mark.slow
 def test_a_plan_of_some_ranks(command: Command) -> None:
     """With engine.process_set the plan counts the ranks that train."""
     done = command("python -m trainkit plan conf=mlp ranks=4 'engine.process_set=[0,1]'")

@@ -16,7 +16,6 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", LAUNCHERS)
 def test_ranks_outside_take_no_part(engine: str, command: Command, tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ def values(run: Path, name: str) -> list[float]:
     return [float(row[name]) for row in read_rows(run) if row[name]]
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize("launcher", PAIR)
 @pytest.mark.parametrize("recipe", LEFT)
@@ -68,7 +67,6 @@ def test_a_recipe_learns(recipe: str, launcher: str, runs: Runs) -> None:
     assert sum(losses[-3:]) / 3 < LEFT[recipe] * losses[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parallel
 @pytest.mark.parametrize("recipe", LEFT)
 def test_both_engines_end_alike(recipe: str, runs: Runs) -> None:

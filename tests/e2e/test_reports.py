@@ -47,7 +47,6 @@ def told(run: Path) -> str:
     return done.text
 
 
-@pytest.mark.slow
 def test_the_slow_rank_is_named(told: str) -> None:
     """The slowest rank is named with its first slow step and its delay."""
     found = re.search(r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)", told)
@@ -56,7 +55,6 @@ def test_the_slow_rank_is_named(told: str) -> None:
     assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", told)
 
 
-@pytest.mark.slow
 def test_each_gradient_has_its_way(told: str, run: Path) -> None:
     """The trace holds each gradient of the model by name, on both ranks."""
     assert "negotiation" in told and re.search(r"│ model\S*weight +│ +[\d.]+ KiB +│ +[\d.]+ ms", told)
@@ -74,7 +72,6 @@ def test_each_gradient_has_its_way(told: str, run: Path) -> None:
         assert inside, "torch's events lie where ours say that backward was: the clocks are aligned"
 
 
-@pytest.mark.slow
 def test_perfetto_takes_all_of_it(run: Path) -> None:
     """Perfetto imports the trace without an error and shows each rank as a process with its tracks."""
     (trace,) = (run / "timeline").glob("steps-*/trace.json.gz")
@@ -88,7 +85,6 @@ def test_perfetto_takes_all_of_it(run: Path) -> None:
         assert re.search(r"\n6\n", gradients.replace("\t", "\n")), gradients
 
 
-@pytest.mark.slow
 def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) -> None:
     """The page draws all charts without a request or a script error, and another rank can be chosen."""
     with opened(run / "reports" / "timeline.html") as seen:
@@ -115,7 +111,6 @@ def job_of(*settings: str) -> list[str]:
     return [*start, "conf=mlp", "run_dir=run", "callbacks=timeline", *own, *quiet]
 
 
-@pytest.mark.slow
 def test_a_killed_job_leaves_a_recording_that_can_be_read(command: Command, tmp_path: Path) -> None:
     """If both ranks are killed while they record, the command shows the recorded steps."""
     start = job_of("start_step=3", "num_steps=100000")
@@ -150,7 +145,6 @@ def _of_group(group: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
 def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path) -> None:
     """`record=3` makes all ranks of a running job record three steps."""
     start = job_of("start_step=null")
@@ -190,7 +184,6 @@ def test_mistakes_are_told(command: Command, arguments: str, says: str) -> None:
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
-@pytest.mark.slow
 def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path: Path) -> None:
     """scaling prints both numbers of ranks, checks its model at the one left out, and writes a page."""
     done = command("python -m trainkit scaling conf=mlp ranks=1,2 steps=12 gbits=10,100 run_dir=scale data.batch_size=64")
@@ -209,7 +202,6 @@ def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path
         assert seen.page.locator("#predicted .scatterlayer .trace").count() == 4  # as measured, two networks, the measured ones
 
 
-@pytest.mark.slow
 def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGTERM ends scaling with its ranks, and the message names the folder of the recordings."""
     start = [sys.executable, "-m", "trainkit", "scaling", "conf=mlp", "ranks=2,3", "steps=100000", "run_dir=scale"]
@@ -252,7 +244,6 @@ def test_what_scaling_cannot_do_is_told(command: Command, arguments: str, says: 
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
-@pytest.mark.slow
 def test_no_toolbar_covers_what_is_read(command: Command, tmp_path: Path) -> None:
     """On the pages of `show`, of one run and of two, and of `test`, at 1280 and at 400 pixels."""
     for name in ("a", "b"):
@@ -268,7 +259,6 @@ def test_no_toolbar_covers_what_is_read(command: Command, tmp_path: Path) -> Non
             assert covered(seen.page) == [], path.name
 
 
-@pytest.mark.slow
 def test_doctor_lets_two_ranks_add(command: Command) -> None:
     """doctor reports an allreduce of two ranks under both launchers, as JSON."""
     done = command("python -m trainkit doctor --json")

@@ -84,7 +84,6 @@ def test_one_command_begins_is_ended_goes_on_and_is_done(waiting: Start, command
     assert (tmp_path / "here" / "metrics.csv").read_text() == rows
 
 
-@pytest.mark.slow
 def test_a_folder_in_use_is_refused(waiting: Start, command: Command, tmp_path: Path) -> None:
     """A second fit in the folder of a running one ends with 2, names host and process, and changes no file."""
     process = waiting(FIT + "here")
@@ -99,7 +98,6 @@ def test_a_folder_in_use_is_refused(waiting: Start, command: Command, tmp_path: 
     assert process.returncode == 0
 
 
-@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_named_and_passed_over(command: Command, tmp_path: Path) -> None:
     """If the newest checkpoint is damaged, the run names it and resumes from the one before."""
     line = "python -m trainkit fit conf=mlp resume=auto run_dir=here callbacks.checkpoint.save_top_k=-1 trainer.max_epochs="

@@ -19,8 +19,8 @@ FIT = "-m trainkit fit conf=mlp trainer.max_epochs=2 trainer.log_every_n_steps=2
     "start",
     [
         "horovodrun -np 2 python",
-        pytest.param("python", marks=pytest.mark.slow),
-        pytest.param("torchrun --nproc-per-node 2", marks=pytest.mark.slow),
+        "python",
+        "torchrun --nproc-per-node 2",
     ],
 )
 def test_the_bar_stays_at_80_columns(tmp_path: Path, start: str) -> None:

@@ -42,7 +42,7 @@ def test_a_cable_that_is_back_after_seconds_costs_nothing(make_hosts: Make, tmp_
         assert "generation 2" not in job.text
 
 
-@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
 def test_a_link_that_loses_packets_costs_time_alone(launcher: str, make_hosts: Make, tmp_path: Path) -> None:
     """One in twenty, in both directions: TCP sends them again, the ranks stay, and each sample counts once."""
     hosts = make_hosts()
@@ -64,7 +64,6 @@ def test_a_killed_driver_ends_its_workers(make_hosts: Make, tmp_path: Path) -> N
         resume(job, tmp_path, "elastic")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cable", "host"])
 def test_a_host_that_is_cut_off_is_done_without_and_comes_back(fault: str, make_hosts: Make, tmp_path: Path) -> None:
     """ssh notices after a minute; the other host continues, and both again once it is back."""
@@ -77,7 +76,6 @@ def test_a_host_that_is_cut_off_is_done_without_and_comes_back(fault: str, make_
         finish(job, LONG)
 
 
-@pytest.mark.slow
 def test_hosts_that_do_not_see_each_other_wait(make_hosts: Make, tmp_path: Path) -> None:
     """The driver sees both: none trains on alone, the status says that they wait, and the job continues after it."""
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
@@ -90,7 +88,6 @@ def test_hosts_that_do_not_see_each_other_wait(make_hosts: Make, tmp_path: Path)
         assert step[1] == 2
 
 
-@pytest.mark.slow
 def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(make_hosts: Make, tmp_path: Path) -> None:
     """The workers end by themselves; the driver starts others once it reaches the hosts, which resume from the checkpoint."""
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
@@ -103,7 +100,6 @@ def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(make_ho
         finish(job, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["static", "torchrun"])
 def test_fixed_ranks_end_when_a_host_is_lost_and_resume(launcher: str, make_hosts: Make, tmp_path: Path) -> None:
     """Within Gloo's limit; torch's is half an hour, so there the watchdog ends them. The same command resumes."""

@@ -17,7 +17,7 @@ from tests.hosts.jobs import ROOT
 from trainkit.report.status.status import read_status
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")
-pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+pytestmark = pytest.mark.parallel
 
 PORT = 6379
 

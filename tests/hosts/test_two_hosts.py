@@ -46,7 +46,7 @@ def test_horovodrun_trains_on_each_sample_once(make_hosts: Make, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "used", "unused"),
     [
-        pytest.param([], "10.78.0.", "10.79.0.", marks=pytest.mark.slow, id="by-route"),
+        pytest.param([], "10.78.0.", "10.79.0.", id="by-route"),
         pytest.param(["--network-interface", "spare"], "10.79.0.", "10.78.0.", id="by-name"),
     ],
 )

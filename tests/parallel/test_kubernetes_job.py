@@ -79,7 +79,7 @@ class Pods:
         return "".join((self._folder / f"pod{index}").read_text() for index in (0, 1))
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", [1, 0])
 def test_a_lost_pod_is_made_again_and_the_run_resumes(lost: int, command: Command, tmp_path: Path) -> None:
     """Both ranks start again from the last checkpoint, and end as a run does that lost nothing; also if pod 0 is
     lost, where they meet."""

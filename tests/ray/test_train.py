@@ -26,7 +26,6 @@ def test_workers_of_a_torch_trainer_are_one_world(cluster: str, command: Command
     assert found["weights"] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_workers_leave_a_node_that_drains(cluster: str, command: Command, tmp_path: Path) -> None:
     """Ray announces that the workers' node goes: they report a checkpoint, start on the other node, and take each step once."""
     folder = tmp_path / "train"

@@ -1,0 +1,96 @@
+"""python -m tests.groups: runs groups of tests.groups.toml.
+
+    quick            those of `make test`
+    all              every group, side by side as the cores allow
+    due minutes=25   groups whose sources changed since their last complete green run, while the minutes last
+    check            fail if a group has not run for 150 commits
+    table            CONTRIBUTING.md's table again
+    NAME ...         these groups
+
+Arguments after -- go to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from tests.groups.report import end_of_run, table, write_table
+from tests.groups.runner import Ended, run_groups
+from tests.groups.stamps import clean_commit, due, read_stamps, stamp_of, too_old, write_stamps
+from tests.groups.table import Group, all_groups
+
+
+def main(words: list[str]) -> int:
+    """Run the command; return the exit code: 1 if a test failed, 2 if the request is illegal."""
+    options = words[words.index("--") + 1 :] if "--" in words else []
+    names = words[: words.index("--")] if "--" in words else words
+    groups = all_groups()
+    if names in (["quick"], ["all"]):
+        chosen = [group for group in groups.values() if group.quick or names == ["all"]]
+        if names == ["all"]:
+            os.environ["TRAINKIT_TEST_SEARCH"] = "1"
+        return _run(chosen, options, budgets_count=names == ["all"])
+    if names[:1] == ["due"] and len(names) <= 2 and all(word.startswith("minutes=") for word in names[1:]):
+        return _run_due(float(names[1].partition("=")[2]) if len(names) == 2 else float("inf"), options)
+    if names == ["check"]:
+        return _check()
+    if names == ["table"]:
+        write_table(table(groups, read_stamps()))
+        return 0
+    if not names or any(name not in groups for name in names):
+        print(__doc__ + f"\nThe groups are {', '.join(groups)}.", file=sys.stderr)
+        return 2
+    return _run([groups[name] for name in names], options)
+
+
+def _run(groups: list[Group], options: list[str], budgets_count: bool = False) -> int:
+    """Run groups, stamp the green ones, print the end; return the exit code."""
+    start, commit = time.monotonic(), clean_commit()
+    ended = run_groups(groups, options)
+    if commit is not None and commit == clean_commit() and not options:
+        _stamp(ended, commit)
+    print(end_of_run(ended, time.monotonic() - start), flush=True)
+    is_late = budgets_count and any(end.is_over_budget for end in ended)
+    return int(is_late or not all(end.is_green for end in ended))
+
+
+def _stamp(ended: list[Ended], commit: str) -> None:
+    stamps = {end.group.name: stamp_of(end.record, commit) for end in ended}
+    write_stamps({name: stamp for name, stamp in stamps.items() if stamp is not None})
+    write_table(table(all_groups(), read_stamps()))
+
+
+def _run_due(minutes: float, options: list[str]) -> int:
+    """Run the groups that are due, each if what it took last time, or its budget, still fits; name the others."""
+    stamps = read_stamps()
+    seconds_left, chosen = 60 * minutes, []
+    for one in due(all_groups(), stamps):
+        if one.group.quick:  # `make test` has run it
+            continue
+        needed = stamps.get(one.group.name, {}).get("seconds", one.group.budget_s)
+        since = f"since {one.since[:9]}: {', '.join(one.changed[:3])}{' ...' * (len(one.changed) > 3)}" if one.since else "ever"
+        if needed <= seconds_left:
+            seconds_left -= needed
+            chosen.append(one.group)
+            print(f"{one.group.name:<10} is due: it has not run {since}")
+        else:
+            print(
+                f"{one.group.name:<10} is LEFT OUT ({needed:.0f} s, {max(seconds_left, 0):.0f} s left): it has not run {since}"
+            )
+    if not chosen:
+        print("no group is due" if seconds_left == 60 * minutes else "no group fits into the time left")
+        return 0
+    return _run(chosen, options)
+
+
+def _check() -> int:
+    reasons = too_old(all_groups(), read_stamps())
+    for name, reason in reasons.items():
+        print(f"{name} {reason}: run `make {name}`, and commit tests/stamps.json", file=sys.stderr)
+    return int(bool(reasons))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""Runs groups side by side, as many as the cores carry; the output of each goes to build/tests/NAME.log.
+
+A group starts when the cores that it keeps busy are free; the first always starts. What fails is printed when its group ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from tests.groups.plugin import BUILD, TO_KEEP
+from tests.groups.table import ROOT, Group
+
+_FAILURES = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
+_MOST_LINES = 150
+
+
+@dataclass
+class Ended:
+    """A group that ended.
+
+    Attributes:
+        record: as plugin.Recorder writes it, or as `_plain_record` makes it.
+        crowding: the most cores that groups kept busy meanwhile, by those that there are; at least 1.
+    """
+
+    group: Group
+    record: dict[str, Any]
+    crowding: float
+
+    @property
+    def is_green(self) -> bool:
+        """Whether all its tests passed or were skipped."""
+        return self.record["exit"] == 0 and not self.record["failed"]
+
+    @property
+    def budget_s(self) -> float:
+        """The seconds that it may take beside the groups that ran at the same time."""
+        return self.group.budget_s * self.crowding
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether it took longer than its budget."""
+        return bool(self.record["seconds"] > self.budget_s)
+
+
+class _Running:
+    def __init__(self, group: Group, options: list[str]) -> None:
+        self.group, self.start, self.crowding = group, time.monotonic(), 1.0
+        BUILD.mkdir(parents=True, exist_ok=True)
+        (BUILD / f"{group.name}.json").unlink(missing_ok=True)
+        self.log = BUILD / f"{group.name}.log"
+        root = str(ROOT)
+        environment = {key: value.format(root=root) for key, value in group.environment.items()}
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                command_of(group, options),
+                shell=True,
+                cwd=ROOT,
+                env={**os.environ, **environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ended(self) -> Ended:
+        code = self.process.returncode
+        file = BUILD / f"{self.group.name}.json"
+        if file.is_file():
+            record = json.loads(file.read_text())
+            record["exit"] = code
+        else:
+            record = _plain_record(code)
+        record["seconds"] = round(time.monotonic() - self.start, 1)  # with what prepares it
+        return Ended(self.group, record, self.crowding)
+
+
+def command_of(group: Group, options: list[str]) -> str:
+    """Return the shell command of a group.
+
+    Args:
+        options: further arguments of pytest.
+    """
+    commands = [group.prepare] if group.prepare else []
+    commands += group.commands
+    if group.tests:
+        words = [sys.executable, "-m", "pytest", "-q", "--group", group.name, *group.paths, *options]
+        if group.workers:
+            words += ["-n", str(group.workers), "--dist", group.dist]
+        commands.append(shlex.join(words))
+    return " && ".join(commands)
+
+
+def _plain_record(code: int) -> dict[str, Any]:
+    """Return the record of a group without pytest: its commands are one test."""
+    counts = {"passed": int(code == 0), "failed": int(code != 0), "skipped": 0}
+    return {"seconds": 0.0, "exit": code, **counts, "started": 0, "skips": {}, "tests": {}}
+
+
+def run_groups(groups: list[Group], options: list[str], out: TextIO = sys.stdout) -> list[Ended]:
+    """Run groups; return them as they ended.
+
+    Args:
+        options: further arguments of pytest.
+    """
+    cores = os.cpu_count() or 1
+    waiting, running, ended = list(groups), [], []
+    try:
+        while waiting or running:
+            for group in list(waiting):
+                busy = sum(other.group.cores for other in running)
+                if not running or busy + group.cores <= cores + 1:
+                    waiting.remove(group)
+                    running.append(_Running(group, options))
+                    print(f"{group.name:<10} runs: {group.about}", file=out, flush=True)
+            busy = sum(other.group.cores for other in running)
+            for one in running:
+                one.crowding = max(one.crowding, busy / cores)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                ended.append(one.ended())
+                print(_line(ended[-1]), file=out, flush=True)
+                if not ended[-1].is_green:
+                    print(failures(one.log.read_text(errors="replace")), file=out, flush=True)
+            time.sleep(0.2)
+    finally:
+        for one in running:
+            os.killpg(one.process.pid, signal.SIGTERM)
+    return ended
+
+
+def _line(end: Ended) -> str:
+    record = end.record
+    counts = ", ".join(f"{record[what]} {what}" for what in ("passed", "failed", "skipped") if record[what])
+    over = f"; over its budget of {end.budget_s:.0f} s" if end.is_over_budget else f" of {end.budget_s:.0f} s"
+    return f"{end.group.name:<10} {counts or 'ended with ' + str(record['exit'])} in {record['seconds']:.0f} s{over}"
+
+
+def failures(text: str) -> str:
+    """Return the part of a log that explains a failure: pytest's, or the last lines."""
+    start = _FAILURES.search(text)
+    lines = text[start.start() if start else 0 :].splitlines()
+    if len(lines) <= _MOST_LINES:
+        return "\n".join(lines)
+    if not start:
+        return "\n".join(lines[-_MOST_LINES:])
+    ends = [line for line in lines[_MOST_LINES:] if line.startswith(("FAILED", "ERROR", TO_KEEP))]
+    return "\n".join([*lines[:_MOST_LINES], "...", *ends])

@@ -1,0 +1,99 @@
+"""tests/stamps.json: the last complete green run of each group, and which groups are due since.
+
+A stamp is {"commit", "date", "seconds", "passed", "skipped", "started"}. A run writes it only if all
+tests of the group passed or were skipped, one passed, and the working tree was the commit's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tests.groups.table import ROOT, Group
+
+FILE = ROOT / "tests" / "stamps.json"
+MOST_COMMITS = 150  # so long a group may stay unrun
+
+
+@dataclass(frozen=True)
+class Due:
+    """A group that has not run since its sources changed.
+
+    Attributes:
+        since: the commit of its last complete green run; None: there was none that this repository knows.
+        changed: the files that changed since.
+    """
+
+    group: Group
+    since: str | None
+    changed: tuple[str, ...] = ()
+
+
+def read_stamps(file: Path = FILE) -> dict[str, dict[str, Any]]:
+    """Return the stamps by name of the group."""
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def git(*arguments: str, root: Path = ROOT) -> str | None:
+    """Return what git prints, without the last newline; None if it fails or is not there."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None
+
+
+def clean_commit(root: Path = ROOT) -> str | None:
+    """Return the commit that the working tree is, or None if files differ from it; those that runs write do not count."""
+    written = (":!tests/stamps.json", ":!CONTRIBUTING.md")
+    if git("status", "--porcelain", "--", ".", *written, root=root) != "":
+        return None
+    return git("rev-parse", "HEAD", root=root)
+
+
+def stamp_of(record: dict[str, Any], commit: str) -> dict[str, Any] | None:
+    """Return the stamp for a group's record (plugin.Recorder), or None if the run was not complete and green."""
+    if record["exit"] != 0 or record["failed"] or not record["passed"]:
+        return None
+    figures = {key: record[key] for key in ("seconds", "passed", "skipped", "started")}
+    return {"commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **figures}
+
+
+def write_stamps(stamps: dict[str, dict[str, Any]], file: Path = FILE) -> None:
+    """Add stamps to the file; those of other groups stay."""
+    file.write_text(json.dumps({**read_stamps(file), **stamps}, indent=2, sort_keys=True) + "\n")
+
+
+def due(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT) -> list[Due]:
+    """Return the groups whose sources or tests changed since their stamp, in the table's order: the most valuable first."""
+    result = []
+    for group in groups.values():
+        commit = stamps.get(group.name, {}).get("commit")
+        changed = git("diff", "--name-only", str(commit), "HEAD", "--", *group.due_after, root=root) if commit else None
+        if changed is None:
+            result.append(Due(group, None))
+        elif changed:
+            result.append(Due(group, commit, tuple(changed.splitlines())))
+    return result
+
+
+def too_old(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT) -> dict[str, str]:
+    """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git and its history."""
+    if git("rev-parse", "--is-shallow-repository", root=root) != "false":
+        return {}
+    reasons = {}
+    for name in groups:
+        stamp = stamps.get(name)
+        if stamp is None:
+            reasons[name] = "has never run completely"
+            continue
+        age = git("rev-list", "--count", f"{stamp['commit']}..HEAD", root=root)
+        if age is None:  # the commit was rewritten
+            age = git("rev-list", "--count", f"--since={stamp['date']}", "HEAD", root=root) or "0"
+        if int(age) > MOST_COMMITS:
+            reasons[name] = f"has not run for {age} commits, since {stamp['commit'][:9]} of {stamp['date'][:10]}"
+    return reasons
