@@ -15,7 +15,7 @@ ARGS   ?=
 GROUPS := $(shell sed -n 's/^\[\([a-z]*\)\]$$/\1/p' tests/groups.toml 2> /dev/null)
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # uv installs in a tenth of pip's time. Where it cannot, as with an index that only pip's settings name, pip does.
-INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r $(1) 2> $(VENV)/uv.log || $(PIP) -r $(1)
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) 2> $(VENV)/uv.log || $(PIP) $(1)
 
 .PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist clean
 
@@ -39,15 +39,15 @@ $(READY): requirements.txt pyproject.toml
 	"$(PYTHON)" -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv (or set PYTHON=...)"; exit 1; }; \
 	echo "Installing the pinned packages into $(VENV) (4 GB with CUDA's libraries) ..."; \
 	$(PIP) "uv>=0.5" || echo "uv cannot be installed: pip installs the packages, which takes minutes"; \
-	$(call INSTALL,requirements.txt); \
-	$(PIP) --no-build-isolation --no-deps -e .; \
+	$(call INSTALL,--require-hashes -r requirements.txt); \
+	$(call INSTALL,--no-deps -e .); \
 	$(BIN)/python -m trainkit horovod install; \
 	echo $$(( $$(date +%s) - start )) > $(READY)
 
 # What the tests need beyond that: Ray, Lightning, transformers, Sphinx ...
 $(TESTS): $(READY) requirements-dev.txt
 	@echo "Installing what the tests need into $(VENV) ..."
-	@$(call INSTALL,requirements-dev.txt)
+	@$(call INSTALL,--require-hashes -r requirements-dev.txt)
 	@touch $(TESTS)
 
 test: $(TESTS)
