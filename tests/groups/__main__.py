@@ -47,19 +47,18 @@ def main(words: list[str]) -> int:
 
 def _run(groups: list[Group], options: list[str], budgets_count: bool = False) -> int:
     """Run groups, stamp the green ones, print the end; return the exit code."""
-    start, commit = time.monotonic(), clean_commit()
-    ended = run_groups(groups, options)
-    if commit is not None and commit == clean_commit() and not options:
-        _stamp(ended, commit)
+    start, commit = time.monotonic(), None if options else clean_commit()
+
+    def stamp(end: Ended) -> None:
+        new = stamp_of(end.record, commit) if commit is not None and commit == clean_commit() else None
+        if new is not None:
+            write_stamps({end.group.name: new})
+            write_table(table(all_groups(), read_stamps()))
+
+    ended = run_groups(groups, options, on_end=stamp)
     print(end_of_run(ended, time.monotonic() - start), flush=True)
     is_late = budgets_count and any(end.is_over_budget for end in ended)
     return int(is_late or not all(end.is_green for end in ended))
-
-
-def _stamp(ended: list[Ended], commit: str) -> None:
-    stamps = {end.group.name: stamp_of(end.record, commit) for end in ended}
-    write_stamps({name: stamp for name, stamp in stamps.items() if stamp is not None})
-    write_table(table(all_groups(), read_stamps()))
 
 
 def _run_due(minutes: float, options: list[str]) -> int:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -107,11 +108,14 @@ def _plain_record(code: int) -> dict[str, Any]:
     return {"seconds": 0.0, "exit": code, **counts, "started": 0, "skips": {}, "tests": {}}
 
 
-def run_groups(groups: list[Group], options: list[str], out: TextIO = sys.stdout) -> list[Ended]:
+def run_groups(
+    groups: list[Group], options: list[str], out: TextIO = sys.stdout, on_end: Callable[[Ended], object] = bool
+) -> list[Ended]:
     """Run groups; return them as they ended.
 
     Args:
         options: further arguments of pytest.
+        on_end: is called with each group when it ends.
     """
     cores = os.cpu_count() or 1
     waiting, running, ended = list(groups), [], []
@@ -129,6 +133,7 @@ def run_groups(groups: list[Group], options: list[str], out: TextIO = sys.stdout
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 ended.append(one.ended())
+                on_end(ended[-1])
                 print(_line(ended[-1]), file=out, flush=True)
                 if not ended[-1].is_green:
                     print(failures(one.log.read_text(errors="replace")), file=out, flush=True)

@@ -82,14 +82,19 @@ def due(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path 
 
 
 def too_old(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT) -> dict[str, str]:
-    """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git and its history."""
+    """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git and its history.
+
+    A group without a stamp counts from the commit that named it.
+    """
     if git("rev-parse", "--is-shallow-repository", root=root) != "false":
         return {}
     reasons = {}
     for name in groups:
         stamp = stamps.get(name)
         if stamp is None:
-            reasons[name] = "has never run completely"
+            first = (git("log", "--format=%H", "-S", f"[{name}]", "--", "tests/groups.toml", root=root) or "").split()
+            if first and int(git("rev-list", "--count", f"{first[-1]}..HEAD", root=root) or 0) > MOST_COMMITS:
+                reasons[name] = "has never run completely"
             continue
         age = git("rev-list", "--count", f"{stamp['commit']}..HEAD", root=root)
         if age is None:  # the commit was rewritten

@@ -89,7 +89,9 @@ def test_the_end_names_slow_tests_skips_budgets_and_counts() -> None:
 def test_a_late_group_fails_only_the_run_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make test` names it, `make test-all` ends with 1."""
     monkeypatch.setattr(command, "clean_commit", lambda: None)
-    monkeypatch.setattr(command, "run_groups", lambda groups, options: [Ended(commands("late", budget_s=4), RECORD, 1.0)])
+    monkeypatch.setattr(
+        command, "run_groups", lambda groups, options, on_end: [Ended(commands("late", budget_s=4), RECORD, 1.0)]
+    )
     assert command._run([], []) == 0
     assert command._run([], [], budgets_count=True) == 1
 

@@ -104,11 +104,14 @@ def test_a_group_that_has_not_run_for_150_commits_is_named(repository: Repositor
     """So is one that never ran; a shallow clone cannot count."""
     monkeypatch.setattr(stamps, "MOST_COMMITS", 2)
     known = {"a": {"commit": repository.first, "date": "2026-11-25T00:00:00+00:00"}}
+    repository.write("tests/groups.toml", "[a]\n[b]\n")
     for _ in range(2):
         repository.commit()
-    assert too_old(GROUPS, known, repository.folder) == {"b": "has never run completely"}
+    assert too_old(GROUPS, known, repository.folder) == {}
     repository.commit()
-    assert too_old(GROUPS, known, repository.folder)["a"].startswith(f"has not run for 3 commits, since {repository.first[:9]}")
+    repository.commit()
+    assert too_old(GROUPS, known, repository.folder)["b"] == "has never run completely"
+    assert too_old(GROUPS, known, repository.folder)["a"].startswith(f"has not run for 4 commits, since {repository.first[:9]}")
     assert too_old(GROUPS, known, repository.folder.parent) == {}  # no repository
 
 

@@ -64,6 +64,7 @@ def test_killed_processes_are_replaced(cluster: Any, tmp_path: Path, undisturbed
         job.wait_for_step(3)
         os.kill(job.pids()[1], signal.SIGKILL)
         wait_for(lambda: job.sizes()[1:] == [2], "a second generation", job)
+        wait_for(lambda: is_alive(job.pids()[1]), "its second rank", job)
         pid = job.pids()[1]
         os.kill(parent_of(pid), signal.SIGKILL)
         wait_for(lambda: not is_alive(pid), "the end of the actor's rank", timeout_s=10)
