@@ -28,7 +28,7 @@ train: announce $(READY)
 announce:
 	@echo "Trains ResNet-50 on 1,437 handwritten digits for 5 epochs, on $(RANKS) ranks under horovodrun $(ARGS)"
 	@$(MAKE) -s -q $(READY) 2> /dev/null && echo "  set-up    is done" \
-		|| echo "  set-up    into $(VENV): 5 GB of packages, Horovod's build; 187 s on 2 cores with nothing cached, then never again"
+		|| echo "  set-up    into $(VENV): 5.5 GB of packages, Horovod's build; 132 s on 2 cores with nothing cached, then never again"
 	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
@@ -37,7 +37,7 @@ setup: $(READY)
 $(READY): requirements.txt pyproject.toml
 	@set -e; start=$$(date +%s); \
 	"$(PYTHON)" -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv (or set PYTHON=...)"; exit 1; }; \
-	echo "Installing the pinned packages into $(VENV) (4 GB with CUDA's libraries) ..."; \
+	echo "Installing the pinned packages into $(VENV) (5.5 GB with CUDA's libraries) ..."; \
 	$(PIP) "uv>=0.5" || echo "uv cannot be installed: pip installs the packages, which takes minutes"; \
 	$(call INSTALL,--require-hashes -r requirements.txt); \
 	$(call INSTALL,--no-deps -e .); \
