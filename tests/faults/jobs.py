@@ -91,7 +91,7 @@ def _state(pid: int) -> str:
         return ""
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
     """Poll a condition each millisecond: it may hold no longer, and a loop without a pause would take a core from the ranks."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.parallel
 
 JOB = WORKERS / "job.py"
 STEPS = 60
-HOROVODRUN = f"horovodrun --gloo -np 2 {sys.executable} {JOB}"
+HOROVODRUN = f"horovodrun --gloo -np 2 python {JOB}"
 TORCHRUN = f"torchrun --nproc-per-node 2 {JOB}"
 
 
