@@ -188,3 +188,15 @@ def test_the_reference_lists_the_hooks_in_this_order() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "hooks.md").read_text()
     listed = [line.split()[0] for line in page.partition("```text\n")[2].partition("```")[0].splitlines()]
     assert listed == FIT[: FIT.index("on_train_epoch_end") + 1] + FIT[FIT.index("on_train_end") :]
+
+
+def test_an_epoch_keeps_its_number_in_its_last_hook(tmp_path: Path) -> None:
+    """current_epoch moves after on_train_epoch_end, so that what a hook names by it has the epoch's own number."""
+    seen: list[int] = []
+
+    class Notes(Callback):
+        def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
+            seen.append(trainer.current_epoch)
+
+    quiet(tmp_path, max_epochs=2, callbacks=[Notes()]).fit(Line(), loader(8))
+    assert seen == [0, 1]

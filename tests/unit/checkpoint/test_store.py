@@ -17,7 +17,7 @@ from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LocalStore, Store
-from trainkit.errors import ConfigError
+from trainkit.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -44,6 +44,31 @@ def test_a_checkpoint_is_replaced_whole(store: Store) -> None:
     with store.fetch("a") as folder:
         assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "weights.safetensors"]
         assert ckpt.verify(folder)["epoch"] == 2
+
+
+def test_all_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and the draft's folder are flushed, then the draft is renamed, then its parent is flushed: power may fail."""
+    events: list[str] = []
+    rename, sync = Path.rename, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), sync(fd)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append(f"-> {Path(to).name}"), rename(path, to))[1])
+    store = store_of(tmp_path)
+    store.write("a", snapshot(epoch=1))
+    at = events.index("-> a")
+    assert {"manifest.json", "weights.safetensors"} < set(events[:at]) and [e for e in events[:at] if e.endswith(".draft")]
+    assert events[at + 1 :] == [store.folder.name]
+
+
+def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    """Beyond the first megabyte, too."""
+    store = store_of(tmp_path)
+    store.write("a", snapshot(nn.Linear(700, 800)))
+    path = store.folder / "a" / "weights.safetensors"
+    held = bytearray(path.read_bytes())
+    held[-5] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        ckpt.verify(store.folder / "a")
 
 
 def test_links_move(store: Store) -> None:
