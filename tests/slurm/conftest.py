@@ -49,6 +49,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
 KillWait=20
+MinJobAge=86400
 FirstJobId={first}
 SlurmdParameters=config_overrides
 PartitionName=main Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP PriorityTier=1 PreemptMode=REQUEUE
