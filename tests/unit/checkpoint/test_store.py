@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def test_all_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pyte
     at = events.index("-> a")
     assert {"manifest.json", "weights.safetensors"} < set(events[:at]) and [e for e in events[:at] if e.endswith(".draft")]
     assert events[at + 1 :] == [store.folder.name]
+
+
+def test_a_draft_is_no_checkpoint(tmp_path: Path) -> None:
+    """Also a complete one, whose rank was killed before the rename."""
+    store = store_of(tmp_path)
+    fill(store, "a")
+    shutil.copytree(store.folder / "a", store.folder / ".b.4711.draft")
+    assert store.names() == ["a"]
 
 
 def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
