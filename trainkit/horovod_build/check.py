@@ -45,15 +45,17 @@ print(json.dumps(answer), flush=True)
 
 # Rank 0 contributes 1 and rank 1 contributes 10: only a sum over both, each once, is 11.
 _PROOF = """
+import os
 import torch
 import horovod.torch as hvd
 hvd.init()
 on_gpu = hvd.nccl_built() and torch.cuda.device_count() >= hvd.local_size()
 device = f"cuda:{hvd.local_rank()}" if on_gpu else "cpu"
 total = hvd.allreduce(torch.tensor([10.0 ** hvd.rank()], device=device), op=hvd.Sum, name="trainkit.proof")
-print(f"trainkit proof: rank {hvd.rank()} of {hvd.size()}, allreduce on {device} gives {total.item():g}", flush=True)
+line = f"trainkit proof: rank {hvd.rank()} of {hvd.size()}, allreduce on {device} gives {total.item():g}\\n"
+os.write(1, line.encode())  # at once: print writes the end of the line by itself, and mpirun may join two ranks' lines
 """
-_PROVEN = re.compile(r"trainkit proof: (rank (\d) of 2, allreduce on \S+ gives 11)$")
+_PROVEN = re.compile(r"trainkit proof: (rank (\d) of 2, allreduce on \S+ gives 11)(?![\d.])")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def prove(log: Path, environ: Mapping[str, str], mpirun: Tool | None = None) -> 
         script = Path(folder) / "proof.py"
         script.write_text(_PROOF, encoding="utf-8")
         lines = run([*start, str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
-    proven = sorted(found.groups() for found in map(_PROVEN.search, map(str.rstrip, lines)) if found)
+    proven = sorted(result.groups() for line in lines for result in _PROVEN.finditer(line))
     if [rank for _, rank in proven] != ["0", "1"]:
         raise EngineError(failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log))
     return [text for text, _ in proven]

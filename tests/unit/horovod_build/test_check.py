@@ -107,6 +107,15 @@ def test_sum_over_both_ranks_is_the_proof(tmp_path: Path, monkeypatch: pytest.Mo
     assert env == {"HOME": "/home/me"}
 
 
+def test_two_ranks_may_share_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """mpirun joins what both write at once; 110 is not 11."""
+    one, other = (_line(rank).partition(":")[2] for rank in (0, 1))
+    proven, _ = _prove_with([one + other], tmp_path, monkeypatch)
+    assert [line[:6] for line in proven] == ["rank 0", "rank 1"]
+    with pytest.raises(EngineError, match="other numbers than 11"):
+        _prove_with([one + other + "0"], tmp_path, monkeypatch)
+
+
 def test_mpirun_is_told_what_it_would_refuse(monkeypatch: pytest.MonkeyPatch):
     """Open MPI refuses root, and more ranks than cores; MPICH knows neither option."""
     monkeypatch.setattr(horovod_proof.os, "geteuid", lambda: 0)

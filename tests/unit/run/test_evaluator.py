@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainkit
+from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, loader, quiet, rows
 from trainkit.errors import ConfigError, DataError
 
@@ -234,3 +235,31 @@ def test_loaders_of_a_dict_have_names(tmp_path: Path) -> None:
     assert values == {f"val/loss/{name}": trainer.validate(Line(), own)["val/loss"] for name, own in data.items()}
     trainer.fit(Line(), loader(8), data)
     assert {"val/loss/near", "val/loss/far"} <= trainer.callback_metrics.keys()
+
+
+class Statistics(Line):
+    """A buffer that differs from rank to rank, as BatchNorm's statistics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("statistic", torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Let each rank have its own."""
+        self.statistic.fill_(self.trainer.global_rank + 1)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log what evaluates."""
+        self.log("val/statistic", self.statistic.mean())
+
+
+def test_rank_0s_buffers_are_evaluated(tmp_path: Path) -> None:
+    """All ranks validate with the statistics that the checkpoint will have."""
+
+    def fit(engine: Any) -> float:
+        trainer = quiet(tmp_path, max_epochs=1, engine=engine)
+        trainer.fit(Statistics(), loader(8), loader(8))
+        return float(trainer.callback_metrics["val/statistic"])
+
+    assert World(2).run(fit) == [1.0, 1.0]
