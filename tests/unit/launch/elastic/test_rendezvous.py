@@ -161,7 +161,7 @@ def test_strangers_cannot_fill_the_server(server: Server, monkeypatch: pytest.Mo
     worker.post("/elastic/beat", BEAT)
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(3)]
     assert silent[0].recv(1) == b""
-    monkeypatch.setattr(connections.http.client.HTTPConnection, "connect", None)  # the worker's connection is still the first
+    monkeypatch.setattr(worker._http, "connect", None)  # the worker's connection is still the first
     assert worker.post("/elastic/beat", BEAT)[0] == 200
     for one in (worker, *silent):
         one.close()
