@@ -56,8 +56,8 @@ class Deep(trainkit.Task):
             self.make_layers()
 
     def make_layers(self) -> None:
-        """Of equal values on all ranks."""
-        torch.manual_seed(3)
+        """Those of __init__ are each rank's own; configure_model's come from rank 0's random numbers."""
+        torch.manual_seed(3 + (ENGINE.ranks.rank if type(self) is Deep else 0))
         self.first, self.blocks = nn.Linear(6, WIDTH), nn.ModuleList(Block() for _ in range(3))
         self.last = nn.Linear(6, WIDTH, bias=False)
         self.last.weight = self.first.weight
@@ -83,7 +83,8 @@ class Deep(trainkit.Task):
         self.log("val/loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self) -> Any:
-        """Return the scenario's."""
+        """Return the scenario's; the buffer is each rank's own until the engine sends rank 0's."""
+        self.shift += ENGINE.ranks.rank
         return self.make(self.parameters())
 
 
