@@ -4,8 +4,9 @@
       train_epoch           the epoch's steps, validation inside or after it
         train_step          one optimizer update:
           train_batch         forward and backward of one microbatch, weighted by its share of the step's samples
-          finish_gradients    reduce over ranks -> unscale -> divide -> clip
-          engine.step         update the weights, clear the gradients
+          finish_gradients    reduce over ranks -> unscale -> divide -> hooks -> clip
+          engine.step         update the weights
+          end_batch           the hook of the last microbatch, which sees the new weights
         end_step            validation if it is due, hooks; then a signal may end the run
       validate              run/evaluator.py
 
@@ -18,6 +19,7 @@ engine/horovod/engine.py); `trainer.assert_no_sync` checks it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import partial
 
 from trainkit.api.task import LogTarget, loss_of
@@ -27,7 +29,7 @@ from trainkit.run.evaluator import steps_between
 from trainkit.run.ghosts import train_ghost
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
-from trainkit.run.run import ManualBatches, Run, keep_values
+from trainkit.run.run import ManualBatches, OpenBatch, Run, keep_values
 
 
 def fit(run: Run) -> None:
@@ -112,17 +114,7 @@ def train_step(run: Run, step: Step) -> None:
     if run.step.manual is not None:
         updated = train_manually(run, step, run.step.manual)
     else:
-        if run.step.halving is None:
-            compute_gradients(run, step)
-        else:
-            undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
-            run.step.halving(step, partial(compute_gradients, run), undo)
-            if objects := run.step.log.objects:
-                raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
-        with run.step.sync_guard:
-            finish_gradients(run, step)
-            state.half_updated = True
-            updated = run.engine.step(run.step.before_clear)
+        updated = train_automatically(run, step)
     state.global_step += 1
     state.step_in_epoch += 1
     state.half_updated = False
@@ -131,20 +123,44 @@ def train_step(run: Run, step: Step) -> None:
         run.rates.after_step(state.num_updates)
     else:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
+    if run.step.manual is None:
+        end_last_batch(run)
     if is_logged and run.engine.ranks.is_main:
         run.step.watch.report()
         run.log_metrics(run.step.log.step_values() | {"lr": run.rates.last()[0]})
 
 
+def train_automatically(run: Run, step: Step) -> bool:
+    """Compute the step's gradients and update the weights; return False if the update was held back."""
+    if run.step.halving is None:
+        compute_gradients(run, step)
+    else:
+        undo = partial(forget_gradients, run, run.step.log.copy(), run.state.batch_idx)
+        run.step.halving(step, partial(compute_gradients, run), undo)
+        if objects := run.step.log.objects:
+            raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
+    with run.step.sync_guard:
+        finish_gradients(run, step)
+        run.state.half_updated = True
+        updated = run.engine.step()
+    if updated:
+        run.rates.record_update()
+    run.hooks("on_after_optimizer_step")
+    return updated
+
+
 def compute_gradients(run: Run, step: Step) -> None:
     """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
+    run.step.open_batch = None
     for microbatch in step.microbatches:
         with run.step.sync_guard:
             if microbatch.num_samples:
                 train_batch(run, microbatch, step)
             else:
+                drop_old_gradients(run)  # a hook has no other moment
                 train_ghost(run, microbatch)
         run.state.batch_idx += microbatch.ends_batch
+    drop_old_gradients(run)
 
 
 def warm_up(run: Run) -> None:
@@ -163,14 +179,53 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
             outputs = task.training_step(batch, batch_idx)
         loss = loss_of(outputs, task)
         run.step.watch.look(loss)
+        drop_old_gradients(run)
         if run.step.finite is not None:
             run.step.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
         weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
-    run.hooks("on_train_batch_end", outputs, batch, batch_idx)
     task._log_to(None)
+    extras = outputs if isinstance(outputs, Mapping) else {}
+    ended = OpenBatch(microbatch.num_samples, {**extras, "loss": loss.detach()}, batch, batch_idx)
+    if microbatch.ends_step:
+        run.step.open_batch = ended
+    else:
+        end_batch(run, ended)
+
+
+def end_batch(run: Run, ended: OpenBatch) -> None:
+    """Call the hook of a microbatch: after its backward, or after the update if it was this rank's last of the step."""
+    run.task._log_to(LogTarget(run.step.log, ended.num_samples, on_step=True, on_epoch=False))
+    run.hooks("on_train_batch_end", ended.outputs, ended.batch, ended.batch_idx)
+    run.task._log_to(None)
+
+
+def end_last_batch(run: Run) -> None:
+    """Call the hook of this rank's last microbatch of the step, which sees the new weights; then drop the gradients."""
+    ended, run.step.open_batch = run.step.open_batch, None
+    with run.step.sync_guard:
+        if ended is not None:
+            end_batch(run, ended)
+        clear_gradients(run)
+
+
+def clear_gradients(run: Run) -> None:
+    """Drop the gradients after an update, unless a hook reads them before the next backward."""
+    if run.step.clears_late:
+        run.step.has_old = True
+    else:
+        run.engine.clear_gradients()
+
+
+def drop_old_gradients(run: Run) -> None:
+    """Drop the gradients of the last step, if they are still there, after the hook that reads them."""
+    if run.step.has_old:
+        run.step.has_old = False
+        for optimizer in run.optimizers:
+            run.hooks("on_before_zero_grad", optimizer)
+        run.engine.clear_gradients()
 
 
 def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
@@ -192,11 +247,12 @@ def finish_gradients(run: Run, step: Step) -> None:
     """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
     parts, numerics = run.step, run.options.numerics
     correction, reduced = partial(parts.weights.correction, step.num_samples), parts.halving is not None  # it has reduced them
-    run.engine.finish_gradients(correction, numerics.gradient_clip_val, numerics.gradient_clip_algorithm, reduced)
+    run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()
     for optimizer in run.optimizers:
         run.hooks("on_before_optimizer_step", optimizer)
+    run.engine.clip(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
 
 
 def validate(run: Run) -> None:

@@ -84,17 +84,25 @@ class Net(Line):
 
 
 class Recorder(Callback):
-    """Keeps the learning rate and the gradients' norm of each step, and counts the updates."""
+    """Keeps the learning rate of each step, and the gradients' norm before it is clipped, and as it was used."""
 
     def __init__(self) -> None:
         self.lrs: list[float] = []
         self.norms: list[float] = []
+        self.used: list[float] = []
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Record the rate and the gradients' norm before the optimizer's step."""
         self.lrs.append(optimizer.param_groups[0]["lr"])
-        grads = [p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]
-        self.norms.append(float(torch.cat(grads).norm()))
+        self.norms.append(_norm(task))
+
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        """Record the norm with which the optimizer has updated."""
+        self.used.append(_norm(task))
+
+
+def _norm(task: Task) -> float:
+    return float(torch.cat([p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]).norm())
 
 
 def quiet(run_dir: Path | str, **settings: Any) -> Trainer:

@@ -109,12 +109,14 @@ def test_weights_in_some_batches_only_are_refused(tmp_path: Path) -> None:
 
 def test_clipping_is_of_the_whole_steps_gradient(tmp_path: Path) -> None:
     """The norm over all parameters is clipped once a step, after accumulation; lower norms do not change."""
-    norms = []
+    norms, used = [], []
     for settings in ({}, {"gradient_clip_val": 0.5}, {"gradient_clip_val": 1e9}):
         recorder = Recorder()
         quiet(tmp_path, max_steps=1, accumulate_grad_batches=2, callbacks=recorder, **settings).fit(Line(), loader(23))
         norms += recorder.norms
-    assert norms == [norms[0], pytest.approx(0.5, rel=1e-5), norms[0]]
+        used += recorder.used
+    assert used == [norms[0], pytest.approx(0.5, rel=1e-5), norms[0]]
+    assert norms == [norms[0]] * 3, "a hook before the update sees what backward has left"
     assert norms[0] > 0.5
 
 
@@ -123,7 +125,7 @@ def test_clipping_by_value_is_of_each_element(tmp_path: Path) -> None:
     seen: list[list[float]] = []
 
     class Look(Line):
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             seen.append(self.model.weight.grad.reshape(-1).tolist())
 
     for settings in ({}, {"gradient_clip_val": 0.8, "gradient_clip_algorithm": "value"}):

@@ -32,24 +32,26 @@ FIT = [
     # step 1
     "on_train_step_start",
     "on_train_batch_start",
+    "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
     "on_train_batch_end",
     "on_train_batch_start",
     "on_before_backward",
     "on_after_backward",
-    "on_train_batch_end",
     "on_before_optimizer_step",
-    "on_before_zero_grad",
+    "on_after_optimizer_step",
+    "on_train_batch_end",
     "on_train_step_end",
     # step 2: short, one microbatch
     "on_train_step_start",
     "on_train_batch_start",
+    "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
-    "on_train_batch_end",
     "on_before_optimizer_step",
-    "on_before_zero_grad",
+    "on_after_optimizer_step",
+    "on_train_batch_end",
     "on_metrics",
     "on_train_step_end",
     # validation
@@ -65,23 +67,25 @@ FIT = [
     "on_train_epoch_start",
     "on_train_step_start",
     "on_train_batch_start",
+    "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
     "on_train_batch_end",
     "on_train_batch_start",
     "on_before_backward",
     "on_after_backward",
-    "on_train_batch_end",
     "on_before_optimizer_step",
-    "on_before_zero_grad",
+    "on_after_optimizer_step",
+    "on_train_batch_end",
     "on_train_step_end",
     "on_train_step_start",
     "on_train_batch_start",
+    "on_before_zero_grad",
     "on_before_backward",
     "on_after_backward",
-    "on_train_batch_end",
     "on_before_optimizer_step",
-    "on_before_zero_grad",
+    "on_after_optimizer_step",
+    "on_train_batch_end",
     "on_metrics",
     "on_train_step_end",
     "on_validation_start",
@@ -166,7 +170,7 @@ def test_hooks_get_their_arguments(tmp_path: Path) -> None:
     trainer.fit(task, loader(8))
     assert [args[4] for args in seen] == [0, 1, 0, 1]
     assert seen[0][:2] == (trainer.run, task)
-    assert seen[0][2].requires_grad
+    assert seen[0][2].keys() == {"loss"} and not seen[0][2]["loss"].requires_grad
     assert [len(t) for t in seen[0][3]] == [4, 4]
 
 
@@ -180,7 +184,7 @@ def test_a_multi_optimizer_step_calls_its_hooks_for_each(tmp_path: Path) -> None
 
     names = ["on_before_optimizer_step", "on_before_zero_grad"]
     quiet(tmp_path, max_steps=1, callbacks=spy(Callback, names, calls)).fit(Two(), loader(4))
-    assert calls == ["on_before_optimizer_step", "on_before_optimizer_step", "on_before_zero_grad", "on_before_zero_grad"]
+    assert calls == ["on_before_zero_grad", "on_before_zero_grad", "on_before_optimizer_step", "on_before_optimizer_step"]
 
 
 def test_the_reference_lists_the_hooks_in_this_order() -> None:

@@ -20,8 +20,9 @@ class Callback(LogsMedia):
         setup, on_fit_start, on_sanity_check_start/end, on_train_start
         each epoch:  on_train_epoch_start
             each step:  on_train_step_start
-                each batch:  on_train_batch_start, on_before_backward, on_after_backward, on_train_batch_end
-                on_before_optimizer_step, on_before_zero_grad, on_train_step_end
+                each batch:  on_train_batch_start, on_before_zero_grad (of the step's first one), on_before_backward,
+                    on_after_backward, on_train_batch_end (of the step's last one: after the update)
+                on_before_optimizer_step, on_after_optimizer_step, on_train_step_end
             on_validation_start, on_validation_epoch_start, on_validation_batch_start/end, on_validation_epoch_end,
                 on_validation_end
             on_train_epoch_end
@@ -104,7 +105,10 @@ class Callback(LogsMedia):
         """Before `training_step`."""
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After backward; `outputs` is the result of `training_step`."""
+        """After a batch, or after the update if it was this rank's last of the step.
+
+        `outputs` is the dict of `training_step`, or {"loss": ...}; its loss is detached.
+        """
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """`loss` is as returned, before it is weighted by the batch's share of the step."""
@@ -113,10 +117,13 @@ class Callback(LogsMedia):
         """Gradients of this rank; not yet summed over ranks."""
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Gradients of the whole step, summed over ranks, unscaled and clipped."""
+        """Gradients of the whole step, summed over ranks and unscaled; they are clipped after it."""
+
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        """After all optimizers have updated; the gradients, clipped, are still there."""
 
     def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Before the gradients are dropped."""
+        """Before the gradients of the last step are dropped: in the next step, after the first batch's `training_step`."""
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Before a validation."""

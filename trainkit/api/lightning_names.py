@@ -30,7 +30,7 @@ LOG_ARGUMENTS: dict[str, str] = {
 }
 
 _OWN_UPDATE = (
-    "trainkit steps each optimizer once a step. To see or change its gradients, divided and clipped: on_before_optimizer_step."
+    "trainkit steps each optimizer once a step. To see or change its gradients, divided: on_before_optimizer_step."
 )
 
 TASK_METHODS: dict[str, str] = {

@@ -43,7 +43,10 @@ class TaskHooks:
         """Before `training_step`."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After backward."""
+        """After a batch, or after the update if it was this rank's last of the step.
+
+        `outputs` is the dict of `training_step`, or {"loss": ...}; its loss is detached.
+        """
 
     def on_before_backward(self, loss: Tensor) -> None:
         """`loss` is as returned, before it is weighted."""
@@ -52,10 +55,10 @@ class TaskHooks:
         """Gradients of this rank; not yet summed over ranks."""
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients of the whole step, summed over ranks, unscaled and clipped."""
+        """Gradients of the whole step, summed over ranks and unscaled; they are clipped after it."""
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before the gradients are dropped."""
+        """Before the gradients of the last step are dropped: in the next step, after the first batch's `training_step`."""
 
     def on_validation_start(self) -> None:
         """Before a validation."""

@@ -13,9 +13,9 @@ sums over ranks, checkpoints, elastic recovery) is the same code.
 
     user's loop                      fit
     batches()            <- batch -  training_step
-    backward(loss)       - loss ->   engine.backward
-                         <--------   on_after_backward
-    batches() again      -------->   the update, if this was the step's last batch; the next batch
+    backward(loss)       - loss ->   engine.backward; the update, if this is the step's last batch
+                         <--------   on_train_batch_end
+    batches() again      -------->   validation, if it is due; the next batch
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
 from trainkit.api.task import Task
-from trainkit.by_hand.task import Batch, Configured, Kind, Turns, task_of
+from trainkit.by_hand.schedulers import schedulers_of
+from trainkit.by_hand.task import Batch, Configured, Kind, Turns, scheduler_of, task_of
 from trainkit.errors import ConfigError, TaskError
+from trainkit.optim.forms import ScheduleConfig
 from trainkit.trainer import Trainer
 
 
@@ -45,7 +47,8 @@ class Loop:
         optimizer: one, or a list; all of them update at each step.
         train_dataloaders: as in `Trainer.fit`.
         val_dataloaders: as in `Trainer.fit`.
-        lr_scheduler: a scheduler (or Lightning's dict of one), stepped after each epoch; or a list, one for each optimizer.
+        lr_scheduler: a scheduler (or Lightning's dict of one), stepped after each epoch; or a list, one for each optimizer. A
+            scheduler of the optimizer that is not given here is the user's to step, after `backward`, as in a plain loop.
         ckpt_path: as in `Trainer.fit`; "auto" resumes the run in `run_dir`, if there is one.
         settings: of the Trainer.
 
@@ -82,9 +85,9 @@ class Loop:
         self.state: dict[str, Any] = {}
         self.history: list[dict[str, float]] = []
         schedulers = lr_scheduler if isinstance(lr_scheduler, (list, tuple)) else [lr_scheduler] if lr_scheduler else []
-        self._task = task_of(
-            model, Configured(optimizers, list(schedulers)), Turns(self._pass, self._after_backward, self.state)
-        )
+        by_hand = schedulers_of(optimizers, [scheduler_of(given) for given in schedulers])
+        configured = Configured(optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)])
+        self._task = task_of(model, configured, Turns(self._pass, self._after_batch, self.state))
         self._data, self._ckpt_path = (train_dataloaders, val_dataloaders), ckpt_path
         self._fit = greenlet(self._run_fit)
         self._user = getcurrent()
@@ -138,7 +141,7 @@ class Loop:
             self._switch()
 
     def backward(self, loss: Tensor, num_samples: Tensor | float | None = None) -> None:
-        """Add this batch's gradients to the step's.
+        """Add this batch's gradients to the step's, and update the weights if it is the step's last batch.
 
         Args:
             loss: the mean over the batch's samples, a scalar with grad.
@@ -227,7 +230,7 @@ class Loop:
         self._user.switch()
         return self._loss
 
-    def _after_backward(self) -> None:
+    def _after_batch(self) -> None:
         """In the fit: let the user's body continue."""
         self._user.switch()
 

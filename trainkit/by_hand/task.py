@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainkit.api.task import Task
+from trainkit.optim.forms import ScheduleConfig
 
 Kind = Literal["train", "val"]
 
@@ -29,7 +30,7 @@ class Configured:
     def __init__(self, optimizers: list[torch.optim.Optimizer], schedulers: list[Any]) -> None:
         self._optimizers, self._schedulers = optimizers, schedulers
         self._groups = [[_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
-        self._states = [deepcopy(_scheduler_of(scheduler).state_dict()) for scheduler in schedulers]
+        self._states = [deepcopy(scheduler_of(scheduler).state_dict()) for scheduler in schedulers]
 
     def __call__(self) -> Any:
         """Return them, with the settings that they had."""
@@ -38,7 +39,7 @@ class Configured:
             for group, values in zip(optimizer.param_groups, settings, strict=True):
                 group.update(deepcopy(values))
         for scheduler, state in zip(self._schedulers, self._states, strict=True):
-            _scheduler_of(scheduler).load_state_dict(deepcopy(state))
+            scheduler_of(scheduler).load_state_dict(deepcopy(state))
         return (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
 
 
@@ -46,7 +47,10 @@ def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return deepcopy({name: value for name, value in group.items() if name != "params"})
 
 
-def _scheduler_of(scheduler: Any) -> Any:
+def scheduler_of(scheduler: Any) -> Any:
+    """Return the scheduler of a form in which it may be given."""
+    if isinstance(scheduler, ScheduleConfig):
+        return scheduler.scheduler
     return scheduler["scheduler"] if isinstance(scheduler, Mapping) else scheduler
 
 
@@ -55,12 +59,12 @@ class Turns(NamedTuple):
 
     Attributes:
         pass_batch: give the loop a batch; returns once the loop has run backward, or asks for the next batch, with the loss.
-        after_backward: let the loop's body continue.
+        after_batch: let the loop's body continue.
         state: the user's own values.
     """
 
     pass_batch: Callable[[Batch], Any]
-    after_backward: Callable[[], None]
+    after_batch: Callable[[], None]
     state: dict[str, Any]
 
 
@@ -78,8 +82,8 @@ class LoopTask(Task):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.turns.pass_batch(Batch("train", batch, self.current_epoch, 0))
 
-    def on_after_backward(self) -> None:
-        self.turns.after_backward()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.turns.after_batch()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.turns.pass_batch(Batch("val", batch, self.current_epoch, dataloader_idx))

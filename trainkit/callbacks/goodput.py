@@ -164,7 +164,7 @@ class Goodput(Callback):
         if self.ledger is not None:
             self._add("repeating" if trainer.global_step - done < self.ledger.furthest else "steps")
 
-    on_train_batch_end = on_before_optimizer_step = _count_step
+    on_after_backward = on_before_optimizer_step = _count_step
 
     def _flush(self, trainer: RunView) -> None:
         assert self.ledger is not None

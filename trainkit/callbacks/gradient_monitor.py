@@ -21,7 +21,7 @@ from trainkit.device.sync_guard import allowed_read
 class GradientMonitor(Callback):
     """Logs `grad_norm/total` and `grad_norm/<group>` of the gradient that the optimizer uses.
 
-    It is the gradient of the whole step: summed over ranks, unscaled, and clipped if trainer.gradient_clip_val is set (the
+    It is the gradient of the whole step: summed over ranks and unscaled, before trainer.gradient_clip_val clips it (the
     total is then at most that value). A group is all parameters that share the first parts of their name. Nothing is computed
     at steps without logging; at the others the norms stay on the device until one copy reads them all.
 

@@ -68,14 +68,13 @@ class SimpleProfiler(Callback):
         self._part(2)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """End the reduction and the clipping."""
+        """End the reduction."""
         if optimizer is trainer.optimizers[0]:
             self._part(3)
 
-    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """End the optimizer's update."""
-        if optimizer is trainer.optimizers[0]:
-            self._part(4)
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        """End the clipping and the optimizers' update."""
+        self._part(4)
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Print the table and write the file, however the fit ends."""

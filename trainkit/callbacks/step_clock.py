@@ -50,7 +50,7 @@ class StepClock(Callback):
 
         on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
         on_train_batch_start       ends "data": waiting for the loader
-        on_train_batch_end         ends "compute": forward and backward
+        on_after_backward          ends "compute": forward and backward
         on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
         on_train_step_end          ends "optimizer"
 
@@ -104,8 +104,17 @@ class StepClock(Callback):
         if self._on_gpu:
             self._started = _event()
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """End forward and backward, run or queued."""
+        if task.automatic_optimization:
+            self._end_compute()
+
+    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The same of a Task that runs backward itself, as often as it likes."""
+        if not task.automatic_optimization:
+            self._end_compute()
+
+    def _end_compute(self) -> None:
         self._add("compute")
         if self._on_gpu:
             self._events.append((self._started, _event()))

@@ -107,7 +107,15 @@ class ThroughputMonitor(Callback):
             self._counter = flop_counter()
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
+        """Count the FLOPs of forward and backward, without the update's."""
+        if task.automatic_optimization:
+            self._count(task)
+
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._count(task)
+
+    def _count(self, task: Task) -> None:
         if self._counter is not None:
             flops, target = self._stop_counting(), task._log_target
             assert target is not None, "the loop has set it"

@@ -30,6 +30,7 @@ class Microbatch(NamedTuple):
         batch: on the device.
         num_samples: samples in it; 0 for a ghost (plan.py).
         is_last: whether it is this rank's last of the step.
+        ghosts_follow: whether only ghosts follow it in the step.
         places: its samples' places in the epoch's order; None for streams.
         ends_batch: False for all pieces of a split batch but the last.
         skipped: the data set's indices of bad samples at these places, which are not in the batch.
@@ -41,6 +42,12 @@ class Microbatch(NamedTuple):
     places: range | None = None
     ends_batch: bool = True
     skipped: tuple[int, ...] = ()
+    ghosts_follow: bool = False
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether it is this rank's last one with samples, so that the update is next."""
+        return self.num_samples > 0 and (self.is_last or self.ghosts_follow)
 
 
 class Step(NamedTuple):
@@ -205,8 +212,10 @@ class MapFeed(Feed):
         self._loader.close()
 
     def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
+        own = sum(1 for places in shares if places)
         for i, places in enumerate(shares, 1):
-            yield Microbatch(self._move(next(batches)), len(places), i == len(shares), places or None)
+            batch = self._move(next(batches))
+            yield Microbatch(batch, len(places), i == len(shares), places or None, ghosts_follow=i == own < len(shares))
 
 
 class StreamFeed(Feed):
@@ -257,11 +266,15 @@ class StreamFeed(Feed):
             total = self._sum_over_ranks(sum(sizes))
             if total == 0:
                 return
+            own = len(pulled)
             if self._even:
                 pulled = self._with_ghosts(pulled, self.microbatches_in(epoch))
                 sizes += [0] * (len(pulled) - len(sizes))
-            last = [False] * (len(pulled) - 1) + [True] * bool(pulled)
-            yield Step(total, map(Microbatch, map(self._move, pulled), sizes, last))
+            yield Step(total, self._microbatches(pulled, sizes, own))
+
+    def _microbatches(self, pulled: list[Any], sizes: list[int], own: int) -> Iterator[Microbatch]:
+        for i, (batch, size) in enumerate(zip(pulled, sizes, strict=True), 1):
+            yield Microbatch(self._move(batch), size, i == len(pulled), ghosts_follow=i == own < len(pulled))
 
     def _with_ghosts(self, pulled: list[Any], count: int) -> list[Any]:
         self._latest = pulled[-1] if pulled else self._latest

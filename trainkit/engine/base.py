@@ -13,7 +13,8 @@ An engine is a context manager of these facets; the loop sees nothing else of Ho
         engine.prepare(task, optimizers, precision)         # weights and optimizer state of rank 0 to all, gradients hooked
         with engine.no_sync(): engine.backward(loss * share)    # all but the last microbatch of a step
         engine.backward(loss * share)                           # the last one: sums start while it runs
-        engine.finish_gradients(correction, clip_val)           # reduce -> unscale -> divide -> clip
+        engine.finish_gradients(correction)                     # reduce -> unscale -> divide
+        engine.clip(clip_val)
         engine.step()                                           # update, or held back; clear
 
 Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py), so that the sum is
@@ -156,20 +157,15 @@ class Engine(ABC):
     def finish_gradients(
         self,
         correction: Callable[[], Tensor | None] = lambda: None,
-        clip_val: float | None = None,
-        clip_algorithm: str = "norm",
         reduced: bool = False,
     ) -> None:
-        """Make the gradients those of the step: reduce -> unscale -> multiply by `correction()` -> clip.
+        """Make the gradients those of the step: reduce -> unscale -> multiply by `correction()`.
 
         Call it on all ranks, once a step, also without a backward.
 
         Args:
             correction: returns a factor for all gradients, as a scalar tensor, or None for none. Called after the gradients
                 are reduced and unscaled, on all ranks: it may contain collectives.
-            clip_val: the largest norm of all gradients as one vector, or the largest absolute value of an element; None
-                clips nothing.
-            clip_algorithm: "norm" or "value".
             reduced: whether `reduce_gradients` was called in this step already.
         """
         if not reduced:
@@ -182,13 +178,19 @@ class Engine(ABC):
         if factor is not None:
             for parameter in with_gradients(self._optimizers):
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
-        clip(self._optimizers, clip_val, clip_algorithm)
 
-    def step(self, before_clear: Callable[[Optimizer], None] = lambda optimizer: None) -> bool:
-        """Update the weights and clear all gradients of the task.
+    def clip(self, value: float | None, algorithm: str = "norm") -> None:
+        """Clip the step's gradients, once they are finished.
 
         Args:
-            before_clear: is called with each optimizer, when all have updated and before its gradients are cleared.
+            value: the largest norm of all gradients as one vector, or the largest absolute value of an element; None clips
+                nothing.
+            algorithm: "norm" or "value".
+        """
+        clip(self._optimizers, value, algorithm)
+
+    def step(self) -> bool:
+        """Update the weights. The gradients stay until `clear_gradients`, which comes before the next backward.
 
         Returns:
             False if mixed precision held the update back; the same on all ranks.
@@ -199,15 +201,17 @@ class Engine(ABC):
         else:
             for optimizer in self._optimizers:
                 optimizer.step()
-        for optimizer in self._optimizers:
-            before_clear(optimizer)
-            clear_gradients(optimizer)
-        for parameter in self._not_optimized:
-            parameter.grad = None  # it would be summed over ranks again and again
         if self.approximation.end_step() and self._reducer is not None:
             self._reducer.remove()
             self._reducer = self.heartbeat.reducer = None
         return updated
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients of the task."""
+        for optimizer in self._optimizers:
+            clear_gradients(optimizer)
+        for parameter in self._not_optimized:
+            parameter.grad = None  # it would be summed over ranks again and again
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -76,14 +76,15 @@ class TensorBoardLogger(Logger):
         except Exception as error:  # a tracer may raise anything; only the drawing is missing
             trainer.say(f"TensorBoardLogger: no graph of {type(task).__name__}: {why_not(error)}. Training continues.")
 
-    def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Take histograms of this optimizer's parameters when due."""
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        """Take histograms of the optimizers' parameters when due."""
         every = self.histograms_every_n_steps
         if every is None or self._background is None or (trainer.global_step + 1) % every:
             return
         taken: dict[str, Tensor] = {}
         with allowed_read():
-            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+            for parameter in (parameter for group in groups for parameter in group["params"]):
                 name = self._names.get(id(parameter), "unnamed").replace(".", "/")
                 taken[f"weights/{name}"] = _on_host(parameter)
                 if parameter.grad is not None:

@@ -14,10 +14,10 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict."""
+    """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict; "hand": the user steps it."""
 
     scheduler: LRScheduler
-    interval: Literal["epoch", "step"] = "epoch"
+    interval: Literal["epoch", "step", "hand"] = "epoch"
     frequency: int = 1
     monitor: str | None = None
     strict: bool = True
@@ -82,6 +82,8 @@ def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], li
 
 
 def _read_schedule(item: Any) -> ScheduleConfig:
+    if isinstance(item, ScheduleConfig):
+        return item
     if isinstance(item, Mapping):
         known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
         if set(item) - known or "scheduler" not in item:

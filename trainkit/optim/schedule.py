@@ -6,6 +6,9 @@ optimizer's:
     scheduled rate  = factor x the user's rate, as the schedulers move it
     group["lr"]     = scheduled rate x warm-up(step)
 
+A rate that differs from what was written here last was set by the user, or by a scheduler that the user steps. It is the
+group's scheduled rate from then on, exactly as it was set: no factor, and no warm-up.
+
 Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD has u = m u + g and steps by lr x u, so a
 new rate applies to all of u at once; the paper calls this form corrected. Other frameworks have v = m v + lr x g.
 `momentum_correction=False` reproduces these: with momentum m x (last rate / rate), lr x u is their v.
@@ -13,7 +16,7 @@ new rate applies to all of u at once; the paper calls this form corrected. Other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +44,17 @@ class LearningRates:
         schedules: Sequence[ScheduleConfig],
         contract: BatchPlan,
         momentum_correction: bool = True,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Scale the rates, and the schedulers' base rates, by the contract's factor.
+
+        Args:
+            say: takes a line about a rate that the user has set, once.
 
         Raises:
             ConfigError: momentum correction is off, and there is no momentum, or a scheduler changes it too.
         """
-        self._optimizers, self._schedules = optimizers, schedules
+        self._optimizers, self._schedules, self._say = optimizers, schedules, say
         self._whole, self._contract = contract, contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]
@@ -55,19 +62,21 @@ class LearningRates:
         self.moves_by_hand = False  # whether the Task moves the schedulers
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
+        self._by_hand: set[int] = set()  # groups whose rate the user has set
+        self._written: list[Any] = []  # as `apply` has set group["lr"]
         self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
 
-    def _read_momenta(self) -> list[float]:
+    def _read_momenta(self) -> list[_Momentum]:
         momenta = [float(group.get("momentum", 0.0)) for group in self.groups]
         cycled = any(getattr(config.scheduler, "cycle_momentum", False) for config in self._schedules)
         if cycled or not any(momenta):
             why = "a scheduler moves the momentum itself (cycle_momentum)" if cycled else "no optimizer has a momentum"
             raise ConfigError(f"trainer.lr_momentum_correction is false, but {why}. Leave it out.")
-        return momenta
+        return [_Momentum(momentum) for momentum in momenta]
 
     @property
     def schedules(self) -> Sequence[ScheduleConfig]:
@@ -88,7 +97,7 @@ class LearningRates:
                 if name in group:
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
-        for scheduler in _with_inner(config.scheduler for config in self._schedules):
+        for scheduler in with_inner(config.scheduler for config in self._schedules):
             own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
             for name in _SCHEDULER_RATES:
                 if hasattr(scheduler, name):
@@ -100,13 +109,40 @@ class LearningRates:
         """Set the rates for the next step."""
         multiplier = self._contract.warmup(steps_taken)
         for i, (group, lr) in enumerate(zip(self.groups, self._scheduled, strict=True)):
-            group["lr"] = lr * multiplier * self._shares.get(i, 1.0)
+            group["lr"] = lr * (1.0 if i in self._by_hand else multiplier) * self._shares.get(i, 1.0)
+        self._written = [group["lr"] for group in self.groups]
         if self._momenta is not None and self._last is not None:
-            for group, momentum, last in zip(self.groups, self._momenta, self._last, strict=True):
-                group["momentum"] = momentum * last / group["lr"] if group["lr"] else momentum
+            for i, (group, last) in enumerate(zip(self.groups, self._last, strict=True)):
+                momentum = self._momenta[i].follow(group["momentum"])
+                group["momentum"] = self._momenta[i].write(momentum * last / group["lr"] if group["lr"] else momentum)
+
+    def take_users(self) -> None:
+        """Adopt the rates that differ from those written last: the user has set them."""
+        for i, (group, written) in enumerate(zip(self.groups, self._written, strict=True)):
+            rate = group["lr"]
+            if rate is written or float(rate) == written:  # the first costs nothing where a rate is on the device
+                continue
+            self._scheduled[i] = float(rate) / (self._shares.get(i) or 1.0)
+            if i not in self._by_hand:
+                self._by_hand.add(i)
+                self._say_by_hand(i, float(rate))
+
+    def _say_by_hand(self, place: int, rate: float) -> None:
+        """Say once that a rate is the user's, if it would otherwise be scaled or in warm-up."""
+        moved_by_user = any(config.interval == "hand" for config in self._schedules)
+        factor = self._contract.lr_factor
+        if len(self._by_hand) > 1 or (not self._contract.warmup_steps and (factor == 1.0 or moved_by_user)):
+            return
+        without = f"without lr_scaling's factor of {factor:g}" if factor != 1.0 and not moved_by_user else ""
+        parts = [without, "without warm-up" if self._contract.warmup_steps else ""]
+        self._say(
+            f"The learning rate of group {place} was set to {rate:g} by your own code, and holds as it is: "
+            f"{' and '.join(filter(None, parts))}."
+        )
 
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
         """Update the factor if the accumulation changes with this epoch."""
+        self.take_users()
         before, self._contract = self._contract.lr_factor, self._whole.at(epoch)
         if self._contract.lr_factor != before:
             self._scale([self._contract.lr_factor / before] * len(self.user_lrs))
@@ -114,8 +150,7 @@ class LearningRates:
 
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
-        if not self.moves_by_hand:
-            self.record_update()
+        self.take_users()
         due = [c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0]
         self._move(due, {})
         self.apply(steps_taken)
@@ -129,6 +164,7 @@ class LearningRates:
         Raises:
             TaskError: a monitored value was not logged in an epoch that is complete.
         """
+        self.take_users()
         due = [c for c in self._schedules if c.interval == "epoch" and epochs_done % c.frequency == 0]
         if not complete:
             due = [c for c in due if c.monitor is None or c.monitor in fresh]
@@ -154,6 +190,7 @@ class LearningRates:
 
     def unscaled(self) -> list[float]:
         """Return each group's rate in the user's terms: as scheduled, without factor and warm-up."""
+        self.take_users()
         return [lr / self.factor for lr in self._scheduled]
 
     def hold(self, lrs: Sequence[float], steps_taken: int) -> None:
@@ -163,6 +200,7 @@ class LearningRates:
 
     def set_shares(self, shares: Mapping[int, float], steps_taken: int) -> None:
         """Multiply the rates of some groups by a share, until the next call; shares are not saved."""
+        self.take_users()
         self._shares = dict(shares)
         self.apply(steps_taken)
 
@@ -171,6 +209,7 @@ class LearningRates:
         config = self._schedules[place]
         if metric is None and isinstance(config.scheduler, ReduceLROnPlateau):
             raise TaskError("lr_schedulers().step() moves a ReduceLROnPlateau, which needs the monitored value: step(value).")
+        self.take_users()
         self.moves_by_hand = False
         self._move([replace(config, monitor="")], {} if metric is None else {"": metric})
         self.moves_by_hand = True
@@ -195,12 +234,14 @@ class LearningRates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""
+        self.take_users()
         return {
             "schedulers": [_storable(config.scheduler.state_dict()) for config in self._schedules],
             "scheduled": list(self._scheduled),
             "factor": self._contract.lr_factor,
             "last": self._last,
             "held": self._held,
+            "by_hand": sorted(self._by_hand),
             "given": self._given,
         }
 
@@ -218,7 +259,9 @@ class LearningRates:
         for config, saved in zip(self._schedules, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(_filled(saved, config.scheduler.state_dict()))
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
-        self._held = state.get("held", False)
+        self._held, self._by_hand = state.get("held", False), set(state.get("by_hand", ()))
+        for momentum, group in zip(self._momenta or (), self.groups, strict=False):
+            momentum.write(group["momentum"])
         if state["factor"] != self._contract.lr_factor:
             self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
         self._adopt(state.get("given", self._given))
@@ -239,13 +282,31 @@ class LearningRates:
             self._scale(factors)
 
 
+class _Momentum:
+    """A group's momentum beside the one that was written into the group."""
+
+    def __init__(self, value: float) -> None:
+        self._value = self._written = value
+
+    def follow(self, current: float) -> float:
+        """Return the momentum: the current one, if the user has set it since."""
+        if current != self._written:
+            self._value = current
+        return self._value
+
+    def write(self, value: float) -> float:
+        """Note what is written into the group, and return it."""
+        self._written = value
+        return value
+
+
 def _settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return the plain settings of a group as the user gave them."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _plain(value)}
     return {name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *_GROUP_RATES)} | {"lr": lr}
 
 
-def _with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
+def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
     """Yield each scheduler once, with those inside SequentialLR and ChainedScheduler."""
     seen: set[int] = set()
     todo = list(schedulers)

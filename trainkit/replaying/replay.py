@@ -151,7 +151,7 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
 
 def _update(run: Run, step: Step) -> bool:
     loop.finish_gradients(run, step)
-    return run.engine.step(run.step.before_clear)
+    return run.engine.step()
 
 
 def _step(stored: Capsule) -> Step:

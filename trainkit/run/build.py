@@ -99,7 +99,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     stage.replicas.compare("model", lambda: _facts(task, optimizers, schedules, feeds))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     run.optimizers = optimizers
-    run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction)
+    run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction, run.say)
     run.step = _step_parts(run, options.numerics)
     connect(task, None)
     if not task.automatic_optimization:
@@ -203,6 +203,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             "prevents torch.compile from compiling. Check without compile."
         )
     engine = run.engine
+    reads_old = bool(run.hooks.owners("on_before_zero_grad"))
     own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     return StepParts(
         SampleWeights(
@@ -214,7 +215,8 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         ),
         EpochMetrics(run.task),
         LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),
-        partial(run.hooks, "on_before_zero_grad"),
+        clears_late=reads_old,
+        has_old=reads_old,
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,

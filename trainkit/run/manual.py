@@ -2,7 +2,7 @@
 
     training_step(batch)
       manual_backward(loss)    loss x (this rank's samples / the step's samples) -> backward; gradients stay on the rank
-      optimizer.step()         sum this optimizer's gradients over ranks -> unscale -> clip -> hooks -> update
+      optimizer.step()         sum this optimizer's gradients over ranks -> unscale -> hooks -> clip -> update
 
 So each rank's loss weighs as in automatic optimization, and a step that runs any number of optimizers any number of times is
 that of one process with all samples. All ranks must call the same steps in the same order. A training step is one batch of each
@@ -92,8 +92,9 @@ class ManualRun:
     def step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> Any:
         """Update an optimizer's weights with the gradients of all ranks."""
         run, numerics = self._run, self._run.options.numerics
-        self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+        self.reduce(optimizer)
         run.hooks("on_before_optimizer_step", optimizer)
+        self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
         run.state.half_updated = True
         run.rates.record_update()
         if run.precision.scales_loss:
@@ -112,7 +113,7 @@ class ManualRun:
 
     def before_clear(self, optimizer: torch.optim.Optimizer) -> None:
         """Call the hook before an optimizer's gradients are dropped."""
-        self._run.step.before_clear(optimizer)
+        self._run.hooks("on_before_zero_grad", optimizer)
 
     def move_schedule(self, place: int, metric: float | None) -> None:
         """Move one scheduler of `configure_optimizers` by a step."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -51,6 +51,15 @@ class ManualBatches(Protocol):
     def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
 
 
+class OpenBatch(NamedTuple):
+    """A microbatch before its on_train_batch_end, and what the hook gets."""
+
+    num_samples: int
+    outputs: Any
+    batch: Any
+    batch_idx: int
+
+
 @dataclass
 class StepParts:
     """What a training step works with beside the optimizers.
@@ -63,14 +72,19 @@ class StepParts:
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
-        before_clear: the hook on_before_zero_grad.
+        clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they are then dropped before the
+            next backward, else after the update, when they no longer take memory.
+        has_old: whether a backward must first drop them.
+        open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the update.
         manual: runs a Task that updates its weights itself.
     """
 
     weights: SampleWeights
     metrics: EpochMetrics
     watch: LossWatch
-    before_clear: Callable[[torch.optim.Optimizer], None]
+    clears_late: bool = False
+    has_old: bool = False
+    open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
     finite: FiniteLosses | None = None

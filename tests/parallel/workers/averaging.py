@@ -53,7 +53,7 @@ class Trained(Callback):
 
     found: Tensor
 
-    def on_before_zero_grad(self, trainer: Any, task: Any, optimizer: Any) -> None:
+    def on_after_optimizer_step(self, trainer: Any, task: Any) -> None:
         """An update was made."""
         self.found = weights(task)
 

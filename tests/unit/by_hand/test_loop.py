@@ -95,15 +95,15 @@ def test_a_run_that_was_stopped_resumes_to_the_bit(tmp_path: Path) -> None:
         )
 
         def each(step: int) -> None:
-            assert loop.state.get("steps", 0) == step
-            loop.state["steps"] = step + 1
+            loop.state["steps"] = loop.state.get("steps", 0) + 1
+            assert loop.state["steps"] == step
             if step == stop_at:
                 loop.stop()
 
         return train(loop, model, each)
 
     whole = run("whole")
-    run("parts", stop_at=16)
+    run("parts", stop_at=17)
     assert torch.equal(run("parts"), whole)
 
 
@@ -332,7 +332,7 @@ def test_a_loop_that_is_left_says_that_nothing_was_saved(tmp_path: Path, capsys:
             loop.backward(model(x).mean())
             break
     assert (
-        "The loop was left at step 0, and nothing was saved there. To end with a checkpoint, call loop.stop()."
+        "The loop was left at step 1, and nothing was saved there. To end with a checkpoint, call loop.stop()."
         in capsys.readouterr().out
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def play(clock: Any, *calls: str) -> None:
         elif call == "batch_came":
             clock.on_train_batch_start(None, None, None, 0)
         elif call == "batch_done":
-            clock.on_train_batch_end(None, None, None, None, 0)
+            clock.on_after_backward(None, SimpleNamespace(automatic_optimization=True))
         elif call == "sums_came":
             clock.on_before_optimizer_step(None, None, None)
         elif call == "end":

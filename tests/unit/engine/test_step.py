@@ -55,7 +55,8 @@ def test_a_correction_gets_the_sum_over_ranks_and_is_applied_before_clipping() -
             engine.prepare(model, [sgd(model.weight)])
             own = torch.tensor([[3.0, 0.0]]) if engine.ranks.rank == 0 else torch.tensor([[0.0, 4.0]])
             engine.backward((model.weight * own).sum())
-            engine.finish_gradients(seen_by(model, seen, 0.4), clip_val=1.0)
+            engine.finish_gradients(seen_by(model, seen, 0.4))
+            engine.clip(1.0)
             assert model.weight.grad is not None
             return seen, model.weight.grad.tolist()[0]
 
@@ -85,7 +86,8 @@ def test_the_loss_scale_is_taken_out_before_the_correction() -> None:
     engine, model, numbers = prepared(3.0, 4.0, precision="16-mixed")
     assert numbers.scaler.get_scale() > 1
     seen: list[Any] = []
-    engine.finish_gradients(seen_by(model, seen), clip_val=2.5)
+    engine.finish_gradients(seen_by(model, seen))
+    engine.clip(2.5)
     assert seen == [[3.0, 4.0]]
     assert model.weight.grad is not None
     assert model.weight.grad.tolist()[0] == pytest.approx([1.5, 2.0])
@@ -95,14 +97,16 @@ def test_without_factor_and_limit_gradients_keep_their_bits() -> None:
     """A correction of None multiplies nothing, and no limit clips nothing: inf stays inf, and is no nan."""
     engine, model, _ = prepared(1e30, float("inf"))
     engine.finish_gradients()
+    engine.clip(None)
     assert model.weight.grad is not None
     assert model.weight.grad.equal(torch.tensor([[1e30, float("inf")]]))
 
 
 def test_elements_are_clipped_by_value() -> None:
-    """`clip_algorithm="value"` limits each element by itself."""
+    """The algorithm "value" limits each element by itself."""
     engine, model, _ = prepared(3.0, -0.25)
-    engine.finish_gradients(clip_val=0.5, clip_algorithm="value")
+    engine.finish_gradients()
+    engine.clip(0.5, "value")
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.5, -0.25]]
 
@@ -128,44 +132,32 @@ def test_a_factor_is_rounded_to_the_gradients_dtype() -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "32-true", "16-mixed"])
-def test_a_step_updates_and_clears(precision: PrecisionName | None) -> None:
-    """With a precision or without, the weights move by the gradient, and no gradient is left."""
+def test_a_step_updates_and_gradients_stay_until_they_are_cleared(precision: PrecisionName | None) -> None:
+    """With a precision or without, the weights move by the gradient, which a hook may still read."""
     engine, model, numbers = prepared(3.0, 4.0, precision=precision or "32-true")
     if precision is None:
         engine._precision = None
     engine.finish_gradients()
     assert engine.step() is True
     assert model.weight.tolist() == [[-3.0, -4.0]]
+    assert model.weight.grad is not None
+    engine.clear_gradients()
     assert model.weight.grad is None
 
 
-def test_before_clear_sees_all_updates_and_its_gradients() -> None:
-    """It is called once for each optimizer, in order, when all have updated, and before its own gradients are cleared."""
-    engine, model = SingleEngine("cpu"), nn.ModuleList([line(), line()])
-    first, second = model[0].weight, model[1].weight
-    optimizers = [sgd(first), sgd(second)]
-    engine.prepare(model, optimizers)
-    engine.backward(first.sum() + 2 * second.sum())
-    engine.finish_gradients()
-    seen: list[Any] = []
-    engine.step(lambda opt: seen.append((optimizers.index(opt), first[0, 0].item(), second[0, 0].item(), first.grad is None)))
-    assert seen == [(0, -1.0, -2.0, False), (1, -1.0, -2.0, True)]
-    assert second.grad is None
-
-
 def test_an_overflow_on_one_rank_holds_back_all() -> None:
-    """fp16: all ranks skip the update, the result is False, and the gradients are cleared."""
+    """fp16: all ranks skip the update, and the result is False."""
 
-    def work(engine: ThreadEngine) -> tuple[bool, list[float], bool]:
+    def work(engine: ThreadEngine) -> tuple[bool, list[float]]:
         with engine:
             model, numbers = line(), Precision("16-mixed", engine.device)
             engine.prepare(model, [sgd(model.weight)], numbers)
             slope = float("inf") if engine.ranks.rank == 1 else 1.0
             engine.backward(numbers.scale((model.weight * slope + model.weight).sum()))
             engine.finish_gradients()
-            return engine.step(), model.weight.tolist()[0], model.weight.grad is None
+            return engine.step(), model.weight.tolist()[0]
 
-    assert World(2).run(work) == [(False, [0.0, 0.0], True)] * 2
+    assert World(2).run(work) == [(False, [0.0, 0.0])] * 2
 
 
 def test_a_gradient_of_no_optimizer_is_cleared_too() -> None:
@@ -175,6 +167,7 @@ def test_a_gradient_of_no_optimizer_is_cleared_too() -> None:
     engine.backward(model[0].weight.sum() + model[1].weight.sum())
     engine.finish_gradients()
     engine.step()
+    engine.clear_gradients()
     assert model[1].weight.grad is None
     assert model[1].weight.tolist() == [[0.0, 0.0]]
 

@@ -119,8 +119,8 @@ def test_histograms_hold_weights_and_gradients_of_the_step(tmp_path: Path) -> No
     seen: dict[str, float] = {}
 
     class Notes(Line):
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            if self.global_step == 1:
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 2:
                 seen["weight"] = float(self.model.weight.detach().sum())
                 seen["grad"] = float(self.model.weight.grad.sum())
 

@@ -148,9 +148,13 @@ class Timeline(Callback):
             self._recording.mark("backward")
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Mark the end of the hooks; the next batch or the reduction follows."""
-        if self._recording is not None:
+        """Mark the end of the hooks, if another batch or the reduction follows."""
+        if self._recording is not None and not self._recording.updated:
             self._recording.mark("hooks")
+
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        if self._recording is not None:
+            self._recording.mark("optimizer")
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Mark the end of the reduction, with unscaling and clipping."""

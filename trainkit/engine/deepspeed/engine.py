@@ -197,34 +197,38 @@ class DeepSpeedEngine(DDPEngine):
     def finish_gradients(
         self,
         correction: Callable[[], Tensor | None] = lambda: None,
-        clip_val: float | None = None,
-        clip_algorithm: str = "norm",
         reduced: bool = False,
     ) -> None:
-        """Note how to clip: DeepSpeed does it in `step`. See Engine.
+        """Do nothing: DeepSpeed sums in backward and in `step`. See Engine.
 
         Raises:
             TaskError: there is a correction; DeepSpeed has no place for it.
-            ConfigError: it is to clip by value.
         """
-        if clip_algorithm != "norm" and clip_val is not None:
-            raise ConfigError("DeepSpeed clips by the norm of all gradients only.")
         if correction() is not None:
             raise TaskError(
                 f"{type(self._task).__name__}.training_step returned 'num_samples', but with such weights the factor of a "
                 "gradient is known only after the sum over ranks, and DeepSpeed clips and updates right after its sum. Leave "
                 "it out, or use engine=ddp."
             )
-        self._clip_val = clip_val
 
-    def step(self, before_clear: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None) -> bool:
+    def clip(self, value: float | None, algorithm: str = "norm") -> None:
+        """Note how to clip: DeepSpeed does it in `step`. See Engine.
+
+        Raises:
+            ConfigError: it is to clip by value.
+        """
+        if algorithm != "norm" and value is not None:
+            raise ConfigError("DeepSpeed clips by the norm of all gradients only.")
+        self._clip_val = value
+
+    def step(self) -> bool:
         """See Engine. An update is held back if a gradient is not finite.
 
         Raises:
             TaskError: weights were frozen or thawed since the start.
         """
         if self._zero is None or self._task is None:
-            return super().step(before_clear)
+            return super().step()
         if self._trained != [parameter.requires_grad for parameter in self._task.parameters()]:
             raise TaskError(
                 "requires_grad of a weight changed during training, and DeepSpeed splits what is trained once, at the start. "
@@ -232,12 +236,15 @@ class DeepSpeedEngine(DDPEngine):
             )
         self._zero.mark_last(True)
         with self.comm.waiting_for("DeepSpeed's update"):
-            updated = self._zero.step(self._clip_val)
-        for optimizer in self._optimizers:
-            before_clear(optimizer)
+            return self._zero.step(self._clip_val)
+
+    def clear_gradients(self) -> None:
+        """Drop the gradients that DeepSpeed's update has not. See Engine."""
+        if self._zero is None:
+            super().clear_gradients()
+            return
         for parameter in self._not_optimized:
             parameter.grad = None
-        return updated
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ def difference(options: dict[str, Any]) -> float:
         for step in range(_STEPS):
             own = _batch(step, ranks)[engine.ranks.rank * _ROWS :][:_ROWS].to(device)
             engine.backward(model.training_step(own) / ranks)
-            engine.finish_gradients(clip_val=0.1)
+            engine.finish_gradients()
+            engine.clip(0.1)
             engine.step()
         engine.release()
     pairs = zip(model.parameters(), _expected(ranks), strict=True)

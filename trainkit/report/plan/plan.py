@@ -127,21 +127,22 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         (f"for each microbatch, {contract.accumulate} on a rank", ""),
         ("  on_train_batch_start", None),
         ("  training_step", f"{type(run.task).__name__}, {run.options.numerics.precision}"),
+        ("  on_before_zero_grad (first one)", None),
         ("  on_before_backward", None),
         ("  backward", sums + overlap),
         ("  on_after_backward", None),
-        ("  on_train_batch_end", None),
+        ("  on_train_batch_end (the last one's: after the update)", None),
         ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
     ]
     if run.options.numerics.stop_on_nonfinite:
         order.append(("stop if a loss is not finite", "Trainer: one small sum over ranks"))
     if run.options.numerics.precision == "16-mixed":
         order.append(("unscale", "GradScaler"))
+    order.append(("on_before_optimizer_step", None))
     if (clip_val := run.options.numerics.gradient_clip_val) is not None:
         order.append((f"clip by {run.options.numerics.gradient_clip_algorithm}", f"Trainer: at {clip_val}"))
-    order.append(("on_before_optimizer_step", None))
     order += [("optimizer.step", type(optimizer).__name__) for optimizer in run.optimizers]
-    order += [("on_before_zero_grad", None), ("zero_grad", "Trainer")]
+    order.append(("on_after_optimizer_step", None))
     by_step = [type(config.scheduler).__name__ for config in run.rates.schedules if config.interval == "step"]
     if by_step or contract.warmup_steps:
         order.append(("learning rate", ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step])))
@@ -149,7 +150,8 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
     rows = []
     for what, owner in order:
         if owner is None:
-            owner = ", ".join(hooks.owners(what.split()[-1]))
+            name = next(word for word in what.split() if word.startswith("on_"))
+            owner = ", ".join(hooks.owners(name))
             if not owner:
                 continue
         rows.append((what, owner))

@@ -175,7 +175,8 @@ def _compute(run: Run, step: Step) -> None:
 
 def _update(run: Run, step: Step) -> None:
     loop.finish_gradients(run, step)
-    run.engine.step(run.step.before_clear)
+    run.engine.step()
+    loop.clear_gradients(run)
 
 
 def _out_of_memory(work: Callable[[], None]) -> bool:

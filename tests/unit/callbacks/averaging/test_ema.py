@@ -23,7 +23,7 @@ class Watch(Callback):
         self.trained: list[Tensor] = []
         self.validated: list[Tensor] = []
 
-    def on_before_zero_grad(self, trainer: Any, task: Any, optimizer: Any) -> None:
+    def on_after_optimizer_step(self, trainer: Any, task: Any) -> None:
         """The update was made."""
         self.trained.append(weights(task))
 
