@@ -21,7 +21,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
+from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import DataError, TaskError
@@ -30,6 +32,10 @@ from trainkit.run.ghosts import train_ghost
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import ManualBatches, OpenBatch, Run, keep_values
+
+
+class EpochEnded(Exception):
+    """A hook has ended the epoch before its next batch."""
 
 
 def fit(run: Run) -> None:
@@ -85,7 +91,10 @@ def _train_steps(run: Run, validates: bool) -> bool:
         if _finished(run):
             return True
     for step in run.train_feed.steps(state.current_epoch, state.step_in_epoch):
-        train_step(run, step)
+        try:
+            train_step(run, step)
+        except EpochEnded:
+            return False
         end_step(run, validates)
         if _finished(run):
             return True
@@ -109,13 +118,14 @@ def train_step(run: Run, step: Step) -> None:
     """Make one optimizer update from the microbatches of all ranks."""
     state = run.state
     run.hooks("on_train_step_start")
-    is_logged = (state.global_step + 1) % run.options.limits.log_every_n_steps == 0
+    count = state.global_step if run.step.manual is None else state.step_in_epoch  # a batch by hand has any number of steps
+    is_logged = (count + 1) % run.options.limits.log_every_n_steps == 0
     run.step.log.new_step(is_logged)
     if run.step.manual is not None:
         updated = train_manually(run, step, run.step.manual)
     else:
         updated = train_automatically(run, step)
-    state.global_step += 1
+    state.global_step += run.step.manual is None
     state.step_in_epoch += 1
     state.half_updated = False
     state.samples_seen += step.num_samples
@@ -151,7 +161,7 @@ def train_automatically(run: Run, step: Step) -> bool:
 
 def compute_gradients(run: Run, step: Step) -> None:
     """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
-    run.step.open_batch = None
+    run.step.open_batch, run.step.has_begun = None, False
     for microbatch in step.microbatches:
         with run.step.sync_guard:
             if microbatch.num_samples:
@@ -173,10 +183,16 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
     task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
     task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
-    run.hooks("on_train_batch_start", batch, batch_idx)
+    start_batch(run, batch, batch_idx, first=not run.step.has_begun)
+    run.step.has_begun = True
     with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
         with run.precision.autocast():
-            outputs = task.training_step(batch, batch_idx)
+            outputs = call_step(task.training_step, batch, batch_idx)
+        if outputs is None:
+            drop_old_gradients(run)
+            run.step.weights.skip(microbatch.num_samples)
+            leave_batch(run, microbatch, {}, batch, batch_idx)
+            return
         loss = loss_of(outputs, task)
         run.step.watch.look(loss)
         drop_old_gradients(run)
@@ -186,9 +202,35 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
-    task._log_to(None)
     extras = outputs if isinstance(outputs, Mapping) else {}
-    ended = OpenBatch(microbatch.num_samples, {**extras, "loss": loss.detach()}, batch, batch_idx)
+    leave_batch(run, microbatch, {**extras, "loss": loss.detach()}, batch, batch_idx)
+
+
+def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
+    """Call the hook before a batch.
+
+    Args:
+        first: whether it is this rank's first of the step; the epoch can end there, and not within a step.
+
+    Raises:
+        EpochEnded: a hook returned -1.
+        TaskError: it did, within a step, or where other ranks would train on.
+    """
+    if not run.hooks.ends_epoch("on_train_batch_start", batch, batch_idx):
+        return
+    if run.world_size == 1 and first:
+        raise EpochEnded
+    where = f"on one of {run.world_size} ranks" if run.world_size > 1 else "within a step of several batches"
+    raise TaskError(
+        f"on_train_batch_start returned -1, which ends the epoch, {where}. Set trainer.limit_train_batches, or "
+        "self.trainer.should_stop = True on all ranks."
+    )
+
+
+def leave_batch(run: Run, microbatch: Microbatch, outputs: dict[str, Any], batch: Any, batch_idx: int) -> None:
+    """End a microbatch now, or after the update if it is this rank's last of the step."""
+    run.task._log_to(None)
+    ended = OpenBatch(microbatch.num_samples, outputs, batch, batch_idx)
     if microbatch.ends_step:
         run.step.open_batch = ended
     else:
@@ -234,9 +276,9 @@ def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
     for microbatch in manual.batches(step):
         batch, batch_idx = microbatch.batch, run.state.batch_idx
         task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
-        run.hooks("on_train_batch_start", batch, batch_idx)
+        start_batch(run, batch, batch_idx, first=True)
         with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
-            outputs = task.training_step(batch, batch_idx)
+            outputs = call_step(task.training_step, batch, batch_idx)
         run.hooks("on_train_batch_end", outputs, batch, batch_idx)
         task._log_to(None)
         run.state.batch_idx += 1

@@ -52,11 +52,11 @@ class Hooks:
             callback._task = task
         callbacks = [c for c in callbacks if not c.needs_several_ranks or trainer.world_size > 1]
         for name in names:
-            overriding = [c for c in callbacks if getattr(type(c), name) is not getattr(Callback, name)]
+            overriding = [c for c in callbacks if _overrides(c, Callback, name)]
             groups: list[list[Callable[..., Any]]] = [[], [], []]
             for callback in overriding:
                 groups[_place(callback)].append(functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task))
-            if name in TASK_HOOKS and getattr(type(task), name) is not getattr(Task, name):
+            if name in TASK_HOOKS and _overrides(task, Task, name):
                 groups[0].append(_fitting(getattr(task, name), name, 0))
             if name in _LOGGED:
                 groups[0].append(self.log.flush)
@@ -78,12 +78,17 @@ class Hooks:
     def owners(self, name: str) -> list[str]:
         """Return the class names of the objects that implement the hook `name`, in order of the calls."""
         found = (getattr(implementation, "func", implementation) for implementation in self._table.get(name, ()))
-        return [type(method.__self__).__name__ for method in found]  # type: ignore[union-attr]
+        return [type(getattr(method, "__self__", method)).__name__ for method in found]
 
     def __call__(self, name: str, *args: Any) -> None:
         """Call the hook `name`."""
         for implementation in self._calls.get(name, ()):
             implementation(*args)
+
+    def ends_epoch(self, name: str, *args: Any) -> bool:
+        """Call the hook `name`; return whether one returned -1."""
+        results = [implementation(*args) for implementation in self._calls.get(name, ())]
+        return any(isinstance(result, int) and result == -1 for result in results)
 
     def of_task(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the Task only."""
@@ -96,6 +101,11 @@ class Hooks:
         for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
             if isinstance(method, functools.partial):
                 implementation(*args)
+
+
+def _overrides(owner: object, base: type, name: str) -> bool:
+    """Return whether an object has a hook of its own, by its class or set on the instance."""
+    return name in vars(owner) or getattr(type(owner), name) is not getattr(base, name)
 
 
 def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,17 +41,23 @@ class ManualOptimization:
     The learning rates are scaled and warmed up as in automatic optimization; schedulers move only by `lr_schedulers()`.
     """
 
+    if TYPE_CHECKING:
+
+        @property
+        def trainer(self) -> Any:
+            """The run in progress."""
+
     automatic_optimization = True
     _manual: ManualStep | None = None
     _toggled: dict[Tensor, bool] | None = None
 
     def optimizers(self) -> Any:
-        """Return the optimizer of `configure_optimizers`, or the list of them.
+        """Return the optimizer of `configure_optimizers`, or the list of them; under automatic optimization to read them.
 
         Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks, clips them by
         `trainer.gradient_clip_val` and updates; all ranks must call it alike.
         """
-        found = list(self._need("optimizers").optimizers)
+        found = self._for_reading() if self.automatic_optimization else list(self._need("optimizers").optimizers)
         return found[0] if len(found) == 1 else found
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -67,7 +73,13 @@ class ManualOptimization:
         )
 
     def lr_schedulers(self) -> Any:
-        """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()` when one is due."""
+        """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()` when one is due.
+
+        Under automatic optimization they are torch's, to read: the Trainer steps them.
+        """
+        if self.automatic_optimization:
+            own = [config.scheduler for config in self.trainer.rates.schedules]
+            return own[0] if len(own) == 1 else own or None
         manual = self._need("lr_schedulers")
 
         def schedule(place: int) -> Schedule:
@@ -101,6 +113,9 @@ class ManualOptimization:
         finally:
             self.untoggle_optimizer(optimizer)
 
+    def _for_reading(self) -> list[Any]:
+        return [ReadOnly(optimizer, type(self).__name__) for optimizer in self.trainer.optimizers]
+
     def _need(self, method: str) -> ManualStep:
         name = type(self).__name__
         if self.automatic_optimization:
@@ -110,6 +125,21 @@ class ManualOptimization:
         if self._manual is None:
             raise TaskError(f"{name}.{method}() was called outside of a fit: there are no optimizers yet.")
         return self._manual
+
+
+class ReadOnly:
+    """An optimizer under automatic optimization: the Trainer steps it, and all else can be read or set."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        self.optimizer, self._name = optimizer, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("step", "zero_grad"):
+            raise TaskError(
+                f"{self._name}.optimizers().{name}() is for manual optimization: the Trainer updates the weights. Set "
+                f"self.automatic_optimization = False in {self._name}.__init__ to do it yourself."
+            )
+        return getattr(self.optimizer, name)
 
 
 def connect(task: nn.Module, manual: ManualStep | None) -> None:

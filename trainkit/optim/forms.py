@@ -60,6 +60,11 @@ def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
             optimizers, schedulers = returned
             if all(isinstance(opt, Optimizer) for opt in optimizers):
                 return list(optimizers), [_read_schedule(item) for item in schedulers]
+    if returned is None:
+        raise TaskError(
+            "configure_optimizers returned None: nothing would be trained. Return a torch optimizer; to evaluate a model, call "
+            "Trainer.validate."
+        )
     raise TaskError(
         f"configure_optimizers returned {type(returned).__name__}; it must return a torch optimizer, a list of them, "
         "([optimizers], [schedulers]), or {'optimizer': ..., 'lr_scheduler': ...}."

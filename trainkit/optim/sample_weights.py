@@ -28,14 +28,18 @@ class SampleWeights:
         all_reduce: Callable[[Tensor], Tensor],
         batch_weight: Callable[[Any], Any] | None = None,
         is_alone: Callable[[], bool] = lambda: False,
+        num_ranks: int = 1,
+        needs_backward: bool = False,
     ) -> None:
         """`batch_weight` is the Task's, if it has one: it returns the weight of a batch.
 
-        `is_alone` returns whether this rank takes the step by its own samples (communication=diloco, local_sgd).
+        `is_alone` returns whether this rank takes the step by its own samples (communication=diloco, local_sgd);
+        `needs_backward` is whether all ranks must run backward of each batch.
         """
         self._task_name, self._device, self._all_reduce, self._batch_weight = task_name, device, all_reduce, batch_weight
         self._is_alone = is_alone
-        self._own = 0  # this rank's samples of this step
+        self._own = self._skipped = 0  # this rank's samples of this step
+        self._num_ranks, self._needs_backward = num_ranks, needs_backward
         self._held: Tensor | None = None  # the Task's own weights of this step, float64
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
@@ -63,6 +67,20 @@ class SampleWeights:
         self._held = weight if self._held is None else self._held + weight
         return loss * (weight / num_in_step)
 
+    def skip(self, num_samples: int) -> None:
+        """Count a microbatch for which the Task returned None: it weighs nothing.
+
+        Raises:
+            TaskError: other ranks have counted its samples as the step's.
+        """
+        if self._num_ranks > 1 and (self._needs_backward or not self._by_task):
+            raise TaskError(
+                f"{self._task_name}.training_step returned None to skip a batch, on one of {self._num_ranks} ranks: the others "
+                "have its samples in their mean. Return {'loss': loss, 'num_samples': n} for each batch, with the number of "
+                "its samples, and 0 to skip it."
+            )
+        self._skipped += num_samples
+
     def correction(self, num_in_step: int) -> Tensor | None:
         """Return the factor for the summed gradients, or None for 1. Call it on all ranks.
 
@@ -74,6 +92,9 @@ class SampleWeights:
         if not self._is_agreed:
             self._agree()
         samples, self._own = self._own, 0
+        skipped, self._skipped = self._skipped, 0
+        if skipped and samples and not self._by_task:
+            return torch.full((), num_in_step / samples, dtype=torch.float64, device=self._device)
         if not self._by_task:
             if not self._is_alone() or samples == num_in_step:
                 return None
@@ -85,7 +106,7 @@ class SampleWeights:
 
     def forget(self) -> None:
         """Drop the weights of a step that is retried."""
-        self._held, self._own = None, 0
+        self._held, self._own, self._skipped = None, 0, 0
 
     def _agree(self) -> None:
         """Inform all ranks, once a run: a rank without a sample in the first step cannot know by itself."""

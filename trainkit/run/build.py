@@ -212,6 +212,8 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             engine.data.all_reduce,
             own_weight,
             lambda: engine.approximation.steps_alone,
+            engine.ranks.data_size,
+            engine.needs_even_rounds,
         ),
         EpochMetrics(run.task),
         LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),

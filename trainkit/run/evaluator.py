@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from trainkit.api.dispatch import Hooks
+from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import Feed, MapFeed, Microbatch
@@ -217,6 +218,7 @@ class Evaluator:
             metrics: dict[str, float] = {}
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
+                more = (index,) if takes_index else ()
                 suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")
                 log = MetricLog(f"/{suffix}" if suffix else "")
                 log.new_step(is_read=False)  # an evaluation logs no steps
@@ -226,11 +228,11 @@ class Evaluator:
                         batch, self._current = microbatch.batch, (feed, microbatch)
                         if not microbatch.num_samples:
                             with uncounted(self._task):
-                                step(batch, batch_idx, **({"dataloader_idx": index} if takes_index else {}))
+                                call_step(step, batch, batch_idx, *more)
                             continue
                         self._task._log_to(LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True))
                         self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
-                        outputs = step(batch, batch_idx, dataloader_idx=index) if takes_index else step(batch, batch_idx)
+                        outputs = call_step(step, batch, batch_idx, *more)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
                 is_last = index == len(feeds) - 1
@@ -256,10 +258,10 @@ class Evaluator:
                 batch, self._current = microbatch.batch, (feed, microbatch)
                 if not microbatch.num_samples:
                     with uncounted(self._task):
-                        self._task.predict_step(batch, batch_idx)
+                        call_step(self._task.predict_step, batch, batch_idx)
                     continue
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
-                outputs = self._task.predict_step(batch, batch_idx)
+                outputs = call_step(self._task.predict_step, batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
                 yield microbatch, outputs
         self._hooks("on_predict_epoch_end")

@@ -6,7 +6,7 @@
 
 So each rank's loss weighs as in automatic optimization, and a step that runs any number of optimizers any number of times is
 that of one process with all samples. All ranks must call the same steps in the same order. A training step is one batch of each
-rank; `global_step` counts it, however many optimizers ran.
+rank; `global_step` counts the calls of `optimizer.step()`, as in Lightning.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class ManualRun:
         run.hooks("on_before_optimizer_step", optimizer)
         self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
         run.state.half_updated = True
+        run.state.global_step += 1
         run.rates.record_update()
         if run.precision.scales_loss:
             self.updated &= run.precision.step([optimizer])

@@ -195,9 +195,14 @@ def test_hooks_schedules_and_clipping_keep_their_meaning(tmp_path: Path) -> None
     calls: list[str] = []
 
     class Spy(Callback):
+        def note(self, task: Any) -> None:
+            calls.append("clipped" if float(task.model.weight.grad.norm()) <= 0.1001 else "whole")
+
         def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
-            norm = float(task.model.weight.grad.norm())
-            calls.append("clipped" if norm <= 0.1001 else f"norm {norm}")
+            self.note(task)
+
+        def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.note(task)
 
     class Scheduled(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -210,7 +215,7 @@ def test_hooks_schedules_and_clipping_keep_their_meaning(tmp_path: Path) -> None
 
     trainer = quiet(tmp_path, callbacks=Spy(), gradient_clip_val=0.1, lr_warmup_steps=2)
     trainer.fit(Scheduled(), loader(12))
-    assert calls == ["clipped"] * 3
+    assert calls == ["whole", "clipped"] * 3
     assert trainer.run.rates.last() == [pytest.approx(0.08 * 0.25)]
     assert trainer.run.rates.current() == [pytest.approx(0.01)]
 

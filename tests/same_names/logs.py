@@ -1,0 +1,251 @@
+"""Behaviours of logged values, callbacks and loggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.same_names.kit import Framework, data
+from tests.same_names.table import differs, equal, refused
+
+
+def logged(kit: Framework, step: Any, loader: Any = None, **settings: Any) -> Any:
+    """Train with a training_step that logs; return callback_metrics."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        step(self, loss, batch_idx)
+        return loss
+
+    trainer = kit.trainer(log_every_n_steps=1, **settings)
+    trainer.fit(kit.line(training_step=training_step), loader or data(), data())
+    own = trainer.callback_metrics.items()
+    return {name: round(float(value), 4) for name, value in own if name not in ("val_loss", "lr")}
+
+
+@equal
+def logged_by_default(kit: Framework) -> Any:
+    """log in training_step without flags."""
+    return logged(kit, lambda self, loss, i: self.log("loss", loss))
+
+
+@equal
+def logged_by_epoch(kit: Framework) -> Any:
+    """log(on_step=False, on_epoch=True)."""
+    return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True))
+
+
+@equal
+def logged_both(kit: Framework) -> Any:
+    """log(on_step=True, on_epoch=True): the plain name, `_step` and `_epoch`."""
+    return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=True, on_epoch=True))
+
+
+@equal
+def logged_dict(kit: Framework) -> Any:
+    """log_dict."""
+    return logged(kit, lambda self, loss, i: self.log_dict({"a": loss, "b": 2 * loss}, on_step=False, on_epoch=True))
+
+
+def reduced(reduce_fx: Any) -> Any:
+    """Return a behaviour that logs with a reduction."""
+
+    def run(kit: Framework) -> Any:
+        return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True, reduce_fx=reduce_fx))
+
+    name = reduce_fx if isinstance(reduce_fx, str) else f"torch.{reduce_fx.__name__}"
+    run.__doc__ = f"log(reduce_fx={name})."
+    return run
+
+
+for each in ("mean", "max", "min", "sum", torch.mean, torch.max, torch.min, torch.sum):
+    equal(reduced(each))
+
+
+@differs("There a mean over an epoch weighs batches by the batch_size that log guesses; here by their samples, exactly.")
+def a_mean_over_a_short_batch(kit: Framework) -> Any:
+    """The epoch mean of a value with batch_size=1 for each batch, where the last batch is short."""
+    step = lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True)  # noqa: E731
+    by_one = lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True, batch_size=1)  # noqa: E731
+    return logged(kit, step, data(36)) == logged(kit, by_one, data(36)) or kit.name
+
+
+@equal
+def a_mean_with_a_short_batch(kit: Framework) -> Any:
+    """The epoch mean of a value where the last batch is short."""
+    return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True), data(36))
+
+
+@equal
+def values_as_tensors(kit: Framework) -> Any:
+    """callback_metrics["val_loss"].item()."""
+    trainer = kit.trainer()
+    trainer.fit(kit.line(), data(), data())
+    value = trainer.callback_metrics["val_loss"]
+    return round(value.item(), 4), round(float(value.cpu()), 4), f"{value:.3f}", bool(value < 100)
+
+
+@equal
+def values_of_hooks(kit: Framework) -> Any:
+    """Values that hooks of an epoch log are in callback_metrics."""
+    names = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
+    members = {name: (lambda name: lambda self: self.log(name, 1.5))(name) for name in names}
+    trainer = kit.trainer()
+    trainer.fit(kit.line(**members), data(), data())
+    return sorted(set(trainer.callback_metrics) & set(names))
+
+
+def callback_fit(kit: Framework, *callbacks: Any, members: Any = None, **settings: Any) -> Any:
+    """Train with callbacks; return the trainer."""
+    trainer = kit.trainer(callbacks=list(callbacks), **settings)
+    trainer.fit(kit.line(**(members or {})), data(), data())
+    return trainer
+
+
+@equal
+def monitor_by_its_plain_name(kit: Framework) -> Any:
+    """EarlyStopping on a value of on_step=True, on_epoch=True, by its plain name."""
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), on_step=True, on_epoch=True)
+
+    stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=1)
+    return callback_fit(kit, stopping, members={"validation_step": validation_step}, max_epochs=6).global_step
+
+
+@equal
+def early_stopping(kit: Framework) -> Any:
+    """EarlyStopping: when, stopped_epoch, wait_count, best_score."""
+    stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=2)
+    trainer = callback_fit(kit, stopping, max_epochs=9)
+    return trainer.global_step, stopping.stopped_epoch, stopping.wait_count, round(float(stopping.best_score), 4)
+
+
+@equal
+def early_stopping_at_once(kit: Framework) -> Any:
+    """EarlyStopping(patience=0)."""
+    stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=0)
+    return callback_fit(kit, stopping, max_epochs=9).global_step
+
+
+@equal
+def early_stopping_by_a_bound(kit: Framework) -> Any:
+    """EarlyStopping(stopping_threshold=...)."""
+    stopping = kit.callbacks.EarlyStopping("val_loss", stopping_threshold=4.0)
+    return callback_fit(kit, stopping, max_epochs=30).global_step
+
+
+def kept_by(kit: Framework, max_epochs: int = 4, **settings: Any) -> Any:
+    """Train with a ModelCheckpoint; return it and the names that are left."""
+    keeper = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"), **settings)
+    callback_fit(kit, keeper, max_epochs=max_epochs, enable_checkpointing=True)
+    return keeper, sorted(path.name.removesuffix(".ckpt") for path in (kit.folder / "kept").iterdir())
+
+
+@equal
+def checkpoint_names(kit: Framework) -> Any:
+    """ModelCheckpoint(filename="{epoch:02d}-{val_loss:.3f}")."""
+    return kept_by(kit, monitor="val_loss", filename="{epoch:02d}-{val_loss:.3f}", save_top_k=2)[1]
+
+
+@equal
+def checkpoint_names_without_words(kit: Framework) -> Any:
+    """ModelCheckpoint(auto_insert_metric_name=False)."""
+    settings = {"filename": "e{epoch}-s{step}", "auto_insert_metric_name": False}
+    return kept_by(kit, monitor="val_loss", save_top_k=1, **settings)[1]
+
+
+@equal
+def checkpoint_scores(kit: Framework) -> Any:
+    """ModelCheckpoint's best_model_score, kth_value and best_k_models."""
+    keeper, _ = kept_by(kit, monitor="val_loss", save_top_k=2)
+    scores = sorted(round(float(value), 4) for value in keeper.best_k_models.values())
+    return round(float(keeper.best_model_score), 4), scores
+
+
+@equal
+def checkpoints_by_steps(kit: Framework) -> Any:
+    """ModelCheckpoint(every_n_train_steps=3, save_top_k=-1)."""
+    return kept_by(kit, 2, every_n_train_steps=3, save_top_k=-1, filename="{step}")[1]
+
+
+@equal
+def checkpoints_by_epochs(kit: Framework) -> Any:
+    """ModelCheckpoint(every_n_epochs=2, save_top_k=-1)."""
+    return kept_by(kit, 5, every_n_epochs=2, save_top_k=-1, filename="{epoch}")[1]
+
+
+@equal
+def swa(kit: Framework) -> Any:
+    """StochasticWeightAveraging(swa_epoch_start=3): the rates and the weights."""
+    from tests.same_names.kit import weights
+
+    task = kit.line()
+    swa = kit.callbacks.StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=3)
+    kit.trainer(callbacks=[swa], max_epochs=6).fit(task, data())
+    return weights(task)
+
+
+@equal
+def freezing(kit: Framework) -> Any:
+    """BaseFinetuning: freeze, and unfreeze_and_add_param_group."""
+    from tests.same_names.kit import weights
+
+    class Milestones(kit.callbacks.BaseFinetuning):  # type: ignore[name-defined, misc]
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.layer)
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.01)
+
+    def __init__(self: Any) -> None:
+        type(self).__mro__[1].__init__(self)
+        self.other = torch.nn.Linear(2, 1)
+
+    def loss(self: Any, batch: Any) -> Any:
+        return (self(batch[0]) + self.other(batch[0]) - batch[1]).pow(2).mean()
+
+    def configure_optimizers(self: Any) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+
+    task = kit.line(__init__=__init__, loss=loss, configure_optimizers=configure_optimizers)
+    kit.trainer(callbacks=[Milestones()], max_epochs=3).fit(task, data())
+    return weights(task)
+
+
+@equal
+def lambda_callback(kit: Framework) -> Any:
+    """LambdaCallback."""
+    seen: list[str] = []
+    callback = kit.callbacks.LambdaCallback(on_train_epoch_end=lambda *args: seen.append("end"))
+    callback_fit(kit, callback)
+    return seen
+
+
+@equal
+def folders_of_a_logger(kit: Framework) -> Any:
+    """CSVLogger's save_dir, name, version and log_dir."""
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    kit.trainer(logger=logger, max_epochs=1, log_every_n_steps=1).fit(kit.line(), data(), data())
+    where = str(kit.folder)
+    return logger.save_dir.replace(where, ""), logger.name, logger.version, logger.log_dir.replace(where, "")
+
+
+@equal
+def state_key(kit: Framework) -> Any:
+    """Callback.state_key of an own callback."""
+    return type("Mine", (kit.Callback,), {})().state_key
+
+
+@refused("monitor|not logged|log")
+def a_monitor_that_is_not_there(kit: Framework) -> Any:
+    """EarlyStopping on a value that is not logged."""
+    stopping = kit.callbacks.EarlyStopping("nothing")
+    try:
+        callback_fit(kit, stopping)
+    except RuntimeError as error:
+        if kit.name == "trainkit":
+            raise
+        return type(error).__name__

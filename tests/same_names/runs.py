@@ -1,0 +1,393 @@
+"""Behaviours of a run: how long it is, when it validates, what its data are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from tests.same_names.kit import Framework, data, weights
+from tests.same_names.table import differs, equal
+
+
+def validations_of(kit: Framework, rows: int = 40, **settings: Any) -> Any:
+    """Return the steps of the validations."""
+    seen: list[int] = []
+    task = kit.line(on_validation_end=lambda self: seen.append(self.global_step))
+    trainer = kit.trainer(**settings)
+    trainer.fit(task, data(rows), data())
+    return seen, trainer.global_step
+
+
+@equal
+def each_epoch(kit: Framework) -> Any:
+    """Validation after each epoch."""
+    return validations_of(kit)
+
+
+@equal
+def every_n_epochs(kit: Framework) -> Any:
+    """check_val_every_n_epoch."""
+    return validations_of(kit, max_epochs=5, check_val_every_n_epoch=2)
+
+
+@equal
+def every_n_batches(kit: Framework) -> Any:
+    """val_check_interval as a number of batches."""
+    return validations_of(kit, val_check_interval=2)
+
+
+@equal
+def a_share_of_an_epoch(kit: Framework) -> Any:
+    """val_check_interval as a share of the epoch."""
+    return validations_of(kit, rows=32, val_check_interval=0.5)
+
+
+@equal
+def across_epochs(kit: Framework) -> Any:
+    """val_check_interval across epochs, with check_val_every_n_epoch=None."""
+    return validations_of(kit, max_epochs=4, val_check_interval=7, check_val_every_n_epoch=None)
+
+
+@differs("There val_check_interval counts batches; here it counts updates, which do not depend on the number of ranks.")
+def every_n_batches_accumulated(kit: Framework) -> Any:
+    """val_check_interval=2 with accumulate_grad_batches=2."""
+    return validations_of(kit, rows=64, val_check_interval=2, accumulate_grad_batches=2)
+
+
+@differs("A run that max_steps ends inside an epoch is validated at its end too.")
+def max_steps_inside_an_epoch(kit: Framework) -> Any:
+    """Validations with max_steps in the middle of an epoch."""
+    return validations_of(kit, max_steps=7)
+
+
+@equal
+def limits_of_batches(kit: Framework) -> Any:
+    """limit_train_batches and limit_val_batches."""
+    return validations_of(kit, limit_train_batches=3, limit_val_batches=2)
+
+
+@equal
+def no_validation(kit: Framework) -> Any:
+    """limit_val_batches=0."""
+    return validations_of(kit, limit_val_batches=0)
+
+
+@equal
+def max_epochs_zero(kit: Framework) -> Any:
+    """max_epochs=0 trains nothing."""
+    task = kit.line()
+    before = weights(task)
+    trainer = kit.trainer(max_epochs=0)
+    trainer.fit(task, data())
+    return trainer.global_step, weights(task) == before
+
+
+@equal
+def max_steps_unset(kit: Framework) -> Any:
+    """trainer.max_steps where none is set."""
+    return kit.trainer().max_steps, kit.trainer(max_steps=3).max_steps, kit.trainer().max_epochs
+
+
+@equal
+def max_steps_minus_one(kit: Framework) -> Any:
+    """max_steps=-1 is no limit."""
+    trainer = kit.trainer(max_steps=-1)
+    trainer.fit(kit.line(), data())
+    return trainer.global_step
+
+
+@equal
+def estimated_steps(kit: Framework) -> Any:
+    """estimated_stepping_batches."""
+    seen: list[Any] = []
+
+    def configure_optimizers(self: Any) -> Any:
+        seen.append(self.trainer.estimated_stepping_batches)
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    for settings in ({}, {"max_steps": 3}, {"accumulate_grad_batches": 2}):
+        kit.trainer(**settings).fit(kit.line(configure_optimizers=configure_optimizers), data())
+    return seen
+
+
+@equal
+def batches_of_an_epoch(kit: Framework) -> Any:
+    """num_training_batches and is_last_batch."""
+    seen: list[Any] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.append((self.trainer.num_training_batches, self.trainer.is_last_batch))
+        return self.loss(batch)
+
+    kit.trainer().fit(kit.line(training_step=training_step), data())
+    return seen
+
+
+@equal
+def min_epochs(kit: Framework) -> Any:
+    """min_epochs holds back a stop."""
+
+    def on_train_epoch_end(self: Any) -> None:
+        self.trainer.should_stop = True
+
+    trainer = kit.trainer(min_epochs=3, max_epochs=5)
+    trainer.fit(kit.line(on_train_epoch_end=on_train_epoch_end), data())
+    return trainer.global_step
+
+
+@equal
+def stop_after_an_epoch(kit: Framework) -> Any:
+    """should_stop at an epoch's end."""
+
+    def on_train_epoch_end(self: Any) -> None:
+        self.trainer.should_stop = self.current_epoch == 1
+
+    trainer = kit.trainer(max_epochs=5)
+    trainer.fit(kit.line(on_train_epoch_end=on_train_epoch_end), data())
+    return trainer.global_step
+
+
+@equal
+def stop_in_a_batch(kit: Framework) -> Any:
+    """should_stop in a batch ends the run after it."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.trainer.should_stop = batch_idx == 2
+        return self.loss(batch)
+
+    task, trainer = kit.line(training_step=training_step), kit.trainer(max_epochs=5)
+    trainer.fit(task, data())
+    return trainer.global_step, weights(task)
+
+
+@equal
+def epochs_after_a_fit(kit: Framework) -> Any:
+    """current_epoch and global_step after a fit."""
+    trainer = kit.trainer(max_epochs=3)
+    trainer.fit(kit.line(), data())
+    return trainer.current_epoch, trainer.global_step
+
+
+@differs("There a second fit of a Trainer at max_epochs does nothing; here each fit is a run of its own, and says so.")
+def a_second_fit(kit: Framework) -> Any:
+    """A second fit of the same Trainer."""
+    task, trainer = kit.line(), kit.trainer()
+    trainer.fit(task, data())
+    before = weights(task)
+    trainer.fit(task, data())
+    return weights(task) == before
+
+
+class Shifted(DataLoader):  # type: ignore[type-arg]
+    """A loader that changes each batch, as prefetchers and augmentation on a GPU do."""
+
+    def __iter__(self) -> Any:
+        """Yield the batches, 100 added to each input."""
+        for inputs, answers in super().__iter__():
+            yield inputs + 100, answers
+
+
+class Wrapped(DataLoader):  # type: ignore[type-arg]
+    """A loader with an iterator of its own."""
+
+    def _get_iterator(self) -> Any:
+        return iter([(inputs + 100, answers) for inputs, answers in super()._get_iterator()])
+
+
+def seen_by(kit: Framework, kind: Any) -> Any:
+    """Return the means of what the steps see of a kind of loader."""
+    seen: list[Any] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.append(("train", round(float(batch[0].mean()), 3)))
+        return self.loss((batch[0] / 100, batch[1]))
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        seen.append(("val", round(float(batch[0].mean()), 3)))
+
+    task = kit.line(training_step=training_step, validation_step=validation_step)
+    kit.trainer(max_epochs=1).fit(task, data(kind=kind), data(kind=kind))
+    return seen
+
+
+@equal
+def a_loader_with_its_own_iter(kit: Framework) -> Any:
+    """A DataLoader subclass with its own __iter__."""
+    return seen_by(kit, Shifted)
+
+
+@equal
+def a_loader_with_its_own_iterator(kit: Framework) -> Any:
+    """A DataLoader subclass with its own _get_iterator."""
+    return seen_by(kit, Wrapped)
+
+
+@equal
+def several_validation_loaders(kit: Framework) -> Any:
+    """Several validation loaders, and the names of what they log."""
+    trainer = kit.trainer()
+
+    def validation_step(self: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    trainer.fit(kit.line(validation_step=validation_step), data(), [data(), data(16)])
+    return {name: round(float(value), 4) for name, value in trainer.callback_metrics.items() if "val" in name}
+
+
+@equal
+def a_module_with_loaders(kit: Framework) -> Any:
+    """A module's own train_dataloader and val_dataloader."""
+    task = kit.line(train_dataloader=lambda self: data(), val_dataloader=lambda self: data())
+    trainer = kit.trainer()
+    trainer.fit(task)
+    return weights(task), trainer.global_step
+
+
+@equal
+def a_datamodule(kit: Framework) -> Any:
+    """The hooks of a DataModule."""
+    calls: list[Any] = []
+
+    class Data(kit.DataModule):  # type: ignore[name-defined, misc]
+        def prepare_data(self) -> None:
+            calls.append("prepare_data")
+
+        def setup(self, stage: str) -> None:
+            calls.append(("setup", stage))
+
+        def train_dataloader(self) -> Any:
+            return data()
+
+        def val_dataloader(self) -> Any:
+            return data()
+
+        def test_dataloader(self) -> Any:
+            return data()
+
+        def teardown(self, stage: str) -> None:
+            calls.append(("teardown", stage))
+
+    trainer, source = kit.trainer(), Data()
+    task = kit.line(test_step=lambda self, batch, batch_idx: self.log("test_loss", self.loss(batch)))
+    trainer.fit(task, datamodule=source)
+    found = trainer.test(task, datamodule=source)
+    return calls, [round(float(row["test_loss"]), 4) for row in [found[0]]]
+
+
+@equal
+def no_validation_step(kit: Framework) -> Any:
+    """Validation data without a validation_step are left alone."""
+    task = kit.line(validation_step=None)
+    kit.trainer().fit(task, data(), data())
+    return weights(task)
+
+
+@equal
+def validation_step_none(kit: Framework) -> Any:
+    """`task.validation_step = None` and `task.val_dataloader = None` switch validation off."""
+    task = kit.line(val_dataloader=lambda self: data())
+    task.validation_step = task.val_dataloader = None
+    kit.trainer().fit(task, data())
+    return weights(task)
+
+
+@differs("There each epoch trains all full batches; here drop_last leaves out the last step that is not full, and says so.")
+def drop_last_accumulated(kit: Framework) -> Any:
+    """drop_last=True with accumulate_grad_batches."""
+    seen: list[int] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.append(batch_idx)
+        return self.loss(batch)
+
+    kit.trainer(accumulate_grad_batches=4, max_epochs=1).fit(kit.line(training_step=training_step), data(60, drop_last=True))
+    return seen
+
+
+@equal
+def overfit_batches(kit: Framework) -> Any:
+    """overfit_batches trains on the same batches."""
+    task = kit.line()
+    trainer = kit.trainer(overfit_batches=2)
+    trainer.fit(task, data(shuffle=False), data())
+    return weights(task), trainer.global_step
+
+
+@equal
+def fast_dev_run(kit: Framework) -> Any:
+    """fast_dev_run takes one batch of each."""
+    task = kit.line()
+    trainer = kit.trainer(fast_dev_run=True)
+    trainer.fit(task, data(), data())
+    return trainer.global_step, weights(task)
+
+
+@equal
+def batch_transfer_hooks(kit: Framework) -> Any:
+    """on_after_batch_transfer changes the batch."""
+
+    def on_after_batch_transfer(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] * 2, batch[1]]
+
+    task = kit.line(on_after_batch_transfer=on_after_batch_transfer)
+    kit.trainer().fit(task, data(), data())
+    return weights(task)
+
+
+@equal
+def one_rank_gathers(kit: Framework) -> Any:
+    """all_gather at one rank adds no dimension."""
+    seen: list[Any] = []
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        seen.append(list(self.all_gather(batch[0]).shape))
+
+    kit.trainer(max_epochs=1).fit(kit.line(validation_step=validation_step), data(), data())
+    return seen
+
+
+@equal
+def a_home_folder(kit: Framework) -> Any:
+    """`~` in a path is the home folder."""
+    old = os.environ.get("HOME", "")
+    os.environ["HOME"] = str(kit.folder / "home")
+    try:
+        keeper = kit.callbacks.ModelCheckpoint(dirpath="~/saved")
+        kit.trainer(callbacks=[keeper], enable_checkpointing=True, max_epochs=1).fit(kit.line(), data(), data())
+    finally:
+        os.environ["HOME"] = old
+    return (kit.folder / "home" / "saved").is_dir(), os.path.exists("~")
+
+
+@equal
+def evaluation_without_a_model(kit: Framework) -> Any:
+    """validate(), test() and predict() without the model, after a fit."""
+    members = {
+        "val_dataloader": lambda self: data(),
+        "test_dataloader": lambda self: data(),
+        "predict_dataloader": lambda self: data(16),
+        "test_step": lambda self, batch, batch_idx: self.log("test_loss", self.loss(batch)),
+        "predict_step": lambda self, batch, batch_idx: self(batch[0]),
+    }
+    task, trainer = kit.line(**members), kit.trainer()
+    trainer.fit(task, data())
+    rows = trainer.validate()[0], trainer.test()[0]
+    values = [round(float(value), 4) for row in rows for value in row.values()]
+    return values, torch.cat(list(trainer.predict())).reshape(-1).mul(1e3).round().tolist()
+
+
+@equal
+def seed_everything(kit: Framework) -> Any:
+    """seed_everything(42, workers=True), and its result."""
+    return kit.root.seed_everything(42, workers=True), torch.rand(3).tolist(), isinstance(kit.root.seed_everything(), int)
+
+
+@equal
+def weights_by_the_numbers(kit: Framework) -> Any:
+    """The weights after two epochs."""
+    task = kit.line()
+    kit.trainer().fit(task, data(), data())
+    return weights(task)
