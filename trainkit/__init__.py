@@ -87,6 +87,11 @@ _NAMES = {
     "trainkit.trainer": "Trainer",
     "trainkit.tuning.find.lr": "find_lr",
 }
+_OF_LIGHTNING = {
+    "LightningModule": "It is trainkit.Task: change the base class, the methods have the same names.",
+    "LightningDataModule": "It is trainkit.DataModule: change the base class, the methods have the same names.",
+    "LightningCLI": "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/.",
+}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605
@@ -94,7 +99,8 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'trainkit' has no attribute '{name}'")
+        advice = f" {_OF_LIGHTNING[name]}" if name in _OF_LIGHTNING else ""
+        raise AttributeError(f"module 'trainkit' has no attribute '{name}'.{advice}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -56,7 +56,8 @@ def train_epoch(run: Run) -> None:
     state, evaluation = run.state, run.options.evaluation
     if run.reload is not None:
         run.reload(state.current_epoch)
-    validates = (state.current_epoch + 1) % evaluation.check_val_every_n_epoch == 0
+    every = evaluation.check_val_every_n_epoch
+    validates = every is None or (state.current_epoch + 1) % every == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
     run.evaluator.interval = steps_between(evaluation.val_check_interval, run.train_feed.num_steps_in(state.current_epoch))
     run.hooks("on_train_epoch_start")
@@ -106,7 +107,8 @@ def end_step(run: Run, validates: bool) -> None:
     """Run the validation that is due inside an epoch, then the hooks."""
     state, interval = run.state, run.evaluator.interval
     state.step_open = True
-    if validates and interval and state.step_in_epoch % interval == 0:
+    across = run.options.evaluation.check_val_every_n_epoch is None
+    if validates and interval and (state.global_step if across else state.step_in_epoch) % interval == 0:
         validate(run)
     state.step_open = False
     run.hooks("on_train_step_end")

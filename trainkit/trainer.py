@@ -26,6 +26,7 @@ from trainkit.engine.approximate.settings import Communication
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger
+from trainkit.metrics.latest import Values
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import callbacks_with, default_callbacks
@@ -83,7 +84,7 @@ class Trainer(LastRun):
         reload_dataloaders_every_n_epochs: call train_dataloader and val_dataloader again before each nth epoch; they may ask
             `self.trainer.current_epoch`. 0: once, before training.
         val_check_interval: steps between two validations inside an epoch, or a share of it (0.25). Default: at its end.
-        check_val_every_n_epoch: epochs between two validations.
+        check_val_every_n_epoch: epochs between two validations; None: `val_check_interval` counts steps across epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.
         overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share); limits validation too.
@@ -112,7 +113,7 @@ class Trainer(LastRun):
         *,
         engine: Engine | str = "auto",
         communication: Communication | str = "exact",
-        max_epochs: PositiveInt | Literal[-1] | None = None,
+        max_epochs: NonNegativeInt | Literal[-1] | None = None,
         max_steps: PositiveInt | Literal[-1] | None = None,
         min_epochs: NonNegativeInt | None = None,
         min_steps: NonNegativeInt | None = None,
@@ -142,7 +143,7 @@ class Trainer(LastRun):
         on_bad_sample_limit: PositiveInt | None = None,
         reload_dataloaders_every_n_epochs: NonNegativeInt = 0,
         val_check_interval: IntOrFraction | None = None,
-        check_val_every_n_epoch: PositiveInt = 1,
+        check_val_every_n_epoch: PositiveInt | None = 1,
         num_sanity_val_steps: NonNegativeInt | Literal[-1] | None = 2,
         log_every_n_steps: PositiveInt | None = 50,
         overfit_batches: IntOrFraction | None = None,
@@ -234,30 +235,63 @@ class Trainer(LastRun):
         return stage
 
     def validate(
-        self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
-    ) -> dict[str, float]:
-        """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks."""
+        self,
+        task: Task | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | None = None,
+        verbose: bool = True,
+    ) -> Values:
+        """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks.
+
+        Args:
+            task: the model. Default: that of the last fit, with the weights of its best checkpoint, if it wrote one.
+            dataloaders: as in `fit`.
+            datamodule: provides them, in place of `dataloaders`.
+            ckpt_path: the weights to load, as in `fit`.
+            verbose: no effect: nothing is printed.
+        """
+        task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ("validation_step",))
         with self._open("validate", task, DataSources({"val": dataloaders}, datamodule)) as stage:
             if not stage.engine.ranks.takes_part:
-                return {}
+                return Values()
             evaluator, feeds = build_evaluator(stage, "val", ckpt_path)
-            return evaluator.evaluate("validation", feeds)
+            return Values(evaluator.evaluate("validation", feeds))
 
     def test(
-        self, task: Task, dataloaders: Any = None, datamodule: DataModule | None = None, ckpt_path: str | None = None
-    ) -> dict[str, float]:
-        """Evaluate on the test data; return the logged values, exact over all samples, on all ranks."""
+        self,
+        task: Task | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | None = None,
+        verbose: bool = True,
+    ) -> Values:
+        """Evaluate on the test data; return the logged values, exact over all samples, on all ranks. See `validate`."""
+        task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ())
         with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
             if not stage.engine.ranks.takes_part:
-                return {}
+                return Values()
             evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
-            return evaluator.evaluate("test", feeds)
+            return Values(evaluator.evaluate("test", feeds))
+
+    def _model(self, task: Task | None, ckpt_path: str | None) -> tuple[Task, str | None]:
+        """Return what is evaluated: without a task, that of the last fit at its best checkpoint.
+
+        Raises:
+            ConfigError: no fit has run.
+        """
+        if task is not None:
+            return task, ckpt_path
+        if self._fitted is None:
+            raise ConfigError("No model was given, and this Trainer has not trained one yet: pass it, or call fit first.")
+        own = self._fitted.checkpoint_callback
+        return self._fitted.task, ckpt_path or (own.best_model_path if own is not None else "") or None
 
     def predict(
         self,
-        task: Task,
+        task: Task | None = None,
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         return_predictions: bool = True,
@@ -268,7 +302,7 @@ class Trainer(LastRun):
         """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
 
         Args:
-            task: the model.
+            task: the model. Default: as in `validate`.
             dataloaders: as in `fit`; one.
             datamodule: provides it, in place of `dataloaders`.
             return_predictions: false returns None and holds nothing in memory.
@@ -277,6 +311,7 @@ class Trainer(LastRun):
                 `trainkit.read_predictions` reads them. A table of all samples is beside them.
             table: its format; "parquet" needs pyarrow.
         """
+        task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ())
         with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
             if not stage.engine.ranks.takes_part:

@@ -372,7 +372,8 @@ def evaluation_without_a_model(kit: Framework) -> Any:
         "test_step": lambda self, batch, batch_idx: self.log("test_loss", self.loss(batch)),
         "predict_step": lambda self, batch, batch_idx: self(batch[0]),
     }
-    task, trainer = kit.line(**members), kit.trainer()
+    keeper = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"))
+    task, trainer = kit.line(**members), kit.trainer(callbacks=[keeper], enable_checkpointing=True)
     trainer.fit(task, data())
     rows = trainer.validate()[0], trainer.test()[0]
     values = [round(float(value), 4) for row in rows for value in row.values()]

@@ -49,6 +49,11 @@ class Callback(LogsMedia):
     ends_run = False
     _task: Task | None = None
 
+    @property
+    def state_key(self) -> str:
+        """The name of its class, as Lightning's; checkpoints name its state by its class and place in the list."""
+        return type(self).__qualname__
+
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log a value, as the Task's `log` does."""
         if self._task is None:

@@ -76,6 +76,7 @@ class InRun:
 
     def all_gather(self, data: Any, group: None = None, sync_grads: bool = False) -> Any:
         """Return the values of all ranks: of a tensor one more dimension in front, of a dict, list or tuple the same for each.
+        At one rank, as in Lightning, values are tensors without that dimension.
 
         Call it on all ranks, with tensors of the same shape. It waits for the device.
 
@@ -84,7 +85,18 @@ class InRun:
         """
         if sync_grads:
             raise TaskError("all_gather(sync_grads=True): gathered values carry no gradients here. " + _GATHERED)
+        if self.trainer.world_size == 1:
+            return alone(data)
         return gathered(data, self.trainer.engine.comm.all_gather_object)
+
+
+def alone(data: Any) -> Any:
+    """Return the values of the only rank, as tensors."""
+    if isinstance(data, Mapping):
+        return {name: alone(part) for name, part in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(alone(part) for part in data)
+    return torch.as_tensor(data).detach()
 
 
 def gathered(data: Any, all_gather_object: Callable[[Any], list[Any]]) -> Any:

@@ -95,7 +95,7 @@ def _accelerator(value: Any) -> dict[str, Any]:
 
 
 def _default_root_dir(value: Any) -> dict[str, Any]:
-    return {} if value is None else {"run_dir": os.path.join(str(value), time.strftime("%Y-%m-%d_%H-%M-%S"))}
+    return {} if value is None else {"run_dir": os.path.join(os.path.expanduser(value), time.strftime("%Y-%m-%d_%H-%M-%S"))}
 
 
 _of_the_launcher = only(

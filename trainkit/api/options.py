@@ -82,7 +82,7 @@ class EvaluationOptions:
     """When validation runs, and on how much of the data."""
 
     val_check_interval: int | float | None
-    check_val_every_n_epoch: int
+    check_val_every_n_epoch: int | None
     num_sanity_val_steps: int | None  # None for all
     limit_val_batches: Limit
     limit_test_batches: Limit

@@ -20,7 +20,7 @@ from trainkit.api.task_hooks import TaskHooks
 from trainkit.arguments import unknown
 from trainkit.engine.deferred.values import Deferred
 from trainkit.errors import TaskError
-from trainkit.metrics.log import MetricLog, Reduction
+from trainkit.metrics.log import MetricLog, Reduction, reduction_of
 from trainkit.metrics.media import Media
 from trainkit.metrics.objects import is_collection, is_metric, latest_of
 
@@ -152,7 +152,7 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
         prog_bar: bool = False,
         on_step: bool | None = None,
         on_epoch: bool | None = None,
-        reduce_fx: Reduction = "mean",
+        reduce_fx: Reduction | Callable[..., Any] = "mean",
         batch_size: int | None = None,
         sync_dist: bool = False,
         rank_zero_only: bool = False,
@@ -171,7 +171,7 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
             prog_bar: show it in the progress bar.
             on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has none. Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
-            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch.
+            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch, or torch's function of that name.
             batch_size: the weight of this value, if it is not the number of samples of the batch.
             sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's holds. No effect in a step.
             rank_zero_only: without effect: a hook's value is rank 0's in any case.
@@ -188,11 +188,11 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
         if logger is False:
             self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
         if target is None:
-            self.trainer.hooks.log.add(name, value, reduce_fx if sync_dist else None, prog_bar)
+            self.trainer.hooks.log.add(name, value, reduction_of(reduce_fx) if sync_dist else None, prog_bar)
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                how = (prog_bar, on_step, on_epoch, reduce_fx, batch_size, False, False, logger, add_dataloader_idx)
+                how = (prog_bar, on_step, on_epoch, reduction_of(reduce_fx), batch_size, False, False, logger, add_dataloader_idx)
                 self.log(f"{name}/{key}", part, *how)
             return
         value = latest_of(value)
@@ -202,7 +202,7 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
             raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size
         on_step, on_epoch = target.on_step if on_step is None else on_step, target.on_epoch if on_epoch is None else on_epoch
-        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduce_fx, "has_suffix": add_dataloader_idx}
+        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduction_of(reduce_fx), "has_suffix": add_dataloader_idx}
         target.table.add(name, value, weight=weight, on_step=on_step, on_epoch=on_epoch, **options)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -249,6 +249,12 @@ def _missing(task: Task, method: str, what: str) -> str:
     return f"{type(task).__name__} has no {method}(). Define it and {what}."
 
 
+def has_step(task: Task, name: str) -> bool:
+    """Return whether a Task has this step; None switches one off, as in Lightning."""
+    own = vars(task).get(name, getattr(type(task), name))
+    return own is not None and own is not getattr(Task, name)
+
+
 def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
     """Return the task after checking that it is a Task and defines the methods.
 
@@ -260,7 +266,7 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
     if not hasattr(task, "_modules"):
         raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
     for method in methods:
-        if getattr(type(task), method) is getattr(Task, method):
+        if not has_step(task, method):
             near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
             hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
             what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}

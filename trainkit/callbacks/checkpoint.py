@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.arguments import Duration, PositiveInt, checked, not_logged, seconds_of
+from trainkit.arguments import Duration, NonNegativeInt, PositiveInt, checked, not_logged, seconds_of
 from trainkit.checkpoint.contents import Changes
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
@@ -48,7 +49,8 @@ class ModelCheckpoint(Callback):
         mode: whether less ("min") or more ("max") of it is better.
         save_top_k: how many are retained: the best, or the newest without `monitor`; -1 for all, 0 for only the last.
         save_last: whether the newest is retained too, and one is written when training ends.
-        every_n_epochs: epochs between two checkpoints at epochs' ends, or None for none there.
+        every_n_epochs: epochs between two checkpoints at epochs' ends, or 0 for none there. Default: 1, and 0 if one of the
+            next two is set, as in Lightning.
         every_n_train_steps: steps between two checkpoints inside epochs, or None for none there.
         train_time_interval: time between two checkpoints inside epochs, or None: seconds, a timedelta, or "HH:MM:SS". The
             clock is rank 0's.
@@ -56,12 +58,13 @@ class ModelCheckpoint(Callback):
             alone, without the other ranks' random numbers and their share of the epoch's means.
         save_weights_only: leave out the state that a run needs to resume.
         filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in them becomes "_").
-        auto_insert_metric_name: {epoch} in `filename` stands for "epoch=3", as in Lightning, and not for "3".
+        auto_insert_metric_name: {epoch} in `filename` stands for "epoch=3", and not for "3".
         dirpath: a folder or fsspec URL (s3://bucket/run) in place of `<run_dir>/checkpoints`.
 
     Attributes:
         best_model_path: the path of the best one; "" before the first.
         best_model_score: its value of `monitor`.
+        best_k_models: the value of `monitor` of each that is retained, by its path.
         last_model_path: the path of the newest one; "" before the first.
     """
 
@@ -74,14 +77,14 @@ class ModelCheckpoint(Callback):
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
         save_last: bool = True,
-        every_n_epochs: PositiveInt | None = 1,
+        every_n_epochs: NonNegativeInt | None = None,
         every_n_train_steps: PositiveInt | None = None,
         train_time_interval: Duration | None = None,
         save_on_exception: bool = False,
         save_weights_only: bool = False,
         filename: str = "epoch={epoch}-step={step}",
         dirpath: str | None = None,
-        auto_insert_metric_name: bool = False,
+        auto_insert_metric_name: bool = True,
     ) -> None:
         if save_top_k < -1 or (save_top_k == 0 and not save_last):
             raise ConfigError(
@@ -91,12 +94,15 @@ class ModelCheckpoint(Callback):
         if save_on_exception and save_weights_only:
             raise ConfigError("ModelCheckpoint.save_on_exception is for resuming, and save_weights_only leaves that state out.")
         self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
+        if every_n_epochs is None:
+            every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
         if auto_insert_metric_name:
             filename = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename)
-        self.save_weights_only, self.filename, self.dirpath = save_weights_only, _check_filename(filename), dirpath
+        self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)
+        self.dirpath = dirpath if dirpath is None or "://" in str(dirpath) else os.path.expanduser(dirpath)
         # Without a value to compare, the newest is the best.
         self._retention = Retention(Retained("max" if monitor is None else mode, save_top_k, save_last))
         self._saved = _NEVER
@@ -112,6 +118,12 @@ class ModelCheckpoint(Callback):
         """See the class."""
         names = self._names
         return names.scores[names.best] if self.monitor is not None and names.best else None
+
+    @property
+    def best_k_models(self) -> dict[str, float]:
+        """See the class."""
+        scores = {} if self.monitor is None else self._names.scores
+        return {self.store.path_of(name): score for name, score in scores.items()}
 
     @property
     def last_model_path(self) -> str:
@@ -247,7 +259,7 @@ class ModelCheckpoint(Callback):
             raise ConfigError(f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
-        return trainer.callback_metrics[self.monitor]
+        return float(trainer.callback_metrics[self.monitor])
 
 
 def _is_finite(monitor: str | None, trainer: RunView) -> bool:

@@ -9,7 +9,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.arguments import NonNegativeFloat, PositiveInt, checked, not_logged
+from trainkit.arguments import NonNegativeFloat, NonNegativeInt, checked, not_logged
 from trainkit.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class EarlyStopping(Callback):
     Args:
         monitor: the name of the logged value.
         min_delta: a change smaller than this is no improvement.
-        patience: epochs without improvement after which the run ends; for a validation value only epochs with a validation
+        patience: epochs without improvement after which the run ends (0: at the first one); for a validation value only epochs with a validation
             count.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
@@ -30,6 +30,11 @@ class EarlyStopping(Callback):
         strict: raise if the value was not logged; false waits until it is.
         check_on_train_epoch_end: false checks after each validation, also within an epoch (trainer.val_check_interval), and
             `patience` counts validations. Default: check at each epoch's end.
+
+    Attributes:
+        best_score: the best value so far.
+        wait_count: epochs without improvement.
+        stopped_epoch: the epoch in which it has ended the run; 0 before.
     """
 
     monitors = True
@@ -39,7 +44,7 @@ class EarlyStopping(Callback):
         self,
         monitor: str,
         min_delta: NonNegativeFloat = 0.0,
-        patience: PositiveInt = 3,
+        patience: NonNegativeInt = 3,
         mode: Literal["min", "max"] = "min",
         check_finite: bool = True,
         stopping_threshold: float | None = None,
@@ -52,7 +57,7 @@ class EarlyStopping(Callback):
         self.divergence_threshold, self.strict = divergence_threshold, strict
         self.check_on_train_epoch_end = check_on_train_epoch_end is not False
         self.best_score: float | None = None
-        self.wait_count = 0
+        self.wait_count = self.stopped_epoch = 0
         self._validations_seen = 0
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
@@ -81,21 +86,25 @@ class EarlyStopping(Callback):
         if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
         self._validations_seen = evaluator.num_validations
-        value = trainer.callback_metrics[self.monitor]
+        value = float(trainer.callback_metrics[self.monitor])
         sign = 1.0 if self.mode == "min" else -1.0
         if self.check_finite and not math.isfinite(value):
-            trainer.request_stop(f"{self.monitor} is {value}")
+            self._stop(trainer, f"{self.monitor} is {value}")
         elif self.stopping_threshold is not None and sign * value <= sign * self.stopping_threshold:
-            trainer.request_stop(f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}")
+            self._stop(trainer, f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}")
         elif self.divergence_threshold is not None and sign * value > sign * self.divergence_threshold:
-            trainer.request_stop(f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}")
+            self._stop(trainer, f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}")
         if self.best_score is None or math.isnan(self.best_score) or sign * value < sign * self.best_score - self.min_delta:
             self.best_score, self.wait_count = value, 0
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:
             what = "epochs" if self.check_on_train_epoch_end else "validations"
-            trainer.request_stop(f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} {what}")
+            self._stop(trainer, f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} {what}")
+
+    def _stop(self, trainer: RunView, why: str) -> None:
+        self.stopped_epoch = trainer.current_epoch
+        trainer.request_stop(why)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "wait_count": self.wait_count}

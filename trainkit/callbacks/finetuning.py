@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -55,6 +57,17 @@ class BaseFinetuning(Callback):
                 parameter.requires_grad_(True)
             if isinstance(part, _BatchNorm):
                 part.train()
+
+    def unfreeze_and_add_param_group(self, *_: Any, **__: Any) -> None:
+        """Refuse Lightning's way to thaw: a resumed run would not know the new group.
+
+        Raises:
+            ConfigError: always, with what to do.
+        """
+        raise ConfigError(
+            f"{type(self).__name__}.unfreeze_and_add_param_group() adds a group to an optimizer in the middle of a run. Give "
+            "configure_optimizers all groups, each with its lr, and call self.make_trainable(modules) to train them."
+        )
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""

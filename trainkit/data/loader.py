@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
-from trainkit.data.streams import Sharded
+from trainkit.data.streams import Sharded, iterates_itself
 from trainkit.data.workers import Shielded, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
@@ -109,9 +109,11 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
 
     A run resumes by its own count of steps; the state of a StatefulDataLoader is not used.
     """
+    if iterates_itself(loader):
+        return False
     if _is_stateful(type(loader)):
         return type(loader.batch_sampler).__name__ == "BatchSampler"
-    return type(loader.batch_sampler) is BatchSampler and type(loader).__iter__ is DataLoader.__iter__
+    return type(loader.batch_sampler) is BatchSampler
 
 
 def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +50,16 @@ def _mixed(state: int, number: int) -> int:
     return state ^ (state >> 31)
 
 
-def seed_everything(seed: int) -> int:
-    """Seed random, numpy and torch (all devices) of this process; return the seed."""
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+    """Seed random, numpy and torch (all devices) of this process; return the seed.
+
+    Args:
+        seed: default: PL_GLOBAL_SEED of the environment, else 0, as in Lightning.
+        workers: no effect: samples have random numbers by (seed, epoch, sample), whichever worker loads them.
+        verbose: no effect.
+    """
+    if seed is None:
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)

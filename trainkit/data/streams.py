@@ -34,6 +34,15 @@ class Sharded:
     data: Any
 
 
+_ITERATORS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
+
+
+def iterates_itself(loader: DataLoader[Any]) -> bool:
+    """Whether a loader's class has an iterator of its own, which may change batches: a prefetcher, augmentation, a graph's."""
+    methods = (getattr(type(loader), name) for name in ("__iter__", "_get_iterator"))
+    return any(not method.__module__.startswith(_ITERATORS) for method in methods)
+
+
 def sharded(data: Any) -> Sharded:
     """Declare that each rank reads its own part of `data`: trainkit then deals nothing, and each rank trains on all it reads.
 
@@ -156,8 +165,9 @@ class DealtStream(Stream):
         self._guarded = guarded
         self._end = None if limit is None else limit * declared
         self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]
-        self._draws_batches = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
-        if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
+        is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
+        self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
+        if is_loader and not self._draws_batches:
             self._dealt = DealtDataset(data.dataset, data.batch_size or 1)
             self._loader = loader_like(data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last)
 
@@ -178,17 +188,15 @@ class DealtStream(Stream):
         if self._loader is not None:
             self._dealt.start(share, mix(self._run_seed, epoch))
             return iter(self._loader)
+        if isinstance(data, DataLoader):
+            _set_epoch(data, epoch)
         # pulled under the same random numbers on all ranks
         return (batch for place, batch in enumerate(itertools.islice(iter(data), share.end)) if share.has(place))
 
     def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
         """Return this rank's batches of the indices that rank 0 draws."""
         data = self._data
-        batching = data.batch_sampler if data.batch_sampler is not None else data.sampler
-        for sampler in (batching, getattr(batching, "sampler", None)):
-            set_epoch = getattr(sampler, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
+        batching = _set_epoch(data, epoch)
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
             drawn = self._agree([b if isinstance(b, int) else [int(i) for i in b] for b in batching])
         own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
@@ -210,3 +218,13 @@ class DealtStream(Stream):
         if self._loader is None and not self._draws_batches:
             return OwnRandomNumbers(mix(self._run_seed, epoch))  # the stream itself is pulled here
         return super()._numbers(epoch)
+
+
+def _set_epoch(loader: DataLoader[Any], epoch: int) -> Any:
+    """Tell a loader's samplers the epoch, as a plain loop does; return the one that draws its batches."""
+    batching: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    for sampler in (batching, getattr(batching, "sampler", None)):
+        set_epoch = getattr(sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+    return batching

@@ -55,6 +55,39 @@ class Place:
         return folder
 
 
+class Placed:
+    """A logger that writes files, by Lightning's names.
+
+    Attributes:
+        place: see Place.
+    """
+
+    place: Place
+    _run_dir: Path | None = None
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of all runs; without one, the run's own, once a fit has begun."""
+        own = None if self._run_dir is None else str(self._run_dir)
+        return own if self.place.save_dir is None else self.place.save_dir
+
+    @property
+    def name(self) -> str:
+        """The folder below it, or ""."""
+        return self.place.name or ""
+
+    @property
+    def version(self) -> int | str | None:
+        """The run's folder below that, or its number; without one, the name of the run's own folder."""
+        own = None if self._run_dir is None else self._run_dir.name
+        return own if self.place.version is None else self.place.version
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the files, once a fit has begun."""
+        return None if self._run_dir is None else str(self.place.of(self._run_dir))
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """Facts about the run, copied when a logger is opened; the Trainer has moved on by then.
@@ -103,10 +136,12 @@ class Logger(Callback):
     finish_timeout_s: float = 60.0
     logged_at = 0.0
     _background: Background | None = None
+    _run_dir: Path | None = None
     _is_open = False
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Start the thread, open, and write the run's settings."""
+        self._run_dir = Path(trainer.run_dir)
         if not self.takes_part(trainer):
             return
         self.require()

@@ -10,13 +10,13 @@ from typing import Any, TextIO
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
-from trainkit.loggers.base import Logger, Place
+from trainkit.loggers.base import Logger, Place, Placed
 from trainkit.loggers.media_files import write_media
 from trainkit.metrics.media import Media
 
 
 @checked
-class RowLogger(Logger):
+class RowLogger(Placed, Logger):
     """Determines which rows of an existing file to retain in a resumed run, and which belong to repeated steps.
 
     Args:

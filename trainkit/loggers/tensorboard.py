@@ -13,14 +13,14 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
-from trainkit.loggers.base import Logger, Place, RunFacts
+from trainkit.loggers.base import Logger, Place, Placed, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
 from trainkit.loggers.rows import flatten
 from trainkit.metrics.media import Media
 
 
 @checked
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(Placed, Logger):
     """Writes `<run_dir>/tensorboard/`; view it with `tensorboard --logdir runs`.
 
     The HPARAMS tab compares the runs under `--logdir`: their settings, and the last value of each scalar.

@@ -3,6 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+
+class Number(float):
+    """A logged value: a float that also answers to what is asked of a tensor of one number."""
+
+    def item(self) -> float:
+        """Return the plain float."""
+        return float(self)
+
+    def cpu(self) -> Number:
+        """Return it: it is on the host already."""
+        return self
+
+    detach = cpu
+
+
+class Values(dict[str, float]):
+    """The values of an evaluation, by name; `values[0]` is the same, since Lightning returns a list with one dict."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return self if name == 0 else super().__getitem__(name)
 
 
 class LatestMetrics(dict[str, float]):
@@ -18,12 +40,35 @@ class LatestMetrics(dict[str, float]):
         self.logged_at: dict[str, int] = {}
         self.history: list[dict[str, float]] = []
 
+    def __getitem__(self, name: str) -> Number:
+        return Number(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value as it is read by its name, or the default."""
+        return self[name] if name in self else default
+
+    def values(self) -> Any:
+        """Return the values as they are read by name; `dict(...)` of this has plain floats."""
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        """Return names and such values."""
+        return [(name, self[name]) for name in self]
+
     def put(self, values: Mapping[str, float], step: int) -> None:
-        """Store the values of a step."""
-        self.update(values)
-        self.logged_at |= dict.fromkeys(values, step)
+        """Store the values of a step, those of an epoch ("loss_epoch") under the plain name too."""
+        plain = {_plain(name): value for name, value in values.items()}
+        both = {name: float(value) for name, value in (plain | dict(values)).items()}
+        self.update(both)
+        self.logged_at |= dict.fromkeys(both, step)
 
     def record(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Add an epoch to the history, in place of what was known of it before a run resumed."""
         self.history = [row for row in self.history if row["epoch"] < epoch]
         self.history.append({"epoch": epoch, "step": step, **values})
+
+
+def _plain(name: str) -> str:
+    """Return the name that `log` was called with: it adds "_epoch" if a value is logged by step too."""
+    own, slash, loader = name.partition("/dataloader_idx_")
+    return own.removesuffix("_epoch") + slash + loader

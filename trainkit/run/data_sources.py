@@ -21,7 +21,7 @@ from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.ray_data import RayData, RayStream
-from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream
+from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream, iterates_itself
 from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
@@ -71,7 +71,8 @@ class DataSources:
             raise ConfigError(f"{kind}_dataloaders is a DataModule, and loaders were given beside it. Give one of the two.")
         if given is not None:
             return given
-        return getattr(task if self.datamodule is None else self.datamodule, f"{kind}_dataloader")()
+        make = getattr(task if self.datamodule is None else self.datamodule, f"{kind}_dataloader")
+        return None if make is None else make()
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,8 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
         ConfigError: the limit is a share, or the ranks read different streams that are not declared as sharded; or bad
             samples are skipped, and the stream cannot be read on after one.
     """
-    has_indices = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+    is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
+    has_indices = is_loader and not isinstance(data.dataset, IterableDataset)
     if guarded and not has_indices and not isinstance(data, (list, tuple)):
         kind = type(getattr(data, "dataset", data)).__name__
         raise ConfigError(

@@ -156,7 +156,7 @@ class Evaluator:
         run.coordinator.expect_new_pace()
         self.num_validations += 1
         self.names |= metrics.keys()
-        run.callback_metrics.update(metrics)
+        run.callback_metrics.put(metrics, run.global_step)
         run.log_metrics(metrics)
         self._end_hook("on_validation_end")
         self.names |= self._of_hooks.keys()
@@ -168,7 +168,7 @@ class Evaluator:
         """Evaluate; return the logged values over all samples of all ranks, on all ranks."""
         self._count(feeds)
         metrics = self._pass(kind, feeds, lambda: None)
-        self._run.callback_metrics.update(metrics)
+        self._run.callback_metrics.put(metrics, self._run.global_step)
         self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit.api.task import has_step
 from trainkit.data.feed import Feed, StreamFeed
 from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
@@ -74,15 +75,21 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
     stage.keep([feed])
     evaluation = stage.options.evaluation
     val_data = stage.data.find("val", stage.task)
+    if val_data is not None and not has_step(stage.task, "validation_step"):
+        name = type(stage.task).__name__
+        stage.run.say(f"There is validation data, and {name} has no validation_step: training runs without validation.")
+        val_data = None
     val = stage.eval_feeds(val_data, "val_dataloaders", evaluation.limit_val_batches)
     stage.keep(val)
     for epoch, _ in changes:
         steps = feed.num_steps_in(epoch)
         interval = steps_between(evaluation.val_check_interval, steps)
-        if val and interval and steps is not None and interval > steps:
+        across = evaluation.check_val_every_n_epoch is None
+        if val and interval and steps is not None and interval > steps and not across:
             raise ConfigError(
                 f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
-                "validation in it. Use a smaller one, or null for the epoch's end."
+                "validation in it. Use a smaller one, null for the epoch's end, or trainer.check_val_every_n_epoch=null to count "
+                "steps across epochs."
             )
     return Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
 

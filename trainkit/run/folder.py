@@ -44,7 +44,7 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
             requested = Path("runs", task_name, started)
         if requested is None:
             return _new_folder(Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute())
-        folder = Path(requested).absolute()
+        folder = Path(requested).expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()

@@ -29,7 +29,7 @@ class StochasticWeightAveraging(WeightAveraging):
     Args:
         swa_lrs: the final rate, or one per parameter group; as every rate of the user, it is multiplied by the factor of
             trainer.lr_scaling.
-        swa_epoch_start: epochs before averaging begins: a count, or a fraction of trainer.max_epochs.
+        swa_epoch_start: the epoch with which averaging begins, from 1: a number, or a fraction of trainer.max_epochs.
         annealing_epochs: epochs over which the rate moves from the schedulers' last one to `swa_lrs`, once per epoch, as
             torch's SWALR does.
         annealing_strategy: along half a cosine ("cos") or a straight line ("linear").
@@ -128,9 +128,9 @@ class StochasticWeightAveraging(WeightAveraging):
             if max_epochs is None:
                 raise ConfigError(f"{key}, a fraction of trainer.max_epochs, which is not set. Set it, or give a count.")
             start = int(max_epochs * start)
-        if max_epochs is not None and start >= max_epochs:
+        if max_epochs is not None and start > max_epochs:
             raise ConfigError(f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a smaller one.")
-        return int(start)
+        return max(0, int(start) - 1)
 
     def _describe(self, trainer: RunView) -> str:
         assert self._start_lrs is not None

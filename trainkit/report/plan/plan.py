@@ -73,7 +73,7 @@ def batch_rows(run: Run) -> Rows:
     if run.evaluator.has_data:
         every = steps_between(run.options.evaluation.val_check_interval, per_epoch)
         epochs_between = run.options.evaluation.check_val_every_n_epoch
-        when = f"each {every} steps" if every else f"at the end of each {_th(epochs_between)}epoch"
+        when = f"each {every} steps" if every else f"at the end of each {_th(epochs_between or 1)}epoch"
         rows.append(("validation", when))
     return rows
 
