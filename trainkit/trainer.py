@@ -203,6 +203,8 @@ class Trainer(LastRun):
                 "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one "
                 "of them, or trainer.max_epochs=-1 to train until a stop is requested."
             )
+        if self._fitted is not None:
+            self._fitted.say("This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0.")
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
         if asks_for_elastic(callbacks_with(self.callbacks, task.configure_callbacks())):

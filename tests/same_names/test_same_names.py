@@ -32,9 +32,7 @@ def quietly() -> Iterator[None]:
 def lightning_kit(folder: Path) -> Framework:
     """Return Lightning's names."""
     pl = pytest.importorskip("lightning.pytorch")
-    return Framework(
-        "lightning", pl.LightningModule, pl.LightningDataModule, pl.Callback, pl.callbacks, pl.loggers, pl, folder
-    )
+    return Framework("lightning", pl.LightningModule, pl.LightningDataModule, pl.Callback, pl.callbacks, pl.loggers, pl, folder)
 
 
 def trainkit_kit(folder: Path) -> Framework:

@@ -29,9 +29,7 @@ LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
 }
 
-_OWN_UPDATE = (
-    "trainkit steps each optimizer once a step. To see or change its gradients, divided: on_before_optimizer_step."
-)
+_OWN_UPDATE = "trainkit steps each optimizer once a step. To see or change its gradients, divided: on_before_optimizer_step."
 
 TASK_METHODS: dict[str, str] = {
     "training_epoch_end": "Use on_train_epoch_end.",

@@ -192,7 +192,17 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                how = (prog_bar, on_step, on_epoch, reduction_of(reduce_fx), batch_size, False, False, logger, add_dataloader_idx)
+                how = (
+                    prog_bar,
+                    on_step,
+                    on_epoch,
+                    reduction_of(reduce_fx),
+                    batch_size,
+                    False,
+                    False,
+                    logger,
+                    add_dataloader_idx,
+                )
                 self.log(f"{name}/{key}", part, *how)
             return
         value = latest_of(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +49,8 @@ class Banner(Callback):
         if words := engine.approximation.words:
             rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))
+        if counted := _counted(trainer):
+            rows.append(("counted", counted))
         if checkpoints.resumed_from is not None:
             place = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
             rows.append(("resumed", f"{short(checkpoints.resumed_from)} at {place}"))
@@ -92,7 +96,27 @@ def _plan(trainer: RunView) -> str:
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
-    return f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"
+    plan = f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"
+    return plan + _left_out(trainer.train_feed, trainer.current_epoch)
+
+
+def _left_out(feed: Any, epoch: int) -> str:
+    """Say how many samples an epoch leaves out since its last step is not full (drop_last=True)."""
+    plan = feed.plan_of(epoch) if isinstance(feed, MapFeed) else None
+    if plan is None or not plan.drop_last:
+        return ""
+    left = plan.num_samples - plan.num_steps * plan.global_batch_size
+    return f"; drop_last=True leaves out {left:,} of {plan.num_samples:,} samples of an epoch" if left else ""
+
+
+def _counted(trainer: RunView) -> str:
+    """Say what counts steps where Lightning counts batches, if that is a difference."""
+    if trainer.batch_plan.accumulate == 1 or not trainer.task.automatic_optimization:
+        return ""
+    interval = trainer.options.evaluation.val_check_interval
+    by_step = any(config.interval == "step" for config in trainer.rates.schedules)
+    names = ["val_check_interval"] * (isinstance(interval, int) and trainer.evaluator.has_data) + ["schedulers"] * by_step
+    return f"{' and '.join(names)} by steps, each of {trainer.batch_plan.accumulate} batches of a rank" if names else ""
 
 
 def _reading(stream: Stream) -> str:

@@ -8,7 +8,6 @@ alone determines which parameters are frozen. (Lightning adds parameter groups d
 from __future__ import annotations
 
 from collections.abc import Iterable
-
 from typing import Any
 
 from torch import nn

@@ -25,6 +25,8 @@ _OF_TORCH = {torch.mean: "mean", torch.sum: "sum", torch.min: "min", torch.max: 
 def reduction_of(wish: Any) -> Any:
     """Return the name of a reduction that may be given as torch's function; anything else as it is."""
     return _OF_TORCH.get(wish, wish) if callable(wish) else wish
+
+
 # A device's values are folded into one after this many, to bound memory and the number of kernels.
 _FOLD_AT = 64
 

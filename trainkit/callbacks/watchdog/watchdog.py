@@ -63,7 +63,9 @@ class Watchdog(Callback):
         here.step = trainer.global_step
         here.progress += 1
 
-    on_train_step_start = on_train_batch_start = on_after_backward = on_after_optimizer_step = on_train_step_end = _count_progress
+    on_train_step_start = on_train_batch_start = on_after_backward = on_after_optimizer_step = on_train_step_end = (
+        _count_progress
+    )
     on_validation_batch_start = on_validation_end = on_save_checkpoint = on_save_checkpoint_end = _count_progress
 
 
