@@ -86,11 +86,16 @@ def values_as_tensors(kit: Framework) -> Any:
     return round(value.item(), 4), round(float(value.cpu()), 4), f"{value:.3f}", bool(value < 100)
 
 
+def logs_itself(name: str) -> Any:
+    """Return a hook that logs under its own name."""
+    return lambda self: self.log(name, 1.5)
+
+
 @equal
 def values_of_hooks(kit: Framework) -> Any:
     """Values that hooks of an epoch log are in callback_metrics."""
     names = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
-    members = {name: (lambda name: lambda self: self.log(name, 1.5))(name) for name in names}
+    members = {name: logs_itself(name) for name in names}
     trainer = kit.trainer()
     trainer.fit(kit.line(**members), data(), data())
     return sorted(set(trainer.callback_metrics) & set(names))

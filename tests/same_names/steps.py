@@ -19,10 +19,15 @@ STEP = (
 )
 
 
+def noting(name: str, calls: list[str]) -> Any:
+    """Return a hook that writes its name down."""
+    return lambda self, *args, **more: calls.append(name)
+
+
 def calls_of(kit: Framework, base: Any, names: Any, **settings: Any) -> list[str]:
     """Train with hooks that write their names down; `base` is the Module or the Callback."""
     calls: list[str] = []
-    spied = {name: (lambda name: lambda self, *args, **more: calls.append(name))(name) for name in names}
+    spied = {name: noting(name, calls) for name in names}
     if base is kit.Callback:
         kit.trainer(callbacks=[type("Spy", (base,), spied)()], **settings).fit(kit.line(), data(), data())
     else:

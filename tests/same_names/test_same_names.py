@@ -1,4 +1,4 @@
-"""Each behaviour runs in Lightning and in trainkit, in one process: equal, refused, or different for the reason that the page gives."""
+"""Each behaviour runs in Lightning and in trainkit, in one process: equal, refused, or different for a reason."""
 
 from __future__ import annotations
 
