@@ -193,6 +193,11 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         if outputs is None:
             drop_old_gradients(run)
             run.step.weights.skip(microbatch.num_samples)
+            if not run.step.has_skipped:
+                run.say(
+                    f"{type(task).__name__}.training_step returned None: the batch is skipped. Return the loss to train on it."
+                )
+                run.step.has_skipped = True
             leave_batch(run, microbatch, {}, batch, batch_idx)
             return
         loss = loss_of(outputs, task)

@@ -164,7 +164,7 @@ def checkpoint_names_without_words(kit: Framework) -> Any:
 
 @equal
 def checkpoint_scores(kit: Framework) -> Any:
-    """ModelCheckpoint's best_model_score, kth_value and best_k_models."""
+    """ModelCheckpoint's best_model_score and best_k_models."""
     keeper, _ = kept_by(kit, monitor="val_loss", save_top_k=2)
     scores = sorted(round(float(value), 4) for value in keeper.best_k_models.values())
     return round(float(keeper.best_model_score), 4), scores

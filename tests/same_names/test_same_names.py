@@ -13,7 +13,7 @@ import pytest
 import trainkit
 import trainkit.callbacks
 import trainkit.loggers
-from tests.same_names import logs, runs, steps
+from tests.same_names import logs, page, runs, steps
 from tests.same_names.kit import Framework
 from tests.same_names.table import ROWS, Row
 from trainkit.errors import TrainkitError
@@ -56,3 +56,9 @@ def test_the_same_name_means_the_same(row: Row, tmp_path: Path, monkeypatch: pyt
         assert here == there
     else:
         assert here != there, "equal now: change its verdict"
+
+
+def test_the_page_says_so() -> None:
+    """docs/lightning.md has the table: after a change, run python -m tests.same_names.page."""
+    assert page.PAGE.read_text() == page.written()
+    assert len(ROWS) >= 100

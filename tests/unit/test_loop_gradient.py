@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet, rows, weights
 from trainkit.errors import TaskError
 
@@ -135,6 +136,54 @@ def test_clipping_by_value_is_of_each_element(tmp_path: Path) -> None:
     assert free != cut
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_batch_that_is_skipped_weighs_nothing(accumulate: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step's gradient is the mean over its other samples; one line says that batches are skipped."""
+
+    class Skips(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+    class Weighs(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            weight = 0 if batch_idx % 3 == 1 else len(batch[0])
+            return {"loss": super().training_step(batch, batch_idx), "num_samples": weight}
+
+    settings: dict[str, Any] = {"accumulate_grad_batches": accumulate, "max_epochs": 2}
+    skips, weighs = Skips(), Weighs()
+    quiet(tmp_path / "a", **settings).fit(skips, loader(23))
+    said = capsys.readouterr().out
+    quiet(tmp_path / "b", **settings).fit(weighs, loader(23))
+    assert torch.allclose(weights(skips), weights(weighs), rtol=0, atol=1e-12)
+    assert said.count("Skips.training_step returned None: the batch is skipped.") == 1
+
+
+def test_one_rank_alone_cannot_skip_a_batch(tmp_path: Path) -> None:
+    """The others have its samples in their mean; a Task that weighs its batches can."""
+
+    class Skips(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if self.global_rank == 0 else None
+
+    class Weighs(Skips):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss is None else {"loss": loss, "num_samples": len(batch[0])}
+
+        def batch_weight(self, batch: Any) -> Any:
+            return len(batch[0])
+
+    def work(engine: Any, task: Line) -> Any:
+        before = weights(task).clone()
+        quiet(tmp_path, engine=engine, max_steps=2).fit(task, loader(16))
+        return weights(task), before
+
+    with pytest.raises(TaskError, match="returned None to skip a batch, on one of 2 ranks"):
+        World(2).run(lambda engine: work(engine, Skips()))
+    (one, before), (other, _) = World(2).run(lambda engine: work(engine, Weighs()))
+    assert torch.equal(one, other) and not torch.equal(one, before)
+
+
 def test_unused_parameters_stay_untouched(tmp_path: Path) -> None:
     """A parameter without gradient is not moved by momentum or weight decay."""
 
@@ -187,7 +236,6 @@ def test_forms_of_a_loss(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda loss: None, r"returned NoneType; it must return the loss \(a scalar tensor\)"),
         (lambda loss: 0.5, "returned float; it must return the loss"),
         (lambda loss: {"los": loss}, "returned a dict without 'loss'"),
         (lambda loss: loss.expand(2), r"returned a loss of shape \[2\]; .* Return its mean"),

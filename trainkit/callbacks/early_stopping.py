@@ -21,8 +21,8 @@ class EarlyStopping(Callback):
     Args:
         monitor: the name of the logged value.
         min_delta: a change smaller than this is no improvement.
-        patience: epochs without improvement after which the run ends (0: at the first one); for a validation value only epochs with a validation
-            count.
+        patience: epochs without improvement after which the run ends (0: at the first one); for a validation value only
+            epochs with a validation count.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is as good as this.

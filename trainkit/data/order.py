@@ -59,7 +59,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         verbose: no effect.
     """
     if seed is None:
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)

@@ -45,7 +45,8 @@ class LatestMetrics(dict[str, float]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value as it is read by its name, or the default."""
-        return self[name] if name in self else default
+        value = super().get(name)
+        return default if value is None else Number(value)
 
     def values(self) -> Any:
         """Return the values as they are read by name; `dict(...)` of this has plain floats."""

@@ -73,7 +73,8 @@ class SampleWeights:
         Raises:
             TaskError: other ranks have counted its samples as the step's.
         """
-        if self._num_ranks > 1 and (self._needs_backward or not self._by_task):
+        weighs = self._by_task or self._batch_weight is not None
+        if self._num_ranks > 1 and (self._needs_backward or not weighs):
             raise TaskError(
                 f"{self._task_name}.training_step returned None to skip a batch, on one of {self._num_ranks} ranks: the others "
                 "have its samples in their mean. Return {'loss': loss, 'num_samples': n} for each batch, with the number of "

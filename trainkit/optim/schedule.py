@@ -21,12 +21,13 @@ from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
+from trainkit.optim.schedule_length import rates_now, with_changes
 
 # Absolute rates beside `lr`, which are scaled as it is: of parameter groups, of schedulers (lists), of schedulers.
 _GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -64,8 +65,10 @@ class LearningRates:
         self._shares: dict[int, float] = {}  # group -> share of its rate
         self._by_hand: set[int] = set()  # groups whose rate the user has set
         self._written: list[Any] = []  # as `apply` has set group["lr"]
+        self._made = [_storable(config.scheduler.state_dict()) for config in schedules]
         self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
+        self._of_schedulers: list[str] = []
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
@@ -242,6 +245,7 @@ class LearningRates:
             "last": self._last,
             "held": self._held,
             "by_hand": sorted(self._by_hand),
+            "made": self._made,
             "given": self._given,
         }
 
@@ -256,16 +260,35 @@ class LearningRates:
                 f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task {len(self._schedules)}: "
                 "they do not fit."
             )
-        for config, saved in zip(self._schedules, state["schedulers"], strict=True):
-            config.scheduler.load_state_dict(_filled(saved, config.scheduler.state_dict()))
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
         self._held, self._by_hand = state.get("held", False), set(state.get("by_hand", ()))
+        self._load_schedulers(state["schedulers"], state.get("made", self._made))
         for momentum, group in zip(self._momenta or (), self.groups, strict=False):
             momentum.write(group["momentum"])
         if state["factor"] != self._contract.lr_factor:
             self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
         self._adopt(state.get("given", self._given))
+        self.changes += self._of_schedulers
         self.apply(steps_taken)
+
+    def _load_schedulers(self, states: Sequence[Mapping[str, Any]], made_before: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the schedulers, with the settings that the user has changed since; move the rates to their new curves."""
+        self._of_schedulers = []
+        owners = [config.scheduler.optimizer for config in self._schedules]
+        for config, saved, before, made in zip(self._schedules, states, made_before, self._made, strict=True):
+            scheduler = config.scheduler
+            is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
+            restored, changes = with_changes(saved, before, made)
+            scheduler.load_state_dict(_filled(restored, scheduler.state_dict()))
+            name = type(scheduler).__name__
+            self._of_schedulers += [f"{name}.{key} {old} -> {new}" for key, (old, new) in changes.items()]
+            rates = rates_now(scheduler) if is_alone and (changes or isinstance(scheduler, LambdaLR)) else None
+            if rates is None or self._held:
+                continue
+            places = {id(group): i for i, group in enumerate(self.groups)}
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=False):
+                if (place := places[id(group)]) not in self._by_hand:
+                    self._scheduled[place] = rate
 
     def _adopt(self, before: Sequence[Mapping[str, Any]]) -> None:
         """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user has changed them."""

@@ -88,8 +88,8 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
         if val and interval and steps is not None and interval > steps and not across:
             raise ConfigError(
                 f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
-                "validation in it. Use a smaller one, null for the epoch's end, or trainer.check_val_every_n_epoch=null to count "
-                "steps across epochs."
+                "validation in it. Use a smaller one, null for the epoch's end, or trainer.check_val_every_n_epoch=null to "
+                "count steps across epochs."
             )
     return Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
 

@@ -75,6 +75,7 @@ class StepParts:
         clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they are then dropped before the
             next backward, else after the update, when they no longer take memory.
         has_old: whether a backward must first drop them.
+        has_skipped: whether the Task has skipped a batch of this run.
         has_begun: whether a batch of this step has begun.
         open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the update.
         manual: runs a Task that updates its weights itself.
@@ -86,6 +87,7 @@ class StepParts:
     clears_late: bool = False
     has_old: bool = False
     has_begun: bool = False
+    has_skipped: bool = False
     open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)

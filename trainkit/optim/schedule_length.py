@@ -1,0 +1,61 @@
+"""A resumed run whose schedulers were made otherwise: longer, since the run is, or with other numbers.
+
+What a scheduler was made with is compared with what this run has made; the differences are the user's, and hold. The rate is
+then that of the new curve at the step reached, where the scheduler's formula gives it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import (
+    CosineAnnealingWarmRestarts,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+)
+
+_PROGRESS = ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_get_lr_called_within_step", "_is_initial")
+
+
+def changed_settings(made_before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a scheduler was made with in this run, and not in the checkpoint's."""
+    names = (name for name in made if name in made_before and name not in (*_PROGRESS, "_schedulers"))
+    return {name: made[name] for name in names if made[name] != made_before[name]}
+
+
+def with_changes(
+    saved: Mapping[str, Any], made_before: Mapping[str, Any], made: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """Return a saved state with the settings of this run, and the changes: name -> (before, now)."""
+    new = changed_settings(made_before, made)
+    changes = {name: (made_before[name], value) for name, value in new.items() if not name.startswith("_")}
+    state = {**saved, **new}
+    if "_schedulers" in state and len(state["_schedulers"]) == len(made.get("_schedulers", ())):
+        inner = []
+        parts = zip(state["_schedulers"], made_before["_schedulers"], made["_schedulers"], strict=True)
+        for saved_part, before_part, made_part in parts:
+            part, more = with_changes(saved_part, before_part, made_part)
+            inner.append(part)
+            changes |= more
+        state["_schedulers"] = inner
+    return state, changes
+
+
+def rates_now(scheduler: LRScheduler) -> list[float] | None:
+    """Return the rates that a scheduler's formula gives for the step it has reached; None if it only knows the next one."""
+    if isinstance(scheduler, SequentialLR):
+        return rates_now(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)])
+    if isinstance(scheduler, LambdaLR):
+        pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        return [float(base) * factor(scheduler.last_epoch) for base, factor in pairs]
+    if isinstance(scheduler, (OneCycleLR, CosineAnnealingWarmRestarts)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # get_lr is called outside of step
+            return [float(rate) for rate in scheduler.get_lr()]
+    closed = getattr(scheduler, "_get_closed_form_lr", None)
+    return None if closed is None else [float(rate) for rate in closed()]
