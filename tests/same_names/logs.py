@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests.same_names.kit import Framework, data
@@ -261,3 +262,53 @@ def a_monitor_that_is_not_there(kit: Framework) -> Any:
         if kit.name == "trainkit":
             raise
         return type(error).__name__
+
+
+@differs("There a logged step is numbered from 0; here by the updates made, from 1.")
+def step_numbers(kit: Framework) -> Any:
+    """The steps in a logger's file."""
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    task = kit.line(training_step=lambda self, batch, batch_idx: logs_loss(self, batch))
+    kit.trainer(logger=logger, max_epochs=1, log_every_n_steps=2).fit(task, data())
+    header, *rows = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
+    names = header.split(",")
+    return [int(row.split(",")[names.index("step")]) for row in rows if row.split(",")[names.index("loss")]]
+
+
+def logs_loss(task: Any, batch: Any) -> Any:
+    """Log and return the loss."""
+    loss = task.loss(batch)
+    task.log("loss", loss)
+    return loss
+
+
+@differs(
+    "There a metric object without flags logs a step's value; here the epoch's, which is exact over all samples and ranks."
+)
+def a_metric_without_flags(kit: Framework) -> Any:
+    """log("x", metric) in training_step without flags."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    def __init__(self: Any) -> None:
+        type(self).__mro__[1].__init__(self)
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.mean(loss.detach())
+        self.log("mean", self.mean)
+        return loss
+
+    trainer = kit.trainer(log_every_n_steps=1, max_epochs=1)
+    trainer.fit(kit.line(__init__=__init__, training_step=training_step), data(36))
+    return round(float(trainer.callback_metrics["mean"]), 4)
+
+
+@differs(
+    "There BaseFinetuning.freeze(train_bn=False) leaves batch norms in training mode; here their statistics are frozen too."
+)
+def frozen_norms(kit: Framework) -> Any:
+    """BaseFinetuning.freeze(train_bn=False)."""
+    norm = torch.nn.BatchNorm1d(2)
+    kit.callbacks.BaseFinetuning.freeze(norm, train_bn=False)
+    return norm.training
