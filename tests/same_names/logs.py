@@ -200,7 +200,7 @@ def swa(kit: Framework) -> Any:
     return weights(task)
 
 
-@refused("make_trainable")
+@equal
 def freezing(kit: Framework) -> Any:
     """BaseFinetuning: freeze, and unfreeze_and_add_param_group."""
     from tests.same_names.kit import weights

@@ -8,7 +8,6 @@ alone determines which parameters are frozen. (Lightning adds parameter groups d
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -32,6 +31,8 @@ class BaseFinetuning(Callback):
 
     def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
         """Freeze or thaw at the start of `epoch`. A resumed run calls it for the earlier epochs too."""
+
+    _factor = 1.0  # of the rates
 
     @staticmethod
     def freeze(modules: nn.Module | Iterable[nn.Module], train_bn: bool = True) -> None:
@@ -57,16 +58,34 @@ class BaseFinetuning(Callback):
             if isinstance(part, _BatchNorm):
                 part.train()
 
-    def unfreeze_and_add_param_group(self, *_: Any, **__: Any) -> None:
-        """Refuse Lightning's way to thaw: a resumed run would not know the new group.
+    def unfreeze_and_add_param_group(
+        self,
+        modules: nn.Module | Iterable[nn.Module],
+        optimizer: Optimizer,
+        lr: float | None = None,
+        initial_denom_lr: float = 10.0,
+        train_bn: bool = True,
+    ) -> None:
+        """Train modules from now on, as a new parameter group of an optimizer; call it in `finetune_function`.
 
-        Raises:
-            ConfigError: always, with what to do.
+        A checkpoint that is written after it cannot be resumed: a new run makes its optimizers without the group. To resume,
+        give configure_optimizers all groups, each with its lr, and call `make_trainable`.
+
+        Args:
+            modules: one module or several.
+            optimizer: it has none of their parameters yet, or those that it has are left out.
+            lr: the group's rate, scaled for the ranks as the optimizer's own. Default: the first group's, divided.
+            initial_denom_lr: the divisor of that default.
+            train_bn: train batch norms too.
         """
-        raise ConfigError(
-            f"{type(self).__name__}.unfreeze_and_add_param_group() adds a group to an optimizer in the middle of a run. Give "
-            "configure_optimizers all groups, each with its lr, and call self.make_trainable(modules) to train them."
-        )
+        self.make_trainable(modules)
+        there = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parts = [part for part in _parts(modules) if train_bn or not isinstance(part, _BatchNorm)]
+        new = [parameter for part in parts for parameter in part.parameters(recurse=False) if id(parameter) not in there]
+        first = float(optimizer.param_groups[0]["lr"])
+        if new:
+            rate = first / initial_denom_lr if lr is None else lr * self._factor
+            optimizer.add_param_group({"params": new, "lr": rate})
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""
@@ -80,6 +99,7 @@ class BaseFinetuning(Callback):
         Raises:
             TaskError: a thawed parameter is in no optimizer.
         """
+        self._factor = trainer.rates.factor
         frozen = [parameter for parameter in task.parameters() if not parameter.requires_grad]
         for epoch in range(self._next, trainer.current_epoch + 1):
             for optimizer in trainer.optimizers:

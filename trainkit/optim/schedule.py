@@ -65,6 +65,7 @@ class LearningRates:
         self._shares: dict[int, float] = {}  # group -> share of its rate
         self._by_hand: set[int] = set()  # groups whose rate the user has set
         self._written: list[Any] = []  # as `apply` has set group["lr"]
+        self._sizes = [len(optimizer.param_groups) for optimizer in optimizers]  # groups of each
         self._made = [_storable(config.scheduler.state_dict()) for config in schedules]
         self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
@@ -120,7 +121,8 @@ class LearningRates:
                 group["momentum"] = self._momenta[i].write(momentum * last / group["lr"] if group["lr"] else momentum)
 
     def take_users(self) -> None:
-        """Adopt the rates that differ from those written last: the user has set them."""
+        """Adopt the rates that differ from those written last: the user has set them. Groups may have been added."""
+        self._add_groups()
         for i, (group, written) in enumerate(zip(self.groups, self._written, strict=True)):
             rate = group["lr"]
             if rate is written or float(rate) == written:  # the first costs nothing where a rate is on the device
@@ -129,6 +131,28 @@ class LearningRates:
             if i not in self._by_hand:
                 self._by_hand.add(i)
                 self._say_by_hand(i, float(rate))
+
+    def _add_groups(self) -> None:
+        """Take the groups that were added to an optimizer, each at its rate (BaseFinetuning.unfreeze_and_add_param_group)."""
+        place = 0
+        for number, optimizer in enumerate(self._optimizers):
+            place += self._sizes[number]
+            for group in optimizer.param_groups[self._sizes[number] :]:
+                rate = float(group["lr"])
+                self._scheduled.insert(place, rate)
+                self._written.insert(place, group["lr"])
+                self.user_lrs.insert(place, rate / self.factor)
+                self._given.insert(place, _settings_of(group, rate / self.factor))
+                if self._last is not None:
+                    self._last.insert(place, rate)
+                if self._momenta is not None:
+                    self._momenta.insert(place, _Momentum(float(group.get("momentum", 0.0))))
+                for scheduler in with_inner(c.scheduler for c in self._schedules if c.scheduler.optimizer is optimizer):
+                    scheduler.base_lrs.append(rate)
+                    if isinstance(scheduler, LambdaLR):
+                        scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
+                place += 1
+            self._sizes[number] = len(optimizer.param_groups)
 
     def _say_by_hand(self, place: int, rate: float) -> None:
         """Say once that a rate is the user's, if it would otherwise be scaled or in warm-up."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.threads import World
 from tests.helpers.toy import Line, Recorder, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import BackboneFinetuning, BaseFinetuning, ModelCheckpoint
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.optim import decay_groups
 
 
@@ -212,3 +213,58 @@ def test_bad_settings_are_refused(settings: Any) -> None:
     """An illegal setting is refused by name."""
     with pytest.raises(ConfigError, match=f"BackboneFinetuning.{next(iter(settings))} is"):
         BackboneFinetuning(**settings)
+
+
+class Late(BaseFinetuning):
+    """Trains a second layer from epoch 1 on, as a group that was not there."""
+
+    def freeze_before_training(self, task: Any) -> None:
+        """Freeze it."""
+        self.freeze(task.extra)
+
+    def finetune_function(self, task: Any, epoch: int, optimizer: Any) -> None:
+        """Add it."""
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(task.extra, optimizer, lr=0.01)
+
+
+class TwoLayers(Line):
+    """A line with a second layer, whose optimizer begins with the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the squared error of the sum of both."""
+        return (self.model(batch[0]) + self.extra(batch[0]) - batch[1]).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer of what is trained, under a schedule."""
+        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+
+def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
+    """Its rate is scaled for the ranks, and moved by the schedulers from the next epoch on; all ranks train it alike."""
+
+    def work(engine: Any) -> Any:
+        task, trainer = TwoLayers(), quiet(tmp_path, engine=engine, max_epochs=3, callbacks=[Late()])
+        trainer.fit(task, loader(16))
+        return trainer.run.rates.last(), task.extra.weight.detach().clone()
+
+    (rates, one), (_, other) = World(2).run(work)
+    assert rates == [pytest.approx(2 * 0.05 * 0.25), pytest.approx(2 * 0.01 * 0.25)]
+    assert torch.equal(one, other)
+
+
+def test_a_run_with_such_a_group_is_not_resumed_in_silence(tmp_path: Path) -> None:
+    """A new run has no such group: the checkpoint is refused."""
+
+    def train(epochs: int, **start: Any) -> None:
+        callbacks = [Late(), ModelCheckpoint()]
+        quiet(tmp_path, max_epochs=epochs, callbacks=callbacks, enable_checkpointing=True).fit(TwoLayers(), loader(8), **start)
+
+    train(2)
+    with pytest.raises(CheckpointError, match="different number of parameter groups"):
+        train(4, ckpt_path="last")
