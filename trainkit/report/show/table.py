@@ -12,7 +12,13 @@ from trainkit.errors import ConfigError, did_you_mean
 from trainkit.report.grid import Grid
 from trainkit.report.show.files import FinishedRun
 
-_NOT_COMPARED = ("run_dir", "optimized_metric", "resume")
+_NOT_COMPARED = ("run_dir", "optimized_metric")
+_OF_A_TRIAL = ("callbacks.tune", "callbacks.elastic._target_")  # a search's own, under Ray's driver
+_STARTS = {
+    "horovodrun": "horovodrun -np {} python",
+    "mpirun": "mpirun -np {} python",
+    "torchrun": "torchrun --nproc-per-node {}",
+}
 _MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR = 8, 4, 160
 
 
@@ -31,14 +37,23 @@ class Goal:
 
     def best_run(self, runs: Sequence[FinishedRun]) -> FinishedRun | None:
         """Return the run with the best last value, which is also what a sweeper receives; None if it is unknown."""
-        ended = [run for run in runs if self.last(run) is not None and run.state.name != "failed"]
-        if self.mode is None or not ended:
+        ended = self.compared(runs)
+        if self.mode is None or not ended or len(tasks_of(ended)) > 1:
             return None
         return min(ended, key=lambda run: (self.last(run) or 0.0) * (1 if self.mode == "min" else -1))
+
+    def compared(self, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+        """Return the runs with a value that have not failed; of several tasks none is best."""
+        return [run for run in runs if self.last(run) is not None and run.state.name != "failed"]
 
     def last(self, run: FinishedRun) -> float | None:
         """Return the last value of the metric in a run."""
         return run.last(self.metric) if self.metric is not None else None
+
+
+def tasks_of(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the names of the runs' tasks: their values of one metric are not of one scale."""
+    return list(dict.fromkeys(run.task for run in runs))
 
 
 def goal_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Goal:
@@ -107,12 +122,16 @@ def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
 
 
 def command_of(run: FinishedRun) -> str | None:
-    """Return the command line that repeats a run in a new folder; None for a run from Python code."""
-    if "conf" not in run.overrides:
+    """Return the command that repeats a run, ranks included, in a new folder; None for a run from Python code."""
+    if (conf := run.overrides.get("conf")) is None:
         return None
-    left_out = ("conf", *_NOT_COMPARED)
+    launcher, ranks = (run.progress.launcher, run.progress.ranks) if run.progress else ("none", 1)
+    left_out = ("conf", "run_dir", "optimized_metric", *_OF_A_TRIAL)
     words = [f"{key}={value}" if value else key for key, value in run.overrides.items() if key not in left_out]
-    return shlex.join(["python", "-m", "trainkit", "fit", f"conf={run.overrides['conf']}", *words])
+    if launcher == "ray" and "launcher" not in run.overrides:
+        words += ["launcher=ray", f"launcher.num_workers={ranks}"]
+    start = "python" if "launcher" in run.overrides else _STARTS.get(launcher, "python").format(ranks)
+    return f"{start} -m trainkit fit {shlex.join([f'conf={conf}', *words])}"
 
 
 def sort_runs(runs: Sequence[FinishedRun], key: str, goal: Goal) -> list[FinishedRun]:
