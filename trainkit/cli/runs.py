@@ -13,7 +13,7 @@ from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
 from trainkit.report.show.files import FinishedRun, find_runs, read_any
-from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, sort_runs, table_of, tasks_of
+from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, print_table, sort_runs, tasks_of
 
 if TYPE_CHECKING:
     from trainkit.config.sweep import Sweep
@@ -55,7 +55,7 @@ def _work(arguments: Sequence[str]) -> None:
 
 def _print(runs: Sequence[FinishedRun], goal: Goal, folder: Path) -> None:
     console = console_of()
-    console.print(table_of(runs, goal).rich())
+    print_table(runs, goal, console)
     console.print(f"folder  {short(folder)}", soft_wrap=True)
     if goal.mode and len(tasks := tasks_of(goal.compared(runs))) > 1:
         text = f"none of {plural(len(tasks), 'task')} ({', '.join(tasks)}): {goal.metric} is not comparable. "

@@ -16,7 +16,7 @@ from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.ray.options import shown
 from trainkit.report.show.files import FinishedRun, read_any
-from trainkit.report.show.table import Goal, number, table_of
+from trainkit.report.show.table import Goal, number, print_table
 from trainkit.tuning.search import Search, search
 from trainkit.tuning.words import SearchSettings, override, read_search
 
@@ -92,7 +92,7 @@ def repeat_of(request: Search, values: Sequence[str]) -> str:
 
 def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
     console = console_of()
-    console.print(table_of(runs, goal).rich())
+    print_table(runs, goal, console)
     console.print(f"folder  {short(request.folder)}", soft_wrap=True)
     best = goal.best_run(runs)
     failed = [run for run in runs if run.state.name != "done"]

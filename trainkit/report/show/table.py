@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.report.grid import Grid
 from trainkit.report.show.files import FinishedRun
@@ -19,7 +21,7 @@ _STARTS = {
     "mpirun": "mpirun -np {} python",
     "torchrun": "torchrun --nproc-per-node {}",
 }
-_MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR = 8, 4, 160
+_MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR, _MOST_ERRORS = 8, 4, 160, 5
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,6 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
     names = [name for name in known if name.startswith("val/")] or [name for name in known if name.startswith("train/")]
     names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[:_MOST_VALUES]
     best = [f"best {goal.metric}"] * (goal.mode is not None and goal.metric in known)
-    errors = any(run.state.error for run in runs)
     top = goal.best_run(runs)
     rows = [
         (
@@ -89,12 +90,24 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
             *(number(goal.best_value(run)) for _ in best),
             str(run.epochs),
             run.state.name,
-            *([_first_line(run.state.error)] if errors else []),
         )
         for i, run in enumerate(runs)
     ]
-    columns = ("run", *settings, *names, *best, "epochs", "state", *(["error"] if errors else []))
-    return Grid("", columns, rows, tuple(i for i, name in enumerate(columns) if name in ("state", "error")))
+    columns = ("run", *settings, *names, *best, "epochs", "state")
+    return Grid("", columns, rows, (len(columns) - 1,))
+
+
+def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console) -> None:
+    """Print the table as wide as the console is; below it what it leaves out, and the first errors."""
+    grid, left_out = table_of(runs, goal).fitted(console.width, ("state", goal.metric or ""))
+    console.print(grid.rich())
+    if left_out:
+        console.print(f"no room for {', '.join(left_out)}", soft_wrap=True, markup=False)
+    failed = [run for run in runs if run.state.error]
+    for run in failed[:_MOST_ERRORS]:
+        console.print(f"error   run {run.name}: {_first_line(run.state.error)}", soft_wrap=True, markup=False)
+    if len(failed) > _MOST_ERRORS:
+        console.print(f"error   {len(failed) - _MOST_ERRORS} more; runs --json prints all")
 
 
 def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:

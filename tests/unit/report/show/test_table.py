@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from trainkit.cli import runs
 from trainkit.config.of_run import joined
 from trainkit.report.show.files import find_runs
-from trainkit.report.show.table import Goal, command_of, goal_of, sort_runs, table_of
+from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
 from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
 from trainkit.tracing.moments import Moment
@@ -47,11 +49,11 @@ def test_runs_are_found_and_compared(top: Path) -> None:
     found = find_runs(top)
     assert [run.name for run in found] == ["one", "sweep1/9", "sweep1/10"]
     grid = table_of(found, goal_of(found))
-    assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state", "error")
+    assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state")
     assert list(grid.rows) == [
-        ("one", "1e-05", "0.7", "0.7", "1", "done", ""),
-        ("sweep1/9", "0.5", "-", "-", "0", "failed", "RuntimeError: boom"),
-        ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done", ""),
+        ("one", "1e-05", "0.7", "0.7", "1", "done"),
+        ("sweep1/9", "0.5", "-", "-", "0", "failed"),
+        ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done"),
     ]
     assert command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
 
@@ -112,6 +114,21 @@ def test_runs_of_two_tasks_have_no_best_one(top: Path, capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "best    none of 2 tasks (Regression, Classifier): val/acc is not comparable." in text
     assert "repeat" not in text and "*" not in text
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_table_is_as_wide_as_the_terminal(width: int, top: Path) -> None:
+    """A run is a line; columns without room are named, and an error has a line of its own."""
+    add_run(top / "bad", "0.3", [], "failed", "ConfigError: " + "a long sentence " * 20)
+    found, console = find_runs(top), Console(width=width, file=io.StringIO())
+    print_table(found, goal_of(found), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line) for line in lines if line.startswith(("┏", "│"))) <= width
+    assert sum(line.startswith("│") for line in lines) == 4
+    errors = [line for line in lines if line.startswith("error")]
+    assert errors[1] == "error   run sweep1/9: RuntimeError: boom" and len(errors) == 2
+    assert any(line.startswith("no room for best val/acc") for line in lines) == (width == 50)
 
 
 def test_without_a_direction_no_run_is_best(top: Path) -> None:
