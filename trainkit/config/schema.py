@@ -56,6 +56,8 @@ _NO_SETTING = {
 }
 _SPECIAL = ("_target_", "_partial_")
 # The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its own constructor's.
+# What trainkit gives an optimizer and a schedule that a config leaves `_partial_`.
+_OF_THE_CALLER = ("params", "optimizer", "total_steps")
 SAMPLE_KEYS = ("on_bad_sample", "on_bad_sample_limit")
 
 
@@ -153,14 +155,16 @@ def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
 
 
 def _check_arguments(node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]) -> None:
+    given = _OF_THE_CALLER if node.get("_partial_") else ()
+    known = [name for name in signature.parameters if name not in given]
     for name, value in node.items():
         if name in _SPECIAL:
             continue
         parameter = signature.parameters.get(name)
-        if parameter is None:
+        if parameter is None or name in given:
             if signature.accepts_any:
                 continue
-            raise ConfigError(unknown(f"{key}.{name}", name, list(signature.parameters), explained))
+            raise ConfigError(unknown(f"{key}.{name}", name, known, explained))
         built = isinstance(value, dict) and "_target_" in value
         legal = None if built or not parameter.annotation else problem(parameter.annotation, value)
         if legal is not None:

@@ -26,6 +26,7 @@ from trainkit.data.order import (
     seed_everything,
     shuffled,
 )
+from trainkit.errors import DataError
 
 
 class Noise(Dataset[Any]):
