@@ -32,6 +32,8 @@ MISTAKES = {
     "data.batch_size=0": ["data.batch_size is 0", "1 or more"],
     "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
     "seed=abc": ["seed is 'abc'", "a whole number"],
+    "trainer.accelerator=tpu": ["trainer.accelerator is 'tpu'", "'cpu', 'gpu', 'cuda' or null"],
+    "trainer.accelerator=gpu engine.device=cpu": ["trainer.accelerator is 'gpu', and engine.device is cpu"],
     "trainer.devices=2": ["trainer.devices", "the launcher decides", "horovodrun"],
     "trainer.strategy=ddp": ["trainer.strategy", "the launcher decides", "engine=auto"],
     "trainer.run_dir=x": ["trainer.run_dir", "run_dir is a key at the top"],
