@@ -95,8 +95,6 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'trainkit' has no attribute '{name}'")
-    if name in ("Trainer", "Loop"):  # a script; the commands have cli/guard.py
-        importlib.import_module("trainkit.launch.reported").report_uncaught_once()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
 from multiprocessing.pool import ThreadPool
@@ -9,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import trainkit
 from trainkit.errors import ConfigError
 from trainkit.launch import reported
-from trainkit.launch.reported import is_first
+from trainkit.launch.reported import is_first, report_uncaught_once
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def ends_with(error: Exception, rank: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOROVOD_RANK", str(rank))
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    assert trainkit.Trainer is not None
+    report_uncaught_once()
     try:
         raise error.with_traceback(None)
     except Exception as raised:
@@ -90,8 +91,21 @@ def test_an_error_of_a_script_is_printed_by_one_rank(
 def test_a_script_of_one_process_ends_as_python_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a hook of the script's own stays, on any number of ranks."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    assert trainkit.Trainer is not None and sys.excepthook is sys.__excepthook__
+    report_uncaught_once()
+    assert sys.excepthook is sys.__excepthook__
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     monkeypatch.setattr(sys, "excepthook", print)
-    assert trainkit.Trainer is not None and sys.excepthook is print
+    report_uncaught_once()
+    assert sys.excepthook is print
+
+
+def test_a_refusal_of_the_constructor_is_one_too(place: Path) -> None:
+    """A script under a launcher that imports the Trainer has the hook before it calls anything."""
+    (place / "mine.py").write_text("from trainkit import Trainer\n\nTrainer(max_epoch=1)\n")
+    launched = {**os.environ, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "TMPDIR": str(place)}
+    line = [sys.executable, str(place / "mine.py")]
+    done = subprocess.run(line, env=launched, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error on rank 0: trainer.max_epoch is not a setting.")
+    assert done.stderr.rstrip().endswith("mine.py, line 3: Trainer(max_epoch=1)")
