@@ -6,6 +6,8 @@ import importlib
 import signal
 import sys
 
+from trainkit.cli.options import with_plain_run
+from trainkit.cli.usage import USAGES
 from trainkit.errors import did_you_mean
 from trainkit.launch.slurm.step import hold_signals
 from trainkit.version import __version__
@@ -73,8 +75,11 @@ def main() -> int:
         return 2
     if "-h" in arguments or "--help" in arguments:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence
+    rest = arguments[1:]
+    if command in USAGES and USAGES[command].takes_run:
+        rest = with_plain_run(rest)
     module = importlib.import_module(f"trainkit.cli.{_COMMANDS[command][0]}")
-    code: int = module.main(arguments[1:]) if command in _OWN_ARGUMENTS else module.main(command, arguments[1:])
+    code: int = module.main(rest) if command in _OWN_ARGUMENTS else module.main(command, rest)
     return code
 
 

@@ -192,7 +192,9 @@ def illegal(key: str, value: object, legal: str) -> str:
     """Return the sentence for a value that does not fit."""
     if legal == "an existing folder":
         return f"{key} is {show(value)}, and there is no such folder. Give the path of an existing folder."
-    return f"{key} is {show(value)}; it must be {legal}."
+    # 'bf17' is a typing error; 'fp16' is none of 'bf16', although it is as near.
+    names = re.findall(f"'({re.escape(value[:1])}[^']*)'", legal) if isinstance(value, str) else []
+    return f"{key} is {show(value)}; it must be {legal}.{did_you_mean(str(value), names)}"
 
 
 def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | None = None) -> str:

@@ -25,6 +25,7 @@ from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNeg
 from trainkit.engine.approximate.settings import Communication
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
+from trainkit.launch.reported import report_uncaught_once
 from trainkit.loggers.base import Logger
 from trainkit.metrics.latest import Values
 from trainkit.run.build import StartFrom, build_evaluator, build_run
@@ -332,3 +333,6 @@ class Trainer(LastRun):
             if self._fitted is None:
                 raise ConfigError("No fit has run yet, so there are no trained weights: call fit first.")
             self._fitted.save_checkpoint(filepath, weights_only)
+
+
+report_uncaught_once()  # of a script; when it is imported, for the constructor's own refusals too

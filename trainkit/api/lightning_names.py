@@ -10,7 +10,6 @@ _LAUNCHER_DECIDES = (
 )
 
 TRAINER_ARGUMENTS: dict[str, str] = {
-    "accelerator": _LAUNCHER_DECIDES,
     "devices": _LAUNCHER_DECIDES,
     "num_nodes": _LAUNCHER_DECIDES,
     "strategy": _LAUNCHER_DECIDES,

@@ -13,6 +13,7 @@ from trainkit.cli import run
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import usage_of
+from trainkit.config.signature import read_signature
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.launch.environment import read_launcher
@@ -103,9 +104,9 @@ def _find_lr(job: Job, settings: dict[str, Any]) -> None:
     launcher = read_launcher()
     if not launcher.is_main:
         return
-    has_key = "lr" in (job.config.get("optimizer") or {})
+    key = _rate_key(job.config)
     found = [(name, rate) for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley())) if rate is not None]
-    suggested = [(name, rate, f"optimizer.lr={rate:.2g}" if has_key else "in configure_optimizers") for name, rate in found]
+    suggested = [(name, rate, f"{key}={rate:.2g}" if key else "in configure_optimizers") for name, rate in found]
     notes = [f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)]
     if curve.stopped:
         notes.append(f"The sweep ended early: {curve.stopped}.")
@@ -121,6 +122,16 @@ def _find_lr(job: Job, settings: dict[str, Any]) -> None:
     for name, rate, override in suggested:
         console.print(f"{name:<9} {rate:<8.2g} {override}", soft_wrap=True, markup=False)
     console.print(f"page      {short(page)}", soft_wrap=True, markup=False)
+
+
+def _rate_key(config: dict[str, Any]) -> str | None:
+    """Return the key that sets a config's learning rate: the optimizer's, or an argument of the task's own; or None."""
+    if config.get("optimizer"):
+        return "optimizer.lr"
+    task = config["task"]
+    known = read_signature(task["_target_"], "task._target_").parameters | task
+    numbers = (n for n in ("lr", "learning_rate") if n in known and isinstance(task.get(n, 0.0), (int, float)))
+    return next((f"task.{name}" for name in numbers), None)
 
 
 def _up_to(curve: Any) -> str:

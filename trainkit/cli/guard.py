@@ -9,24 +9,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainkit.cli.explained import name_of
-from trainkit.cli.reported import is_first
 from trainkit.config.resources import make_importable
 from trainkit.console import visible
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.local import ended_by_signals
+from trainkit.launch.reported import print_once
 from trainkit.launch.slurm.step import note_requeue
 from trainkit.launch.terminal import output_of_rank
-
-# How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
-# launcher ends all ranks; otherwise this rank's message is the one that the user needs.
-_RANK_0_FIRST_S = 2.0
 
 
 def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object]) -> int:
@@ -73,13 +68,7 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
         _release(error)
         print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
         return code
-    if not launcher.is_main:
-        time.sleep(_RANK_0_FIRST_S)
-    if not text or not is_first(text):
-        os._exit(code)
-    host = os.environ.get("HOROVOD_HOSTNAME", "")
-    where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
-    print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
+    print_once(text, launcher)
     sys.stdout.flush()
     os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
 

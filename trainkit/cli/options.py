@@ -14,6 +14,15 @@ def split_own(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[st
     return own, [argument for argument, mine in zip(arguments, is_own, strict=True) if not mine]
 
 
+def with_plain_run(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments with each run_dir=FOLDER as plain FOLDER, before all options."""
+    mark = "run_dir="
+    rest = [word for word in arguments if not word.startswith(mark) or word == mark]
+    folders = [word.removeprefix(mark) for word in arguments if word not in rest]
+    place = next((i for i, word in enumerate(rest) if "=" in word), len(rest))
+    return [*rest[:place], *folders, *rest[place:]]
+
+
 def count(key: str, text: str, least: int = 1) -> int:
     """Return an integer.
 

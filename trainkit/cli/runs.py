@@ -12,14 +12,11 @@ from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
-from trainkit.launch.environment import read_launcher
 from trainkit.report.show.files import FinishedRun, find_runs, read_any
-from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, sort_runs, table_of
+from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, print_table, sort_runs, tasks_of
 
 if TYPE_CHECKING:
     from trainkit.config.sweep import Sweep
-
-_STARTS = {"horovodrun": "horovodrun -np {} ", "torchrun": "torchrun --nproc-per-node {} "}
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -58,19 +55,15 @@ def _work(arguments: Sequence[str]) -> None:
 
 def _print(runs: Sequence[FinishedRun], goal: Goal, folder: Path) -> None:
     console = console_of()
-    console.print(table_of(runs, goal).rich())
+    print_table(runs, goal, console)
     console.print(f"folder  {short(folder)}", soft_wrap=True)
-    best = goal.best_run(runs)
-    if best is None:
+    if goal.mode and len(tasks := tasks_of(goal.compared(runs))) > 1:
+        text = f"none of {plural(len(tasks), 'task')} ({', '.join(tasks)}): {goal.metric} is not comparable. "
+        console.print(f"best    {text}Give a folder with runs of one task.", soft_wrap=True)
+    if (best := goal.best_run(runs)) is None:
         return
     console.print(
         f"best    run {best.name}: {goal.metric} = {number(goal.last(best))} (of {plural(len(runs), 'run')})", soft_wrap=True
     )
     if (command := command_of(best)) is not None:
-        print(f"repeat  {_command(command)}", flush=True)  # in one piece, and no markup
-
-
-def _command(command: str) -> str:
-    launcher = read_launcher()
-    start = _STARTS.get(launcher.name, "").format(launcher.world_size)
-    return start + (command.removeprefix("python ") if launcher.name == "torchrun" else command)
+        print(f"repeat  {command}", flush=True)  # in one piece, and no markup

@@ -14,8 +14,9 @@ from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import read_launcher
+from trainkit.launch.ray.options import shown
 from trainkit.report.show.files import FinishedRun, read_any
-from trainkit.report.show.table import Goal, number, table_of
+from trainkit.report.show.table import Goal, number, print_table
 from trainkit.tuning.search import Search, search
 from trainkit.tuning.words import SearchSettings, override, read_search
 
@@ -78,16 +79,27 @@ def _with_goal(settings: SearchSettings, config: dict[str, Any]) -> SearchSettin
     return dataclasses.replace(settings, metric=monitored, mode=mode)
 
 
+def repeat_of(request: Search, values: Sequence[str]) -> str:
+    """Return the command of a run with a trial's values, on as many ranks with the same resources."""
+    settings, ranks = request.settings, []
+    if settings.num_workers > 1:
+        # An override joins a mapping to the config's own, in which a rank takes a CPU.
+        resources = {"CPU": 0} | dict(settings.resources)
+        ranks = ["launcher=ray", f"launcher.num_workers={settings.num_workers}"]
+        ranks += [f"launcher.resources_per_worker={shown(resources)}"] * (resources != {"CPU": 1})
+    return shlex.join(["python", "-m", "trainkit", "fit", *request.words, *values, *ranks])
+
+
 def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
     console = console_of()
-    console.print(table_of(runs, goal).rich())
+    print_table(runs, goal, console)
     console.print(f"folder  {short(request.folder)}", soft_wrap=True)
     best = goal.best_run(runs)
     failed = [run for run in runs if run.state.name != "done"]
     if best is not None:
         values = [f"{key}={best.overrides[key]}" for key in request.space if key in best.overrides]
         console.print(f"best    trial {best.name}: {goal.metric} = {number(goal.last(best))}", soft_wrap=True)
-        print(f"repeat  {shlex.join(['python', '-m', 'trainkit', 'fit', *request.words, *values])}", flush=True)
+        print(f"repeat  {repeat_of(request, values)}", flush=True)
     if failed:
         text = failed[0].state.error.strip().partition("\n")[0]
         raise TrainkitError(f"{len(failed)} of {plural(len(runs), 'trial')} failed; the first (trial {failed[0].name}): {text}")

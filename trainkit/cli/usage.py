@@ -57,7 +57,7 @@ USAGES = {
         (
             ("ranks", "int", "those of the launcher, or 1", "ranks of the described run"),
             ("ranks_per_host", "int", "ranks, at most 8", "ranks on one host"),
-            ("memory_gb", "int", "", "memory of a GPU: which engine and settings fit in it"),
+            ("memory_gb", "int", "none", "memory of a GPU: which engine and settings fit in it"),
         ),
         (
             "conf=resnet50 ranks=64",

@@ -37,7 +37,7 @@ from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
-from trainkit.config.of_run import OVERRIDES, Primary, changes, primary_of
+from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
 from trainkit.console import plural
@@ -246,7 +246,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
     schema.check(plain | {"launcher": launcher}, command, unused)
-    shown, kept = masked_arguments([as_typed(override) for override in overrides]), keep(own, plain)
+    typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
+    shown, kept = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
     files |= {".hydra/config.yaml": masked_lines(text), OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
     plain |= {"launcher": launcher} if launcher else {}

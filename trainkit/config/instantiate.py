@@ -11,7 +11,7 @@ from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
 from trainkit.config.kept import Kept
-from trainkit.config.schema import SAMPLE_KEYS, samples_of
+from trainkit.config.schema import SAMPLE_KEYS, samples_of, with_accelerator
 from trainkit.data.order import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
@@ -46,7 +46,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | No
     Raises:
         ConfigError: a constructor refuses its arguments.
     """
-    trusted = config.get("trust") or []
+    config, trusted = with_accelerator(config), config.get("trust") or []
     seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are broadcast
     engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
     communication = instantiate(config["communication"], "communication", trusted) if config.get("communication") else "exact"

@@ -37,6 +37,7 @@ class Primary:
         conf: the value of the key `conf`.
         overrides: those of the command line, and what follows from the run.
         saved: the resolved config of the run, if there is one.
+        typed: the overrides of the run's earlier starts.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class Primary:
     conf: str
     overrides: list[str]
     saved: dict[str, Any] | None = None
+    typed: Sequence[str] = ()
 
 
 def primary_of(
@@ -83,7 +85,7 @@ def primary_of(
     kept = {key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced}
     kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
     (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(kept)))
-    return Primary(scratch, _NAME, name, overrides, saved)
+    return Primary(scratch, _NAME, name, overrides, saved, _typed_for(run_dir))
 
 
 def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,13 +121,39 @@ def _best(run_dir: Path) -> str | None:
 
 def read_overrides(run_dir: Path) -> dict[str, str]:
     """Return the settings typed for a run, key -> text, without "++"; empty if its folder holds none."""
+    lines = masked_arguments(of_first_start(_typed_for(run_dir), run_dir))
+    return dict(line.removeprefix("++").partition("=")[::2] for line in lines)
+
+
+def _typed_for(run_dir: Path) -> list[str]:
     path = run_dir / OVERRIDES
     try:
         held = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else []
     except Exception:  # YAML's errors have no common type; a table of runs does without
         held = []
-    lines = held if isinstance(held, list) else []
-    return dict(line.removeprefix("++").partition("=")[::2] for line in masked_arguments([str(line) for line in lines]))
+    return [str(line) for line in held] if isinstance(held, list) else []
+
+
+def of_first_start(lines: Sequence[str], run_dir: Path) -> list[str]:
+    """Return overrides without those that only resume the run in its own folder."""
+
+    def resumes(line: str) -> bool:
+        key, _, value = line.lstrip("+").partition("=")
+        path = value.strip("'\"")
+        is_own = path in ("last", "best", "null") or Path(path).absolute().is_relative_to(run_dir.absolute())
+        return key == "resume" or (key == "ckpt_path" and is_own)
+
+    return [line for line in lines if not resumes(line)]
+
+
+def joined(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """Return the overrides of a run and of its resume: a key of the later ones replaces it and what is below it."""
+    keys = tuple(_key(line) for line in now)
+    return [line for line in before if not f"{_key(line)}.".startswith(tuple(f"{key}." for key in keys))] + [*now]
+
+
+def _key(line: str) -> str:
+    return line.lstrip("+~").partition("=")[0]
 
 
 def unreadable(path: Path, error: Exception) -> str:

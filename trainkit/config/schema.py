@@ -11,7 +11,7 @@ from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
 from trainkit.config.launchers import check_launcher, engine_started_by, launcher_of, starts_ranks
-from trainkit.config.signature import Signature, read_signature
+from trainkit.config.signature import Parameter, Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
@@ -57,6 +57,9 @@ _NO_SETTING = {
 _SPECIAL = ("_target_", "_partial_")
 # The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its own constructor's.
 SAMPLE_KEYS = ("on_bad_sample", "on_bad_sample_limit")
+# What trainkit gives an optimizer and a schedule that a config leaves `_partial_`.
+_OF_THE_CALLER = ("params", "optimizer", "total_steps")
+_ACCELERATOR = Parameter("Literal['auto', 'cpu', 'gpu', 'cuda'] | None", required=False)
 
 
 def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
@@ -86,6 +89,7 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
             _check_node(node, f"{key}.{name}", trusted)
     samples_of(config)
     _check_trainer(config.get("trainer"), command)
+    with_accelerator(config)
     if not isinstance(config.get("task"), dict):
         raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
     for key in unused:
@@ -118,11 +122,32 @@ def samples_of(config: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def with_accelerator(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with Lightning's `trainer.accelerator` as `engine.device`.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    trainer, engine = dict(config["trainer"]), config.get("engine") or {}
+    given = trainer.pop("accelerator", None)
+    wanted = {"gpu": "cuda"}.get(given, given)
+    device = engine.get("device", "auto")
+    if wanted in (None, "auto"):
+        return config | {"trainer": trainer}
+    if not engine or device not in ("auto", wanted):
+        raise ConfigError(
+            f"trainer.accelerator is '{given}', and engine.device is {device if engine else 'unset'}: they are one setting. "
+            f"Leave trainer.accelerator out, and set engine.device={wanted}."
+        )
+    return config | {"trainer": trainer, "engine": engine | {"device": wanted}}
+
+
 def _check_trainer(node: Any, command: str) -> None:
     if not isinstance(node, dict):
         raise ConfigError("trainer is missing; it must be a mapping of the Trainer's arguments.")
     signature = read_signature("trainkit.trainer.Trainer", "trainer")
     own = {name: p for name, p in signature.parameters.items() if name not in _ELSEWHERE}
+    own["accelerator"] = _ACCELERATOR  # Lightning's; a script's Trainer takes it too
     _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | _ELSEWHERE)
     ends = *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")), node.get("fast_dev_run") or None
     if command == "fit" and all(end is None for end in ends):
@@ -153,14 +178,16 @@ def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
 
 
 def _check_arguments(node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]) -> None:
+    given = _OF_THE_CALLER if node.get("_partial_") else ()
+    known = [name for name in signature.parameters if name not in given]
     for name, value in node.items():
         if name in _SPECIAL:
             continue
         parameter = signature.parameters.get(name)
-        if parameter is None:
+        if parameter is None or name in given:
             if signature.accepts_any:
                 continue
-            raise ConfigError(unknown(f"{key}.{name}", name, list(signature.parameters), explained))
+            raise ConfigError(unknown(f"{key}.{name}", name, known, explained))
         built = isinstance(value, dict) and "_target_" in value
         legal = None if built or not parameter.annotation else problem(parameter.annotation, value)
         if legal is not None:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainkit.console import plural
 from trainkit.data.order import SeededDataset
-from trainkit.data.sample_names import file_of
+from trainkit.data.sample_names import UnreadableSample, file_of
 from trainkit.errors import DataError
 
 DEFAULT_LIMIT = 100
@@ -58,9 +58,10 @@ class GuardedDataset(Dataset[Any]):
         except MemoryError:
             raise  # of the machine, not of the sample
         except Exception as error:  # any: a decoder's errors have no common type
+            own = (isinstance(error, UnreadableSample) and error.__cause__) or error
             index = key[1] if isinstance(key[1], int) else None
             file = "" if index is None else file_of(self.dataset.dataset, index)
-            return BadSample(index, file or str(getattr(error, "filename", None) or ""), in_a_line(error))
+            return BadSample(index, file or str(getattr(own, "filename", None) or ""), in_a_line(own))
 
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         """Return the samples of a batch, all at once if none raises; a DataLoader calls this."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import itertools
 import os
 import random
@@ -21,9 +22,11 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from trainkit.data.permutation import MOST_HELD, Permutation
 from trainkit.data.python_random import restore_python, save_python
+from trainkit.data.sample_names import UnreadableSample
 
 _MASK = 2**64 - 1
 _BURST_S = 1e-3
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not of the sample
 _MOST_IN_BURST = 16
 Item = TypeVar("Item")
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
@@ -266,7 +269,7 @@ class SeededDataset(Dataset[Any]):
         with apart():
             for epoch, index in keys:
                 _seed(_mixed(begun[epoch], index) >> 1)  # mix(seed, epoch, index)
-                samples.append(self.dataset[index])
+                samples.append(self._sample(index))
         return samples
 
     def _read(self, keys: list[tuple[int, int]]) -> list[Any]:
@@ -274,8 +277,16 @@ class SeededDataset(Dataset[Any]):
         indices = [index for _, index in keys]
         at_once = getattr(self.dataset, "__getitems__", None)
         if at_once is None or len(indices) == 1:
-            return [self.dataset[index] for index in indices]
+            return [self._sample(index) for index in indices]
         return list(at_once(indices))
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except (OSError, SyntaxError) as error:  # what PIL raises for a damaged file, and a missing file
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+                raise
+            raise UnreadableSample.of(self.dataset, index, error) from error
 
 
 def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: Sequence[int] | None) -> Sequence[int]:

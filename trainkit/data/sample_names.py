@@ -1,4 +1,4 @@
-"""Names of samples for people: the file of a sample, and the classes of a data set's labels."""
+"""Names of samples for people: the file of a sample, one that is unreadable, the classes of a data set's labels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
+
+from trainkit.errors import DataError
+
+
+class UnreadableSample(DataError):  # noqa: N818 - a DataError
+    """A data set raised for one sample what a missing or damaged file raises; that error is the cause."""
+
+    @classmethod
+    def of(cls, dataset: Any, index: int, error: Exception) -> UnreadableSample:
+        """Return the error of a sample with its index, its file if that is known, and the next step."""
+        file = file_of(dataset, index)
+        text = (str(error).strip() or "no message").splitlines()[0].rstrip(".")
+        where = f" ({file})" if file and file not in text else ""
+        return cls(
+            f"Sample {index}{where} cannot be loaded: {type(error).__name__}: {text}. Replace or "
+            "remove it: `python -m trainkit data check conf=NAME` lists all such samples. Or train "
+            'without them: data.on_bad_sample=skip (in a script, Trainer(on_bad_sample="skip")).'
+        )
 
 
 def file_of(dataset: Any, index: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -21,6 +21,24 @@ class Grid:
     def is_text(self, column: int) -> bool:
         """Return whether a column, counted from 0, holds text."""
         return column == 0 or column in self.sentences
+
+    def fitted(self, width: int, needed: Collection[str]) -> tuple[Grid, list[str]]:
+        """Return the table without columns that a line has no room for, the last first, and the names of these.
+
+        Args:
+            width: characters of a line.
+            needed: names of columns that stay, beside the first.
+        """
+        wide = [max(map(len, cells)) + 3 for cells in zip(self.columns, *self.rows, strict=True)]
+        shown = list(range(len(self.columns)))
+        for i in reversed(shown):
+            if i > 0 and self.columns[i] not in needed and sum(wide[j] for j in shown) >= width:
+                shown = [j for j in shown if j != i]
+        columns = tuple(self.columns[i] for i in shown)
+        rows = [tuple(row[i] for i in shown) for row in self.rows]
+        sentences = tuple(place for place, i in enumerate(shown) if i in self.sentences)
+        left_out = [name for i, name in enumerate(self.columns) if i not in shown]
+        return Grid(self.title, columns, rows, sentences, self.is_code), left_out
 
     def rich(self) -> Table:
         """Return the table for the terminal."""

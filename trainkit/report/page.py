@@ -16,6 +16,7 @@ from trainkit.report.grid import Grid
 from trainkit.safety.whole_files import replacing
 from trainkit.version import __version__
 
+Figure = go.Figure
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 

@@ -21,10 +21,12 @@ def hook_log_of(run: Run) -> HookLog:
 
     def show(make: Callable[[], Media]) -> None:
         """Hand rank 0's picture, text, ... to the loggers; report once if none can store it."""
-        if not run.is_global_zero or run.sanity_checking:
+        if not run.is_global_zero:
             return
         with allowed_read():
             media = make()
+        if run.sanity_checking:  # tried, so that what cannot be logged costs no epoch
+            return
         fits = run.state.stage == "fit"
         if fits and not reported and not any(getattr(callback, "stores_media", False) for callback in run.callbacks):
             reported.append(media.name)

@@ -63,6 +63,13 @@ def test_each_command_explains_itself(command: str) -> None:
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
+def test_what_may_be_left_out_is_not_called_required() -> None:
+    """An option in brackets in the usage has a default."""
+    for command, usage in USAGES.items():
+        for name, _, default, _ in usage.options:
+            assert default or f"[{name}=" not in usage.line, (command, name)
+
+
 def test_the_options_are_those_that_a_command_takes() -> None:
     """Those of commands that split off their own from a config's, and of keys at the top of a config."""
     for command, own in (

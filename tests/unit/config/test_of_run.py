@@ -9,6 +9,7 @@ import pytest
 
 from trainkit.cli.run import main
 from trainkit.config.compose import Job
+from trainkit.config.of_run import OVERRIDES, read_overrides
 
 _RUN = ["conf=mlp", "run_dir=r", "task.model.width=48", "data.batch_size=20", "seed=5"]
 
@@ -73,6 +74,20 @@ def test_another_conf_replaces_the_runs(run_dir: Path) -> None:
     assert job.config["task"] == job_of("fit", "conf=resnet18").config["task"]
     assert any(note.startswith("seed: 5 -> ") for note in job.notes)
     assert job.config["ckpt_path"] is None
+
+
+def test_a_resumed_fit_records_what_was_typed_for_its_first_start(run_dir: Path) -> None:
+    """The file of overrides makes the run again; the resume itself is not part of it, its changes are."""
+    job = job_of("fit", "run_dir=r", "ckpt_path=last", "data.batch_size=8")
+    (run_dir / OVERRIDES).write_text(job.files[OVERRIDES])
+    assert read_overrides(run_dir) == {
+        "task.model.width": "48",
+        "seed": "5",
+        "trainer.lr_warmup_steps": "3",
+        "conf": "mlp",
+        "data.batch_size": "8",
+        "run_dir": "r",
+    }
 
 
 def test_a_fit_resumes_with_the_runs_config(run_dir: Path) -> None:

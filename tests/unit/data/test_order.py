@@ -26,6 +26,7 @@ from trainkit.data.order import (
     seed_everything,
     shuffled,
 )
+from trainkit.errors import DataError
 
 
 class Noise(Dataset[Any]):
@@ -269,7 +270,7 @@ def test_samples_that_draw_nothing_are_read_once() -> None:
     ):
         seed_everything(3)
         seeded = SeededDataset(data, 5)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(DataError):
             seeded.__getitems__([(0, i) for i in range(8)])
         found = random.random(), np.random.rand(), torch.rand(()).item()
         seed_everything(3)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainkit.data.loader import ShardedLoader, read_source
 from trainkit.data.order import SeededDataset
 from trainkit.data.plan import StepPlan
+from trainkit.errors import DataError
 
 
 class Numbers(Dataset[int]):
@@ -50,7 +51,7 @@ def test_the_batches_are_those_of_one_at_a_time(draws: bool) -> None:
 def test_an_error_comes_after_the_batches_before_it() -> None:
     """Though it was met when several were read at a time."""
     found = []
-    with pytest.raises(OSError, match="broken"):
+    with pytest.raises(DataError, match="broken"):
         for batch in SeededDataset(Numbers(fails=33), 0).batches(keys(10)):
             found += batch
     assert found == list(range(32))

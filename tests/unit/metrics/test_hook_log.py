@@ -14,6 +14,7 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet, rows
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
+from trainkit.errors import TaskError
 
 
 class Writes(Callback):
@@ -161,6 +162,39 @@ def test_values_of_the_sanity_check_are_not_kept(tmp_path: Path) -> None:
     writes = Writes()
     quiet(tmp_path, callbacks=writes, max_epochs=1, num_sanity_val_steps=1).fit(Epochs(), loader(8), loader(4))
     assert [step for step, row in writes.rows if "val/error" in row] == [2]
+
+
+class Pictured(Line):
+    """Logs a picture in validation."""
+
+    shape = (2, 2)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log one."""
+        self.log_image("pair", torch.zeros(self.shape))
+
+
+def test_the_sanity_check_tries_what_is_no_number(tmp_path: Path) -> None:
+    """A picture of a wrong shape ends the run before its first step; a good one is not stored."""
+    seen: list[int] = []
+
+    class Stores(Callback):
+        stores_media = True
+
+        def on_media(self, trainer: Any, task: Any, media: Any, step: int) -> None:
+            seen.append(step)
+
+    def fit(task: Line) -> None:
+        trainer = quiet(tmp_path, callbacks=Stores(), max_epochs=1, num_sanity_val_steps=1)
+        trainer.fit(task, loader(8), loader(4))
+
+    wrong = Pictured()
+    wrong.shape = (2, 2, 2, 2)
+    wrong.training_step = pytest.fail  # type: ignore[method-assign]
+    with pytest.raises(TaskError, match=r"log_image\('pair', ...\) got shape"):
+        fit(wrong)
+    fit(Pictured())
+    assert seen and min(seen) > 0
 
 
 def test_several_numbers_are_logged_by_name(tmp_path: Path) -> None:

@@ -31,6 +31,18 @@ class Broken(Dataset[Any]):
         return self.rows[index]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named_with_the_remedy(num_workers: int, tmp_path: Path) -> None:
+    """Index, file and error, in one sentence from a loader's worker too, and what to do."""
+    data = DataLoader(Broken(8, 5), batch_size=4, num_workers=num_workers)
+    with pytest.raises(DataError) as raised:
+        fit(tmp_path, data)
+    text = str(raised.value)
+    assert text.startswith("Sample 5 (part/5.jpg) cannot be loaded: OSError: image file is trunc")
+    assert "data check" in text and "on_bad_sample=skip" in text
+    assert len(text.splitlines()) == 1
+
+
 class Counting(Line):
     """Logs the mean of the inputs over an epoch, which shows whether each sample counted once."""
 
@@ -108,9 +120,10 @@ def test_more_than_the_limit_ends_all_ranks(tmp_path: Path) -> None:
 
 
 def test_without_the_setting_a_bad_sample_raises(tmp_path: Path) -> None:
-    """The default is as before."""
-    with pytest.raises(OSError, match="truncated"):
+    """The default; the data set's own error is the cause."""
+    with pytest.raises(DataError, match="truncated") as raised:
         fit(tmp_path, loader(Broken(12, 3)))
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_validation_counts_the_samples_that_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

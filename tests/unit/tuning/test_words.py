@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from trainkit.cli.tune import repeat_of
 from trainkit.errors import ConfigError
+from trainkit.tuning.search import Search
 from trainkit.tuning.words import Drawn, override, read_search
 
 LR = "search.optimizer.lr=loguniform(1e-4,1e-1)"
@@ -69,3 +72,15 @@ def test_a_value_survives_as_an_override(value: object) -> None:
     found = parsed.value()
     assert (found.text if hasattr(found, "text") else found) == value
     assert re.fullmatch(r"key=.*", override("key", value))
+
+
+@pytest.mark.parametrize(
+    ("resources", "typed"),
+    [("{CPU: 1}", ""), ("{GPU: 1}", " 'launcher.resources_per_worker={CPU: 0, GPU: 1}'")],
+)
+def test_the_best_trial_is_repeated_on_its_ranks(resources: str, typed: str) -> None:
+    """One rank would train with half the batch, half the rate, and twice the steps."""
+    settings, space, own = read_search(["conf=mlp", LR, "search.num_workers=2", f"search.resources={resources}"])
+    command = repeat_of(Search(own, space, settings, 1, None, Path()), ["optimizer.lr=0.1"])
+    ranks = f"launcher=ray launcher.num_workers=2{typed}"
+    assert command == f"python -m trainkit fit conf=mlp optimizer.lr=0.1 {ranks}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainkit.console import plural
 from trainkit.report.grid import Grid
-from trainkit.report.page import Part, figure, write_page
+from trainkit.report.page import Figure, Part, figure, write_page
 
 _NOTE = (
     "Each step is trained at the next rate. The loss is the mean over all samples of a step, on all ranks, before its update; "
@@ -35,13 +38,43 @@ def write_lr_page(
         suggested: name of a method, its rate, the override to type.
         notes: sentences above the curve.
     """
-    chart = figure("learning rate", "loss", height=420)
-    chart.add_scatter(x=list(lrs), y=list(losses), name="loss", mode="markers", marker={"size": 5, "color": "#9aa5b1"})
-    chart.add_scatter(x=list(lrs), y=list(smoothed), name="smoothed", mode="lines", line={"color": "#2f6fb3", "width": 2})
-    for (name, rate, _), color in zip(suggested, ("#d1495b", "#3f9c6b"), strict=False):
-        chart.add_vline(x=rate, line={"color": color, "dash": "dash"}, annotation_text=f"{name} {rate:.2g}")
-    chart.update_xaxes(type="log")
+    chart = lr_chart(lrs, losses, smoothed, suggested)
+    if above := sum(loss > (chart.layout.yaxis.range or (0, math.inf))[1] for loss in losses):
+        notes = [
+            *notes,
+            f"Not in the picture: {plural(above, 'step')} with a larger loss, up to {max(losses):.4g}.",
+        ]
     rows = [(name, f"{rate:.2g}", override) for name, rate, override in suggested]
     grid = Grid("Rates to try", ("method", "rate", "override"), rows, sentences=(2,)) if rows else None
     cards = [(name, f"{rate:.2g}") for name, rate, _ in suggested]
     write_page(path, "Learning rates", of, cards, [Part("The curve", tuple(notes), chart, grid, _NOTE, id="curve")])
+
+
+def lr_chart(
+    lrs: Sequence[float],
+    losses: Sequence[float],
+    smoothed: Sequence[float],
+    suggested: Sequence[tuple[str, float, str]],
+) -> Figure:
+    """Return the curve with a line for each suggestion; see `write_lr_page`."""
+    chart = figure("learning rate", "loss", height=420)
+    chart.add_scatter(x=list(lrs), y=list(losses), name="loss", mode="markers", marker={"size": 5, "color": "#9aa5b1"})
+    chart.add_scatter(x=list(lrs), y=list(smoothed), name="smoothed", mode="lines", line={"color": "#2f6fb3", "width": 2})
+    for i, (name, rate, _) in enumerate(suggested):
+        color = ("#d1495b", "#3f9c6b")[i]
+        chart.add_vline(x=rate, line={"color": color, "dash": "dash"})
+        label = {"text": f"{name} {rate:.2g}", "xanchor": "left", "font": {"color": color}}
+        # On a logarithmic axis plotly places a line by its value, and a label by the value's logarithm.
+        chart.add_annotation(x=math.log10(rate), y=1 - 0.06 * i, yref="paper", showarrow=False, **label)
+    chart.update_xaxes(type="log")
+    if losses and max(losses) > (top := _top(losses, smoothed)):
+        least = min(losses)
+        chart.update_yaxes(range=[least - 0.1 * (top - least), top])
+    return chart
+
+
+def _top(losses: Sequence[float], smoothed: Sequence[float]) -> float:
+    """Return the top of the picture: the fall of the curve decides, not the losses of rates that are too large."""
+    lowest = min(range(len(smoothed)), key=smoothed.__getitem__)
+    highest = max(*smoothed[: lowest + 1], statistics.median(losses))
+    return highest + 0.5 * (highest - min(losses))

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
+from trainkit.run.progress_file import Progress, read_progress
 from trainkit.run.state import RunState, read_state
 from trainkit.safety.masking import masked
 
@@ -52,6 +53,7 @@ class FinishedRun:
         goodput: seconds by purpose; empty without callbacks=goodput.
         overrides: the settings that were typed, as text.
         state: how far it is.
+        progress: what rank 0 wrote last about the job, or None.
     """
 
     name: str
@@ -63,12 +65,19 @@ class FinishedRun:
     goodput: Mapping[str, float] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
     state: RunState = RunState("-")
+    progress: Progress | None = None
 
     @property
     def steps(self) -> int:
         """The last step with a value or a checkpoint."""
         ends = [steps[-1] for steps, _ in self.series.values()] + [saved.step for saved in self.checkpoints]
         return max(ends, default=0)
+
+    @property
+    def task(self) -> str:
+        """The Task's class; "" if unknown."""
+        named = self.progress.task if self.progress else ""
+        return named or str(self.settings.get("task._target_") or "").rpartition(".")[2]
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric."""
@@ -150,7 +159,7 @@ def read_any(folder: Path, name: str) -> FinishedRun:
     config, goodput = folder / "config.yaml", folder / "goodput.json"
     settings = flat(masked(read_config(config))) if config.is_file() else {}
     seconds = json.loads(goodput.read_text())["seconds"] if goodput.is_file() else {}
-    about = (settings, seconds, read_overrides(folder), read_state(folder))
+    about = (settings, seconds, read_overrides(folder), read_state(folder), read_progress(folder))
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
 

@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.report.grid import Grid
 from trainkit.report.show.files import FinishedRun
 
-_NOT_COMPARED = ("run_dir", "optimized_metric", "resume")
-_MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR = 8, 4, 160
+_NOT_COMPARED = ("run_dir", "optimized_metric")
+_OF_A_TRIAL = ("callbacks.tune", "callbacks.elastic._target_")  # a search's own, under Ray's driver
+_STARTS = {
+    "horovodrun": "horovodrun -np {} python",
+    "mpirun": "mpirun -np {} python",
+    "torchrun": "torchrun --nproc-per-node {}",
+}
+_MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR, _MOST_ERRORS = 8, 4, 160, 5
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,23 @@ class Goal:
 
     def best_run(self, runs: Sequence[FinishedRun]) -> FinishedRun | None:
         """Return the run with the best last value, which is also what a sweeper receives; None if it is unknown."""
-        ended = [run for run in runs if self.last(run) is not None and run.state.name != "failed"]
-        if self.mode is None or not ended:
+        ended = self.compared(runs)
+        if self.mode is None or not ended or len(tasks_of(ended)) > 1:
             return None
         return min(ended, key=lambda run: (self.last(run) or 0.0) * (1 if self.mode == "min" else -1))
+
+    def compared(self, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+        """Return the runs with a value that have not failed; of several tasks none is best."""
+        return [run for run in runs if self.last(run) is not None and run.state.name != "failed"]
 
     def last(self, run: FinishedRun) -> float | None:
         """Return the last value of the metric in a run."""
         return run.last(self.metric) if self.metric is not None else None
+
+
+def tasks_of(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the names of the runs' tasks: their values of one metric are not of one scale."""
+    return list(dict.fromkeys(run.task for run in runs))
 
 
 def goal_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Goal:
@@ -64,7 +81,6 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
     names = [name for name in known if name.startswith("val/")] or [name for name in known if name.startswith("train/")]
     names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[:_MOST_VALUES]
     best = [f"best {goal.metric}"] * (goal.mode is not None and goal.metric in known)
-    errors = any(run.state.error for run in runs)
     top = goal.best_run(runs)
     rows = [
         (
@@ -74,12 +90,24 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
             *(number(goal.best_value(run)) for _ in best),
             str(run.epochs),
             run.state.name,
-            *([_first_line(run.state.error)] if errors else []),
         )
         for i, run in enumerate(runs)
     ]
-    columns = ("run", *settings, *names, *best, "epochs", "state", *(["error"] if errors else []))
-    return Grid("", columns, rows, tuple(i for i, name in enumerate(columns) if name in ("state", "error")))
+    columns = ("run", *settings, *names, *best, "epochs", "state")
+    return Grid("", columns, rows, (len(columns) - 1,))
+
+
+def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console) -> None:
+    """Print the table as wide as the console is; below it what it leaves out, and the first errors."""
+    grid, left_out = table_of(runs, goal).fitted(console.width, ("state", goal.metric or ""))
+    console.print(grid.rich())
+    if left_out:
+        console.print(f"no room for {', '.join(left_out)}", soft_wrap=True, markup=False)
+    failed = [run for run in runs if run.state.error]
+    for run in failed[:_MOST_ERRORS]:
+        console.print(f"error   run {run.name}: {_first_line(run.state.error)}", soft_wrap=True, markup=False)
+    if len(failed) > _MOST_ERRORS:
+        console.print(f"error   {len(failed) - _MOST_ERRORS} more; runs --json prints all")
 
 
 def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
@@ -107,12 +135,16 @@ def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
 
 
 def command_of(run: FinishedRun) -> str | None:
-    """Return the command line that repeats a run in a new folder; None for a run from Python code."""
-    if "conf" not in run.overrides:
+    """Return the command that repeats a run, ranks included, in a new folder; None for a run from Python code."""
+    if (conf := run.overrides.get("conf")) is None:
         return None
-    left_out = ("conf", *_NOT_COMPARED)
+    launcher, ranks = (run.progress.launcher, run.progress.ranks) if run.progress else ("none", 1)
+    left_out = ("conf", "run_dir", "optimized_metric", *_OF_A_TRIAL)
     words = [f"{key}={value}" if value else key for key, value in run.overrides.items() if key not in left_out]
-    return shlex.join(["python", "-m", "trainkit", "fit", f"conf={run.overrides['conf']}", *words])
+    if launcher == "ray" and "launcher" not in run.overrides:
+        words += ["launcher=ray", f"launcher.num_workers={ranks}"]
+    start = "python" if "launcher" in run.overrides else _STARTS.get(launcher, "python").format(ranks)
+    return f"{start} -m trainkit fit {shlex.join([f'conf={conf}', *words])}"
 
 
 def sort_runs(runs: Sequence[FinishedRun], key: str, goal: Goal) -> list[FinishedRun]:

@@ -34,9 +34,7 @@ def in_words(analysis: Analysis) -> list[str]:
         said.append(_outlier_words(analysis, outliers))
     if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
         said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not finish them.")
-    largest = max(LABELS, key=analysis.median)
-    parts = ", ".join(f"{LABELS[part]} {share(analysis.median(part), step)}" for part in ("data", "communication", "waiting"))
-    said.append(f"Most of it is {LABELS[largest]} ({share(analysis.median(largest), step)}); {parts}.")
+    said.append(_largest_words(analysis))
     said.append(_slow_words(analysis))
     if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
         return said
@@ -58,6 +56,21 @@ def in_words(analysis: Analysis) -> list[str]:
     if world > 1 and not analysis.gradients:
         said.append(f"There are no facts about single gradients: {_no_gradients(analysis)}.")
     return said
+
+
+def _largest_words(analysis: Analysis) -> str:
+    medians, step = {part: analysis.median(part) for part in LABELS}, analysis.step_s
+    largest, covered = max(medians, key=medians.__getitem__), sum(medians.values())
+    shown = [f"{LABELS[p]} {share(medians[p], step)}" for p in ("data", "communication", "waiting")]
+    if step - covered <= medians[largest]:
+        return f"Most of it is {LABELS[largest]} ({share(medians[largest], step)}); {', '.join(shown)}."
+    sums = {part: sum(own.seconds[part] for own in analysis.steps) for part in LABELS}
+    most = max(sums, key=sums.__getitem__)
+    return (
+        f"No part is long in most steps: the parts' medians add up to {share(covered, step)} of a "
+        "step, which stalls in one part or another make long. Of the time of all steps "
+        f"{LABELS[most]} has most ({share(sums[most], sum(sums.values()))})."
+    )
 
 
 def _outlier_words(analysis: Analysis, outliers: Sequence[Outlier]) -> str:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from trainkit import loop
+from trainkit.arguments import show
 from trainkit.config.instantiate import build
+from trainkit.config.signature import read_signature
 from trainkit.data.feed import MapFeed, Step
 from trainkit.errors import ConfigError
 from trainkit.run.data_sources import DataSources
@@ -82,7 +84,7 @@ def find_batch(config: Mapping[str, Any], memory_gb: float | None = None, most: 
     """
     data = config.get("data") or {}
     if not isinstance(data.get("batch_size"), int):
-        raise ConfigError("data.batch_size is no setting of this config, so there is none to find. Use a config that has it.")
+        raise ConfigError(_without_batch_size(data))
     begins = _try(config, data["batch_size"], memory_gb, looks_only=True)
     most = min(most, begins.room)
     tried: list[Tried] = []
@@ -93,6 +95,26 @@ def find_batch(config: Mapping[str, Any], memory_gb: float | None = None, most: 
 
     largest, above = largest_that_fits(fits, min(data["batch_size"], most), most)
     return Batches(tuple(tried), largest, above is None, begins.global_batch, begins.ranks)
+
+
+def _without_batch_size(data: Mapping[str, Any]) -> str:
+    if data.get("batch_size") is not None:
+        return f"data.batch_size is {show(data['batch_size'])}; it must be a whole number, 1 or more."
+    target = data.get("_target_")
+    if target is None:
+        return (
+            "This config has no data, so its task makes the loaders itself, and no data.batch_size "
+            "can be tried. Give the data as a DataModule: data._target_=MODULE.CLASS."
+        )
+    if "batch_size" not in read_signature(str(target), "data._target_").parameters:
+        return (
+            f"data._target_ is '{target}', which takes no batch_size, so none can be tried. Give its "
+            "__init__ an argument batch_size, and its loaders that size."
+        )
+    return (
+        "data.batch_size is not in this config, which leaves it to the class's default. Give the size "
+        "to begin with: data.batch_size=32."
+    )
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> tuple[int | None, int | None]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from trainkit.cli import runs
+from trainkit.config.of_run import joined
 from trainkit.report.show.files import find_runs
-from trainkit.report.show.table import Goal, command_of, goal_of, sort_runs, table_of
+from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
+from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
+from trainkit.tracing.moments import Moment
 
 MONITOR = "callbacks: {checkpoint: {monitor: val/acc, mode: max}}\n"
 
@@ -44,11 +49,11 @@ def test_runs_are_found_and_compared(top: Path) -> None:
     found = find_runs(top)
     assert [run.name for run in found] == ["one", "sweep1/9", "sweep1/10"]
     grid = table_of(found, goal_of(found))
-    assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state", "error")
+    assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state")
     assert list(grid.rows) == [
-        ("one", "1e-05", "0.7", "0.7", "1", "done", ""),
-        ("sweep1/9", "0.5", "-", "-", "0", "failed", "RuntimeError: boom"),
-        ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done", ""),
+        ("one", "1e-05", "0.7", "0.7", "1", "done"),
+        ("sweep1/9", "0.5", "-", "-", "0", "failed"),
+        ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done"),
     ]
     assert command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
 
@@ -66,6 +71,64 @@ def test_runs_are_sorted(key: str, names: list[str], top: Path) -> None:
     """Best first by a monitored metric, those without it last; by a setting small ones first, or large ones."""
     found = find_runs(top)
     assert [run.name for run in sort_runs(found, key, goal_of(found))] == names
+
+
+def test_a_resumed_run_is_repeated_from_its_first_start(tmp_path: Path) -> None:
+    """With what was typed at both starts; what only resumes it, or belongs to a search, is left out."""
+    add_run(tmp_path / "a", "0.1", [0.5])
+    file = tmp_path / "a" / ".hydra" / "overrides.yaml"
+    now = ["conf=mlp", "ckpt_path=last", "resume=auto", "optimizer=adamw", "trainer.max_epochs=9"]
+    typed = joined(["conf=mlp", "optimizer.lr=0.1", "optimizers.n=2", "seed=3", "data=x"], now)
+    file.write_text("".join(f"- {line}\n" for line in [*typed, "callbacks.tune={}"]))
+    (run,) = find_runs(tmp_path)
+    assert command_of(run) == (
+        "python -m trainkit fit conf=mlp optimizers.n=2 seed=3 data=x optimizer=adamw trainer.max_epochs=9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "start", "end"),
+    [
+        ("none", "python", ""),
+        ("horovodrun", "horovodrun -np 2 python", ""),
+        ("torchrun", "torchrun --nproc-per-node 2", ""),
+        ("ray", "python", " launcher=ray launcher.num_workers=2"),
+    ],
+)
+def test_a_run_is_repeated_on_its_ranks(launcher: str, start: str, end: str, tmp_path: Path) -> None:
+    """Fewer ranks would have another batch and rate."""
+    add_run(tmp_path / "a", "0.1", [0.5])
+    progress = Progress(Moment.now(), "host", 1, None, launcher=launcher, hosts={"host": [0, 1]})
+    write_progress(tmp_path / "a", progress)
+    (run,) = find_runs(tmp_path)
+    assert command_of(run) == f"{start} -m trainkit fit conf=mlp optimizer.lr=0.1 seed=3{end}"
+
+
+def test_runs_of_two_tasks_have_no_best_one(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An accuracy says nothing about a regression's; the tasks are named."""
+    file = top / "one" / "config.yaml"
+    file.write_text(file.read_text() + "task: {_target_: mine.Regression}\n")
+    file = top / "sweep1" / "10" / "config.yaml"
+    file.write_text(file.read_text() + "task: {_target_: mine.Classifier}\n")
+    assert runs.main("runs", [str(top)]) == 0
+    text = capsys.readouterr().out
+    assert "best    none of 2 tasks (Regression, Classifier): val/acc is not comparable." in text
+    assert "repeat" not in text and "*" not in text
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_table_is_as_wide_as_the_terminal(width: int, top: Path) -> None:
+    """A run is a line; columns without room are named, and an error has a line of its own."""
+    add_run(top / "bad", "0.3", [], "failed", "ConfigError: " + "a long sentence " * 20)
+    found, console = find_runs(top), Console(width=width, file=io.StringIO())
+    print_table(found, goal_of(found), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(len(line) for line in lines if line.startswith(("┏", "│"))) <= width
+    assert sum(line.startswith("│") for line in lines) == 4
+    errors = [line for line in lines if line.startswith("error")]
+    assert errors[1] == "error   run sweep1/9: RuntimeError: boom" and len(errors) == 2
+    assert any(line.startswith("no room for best val/acc") for line in lines) == (width == 50)
 
 
 def test_without_a_direction_no_run_is_best(top: Path) -> None:

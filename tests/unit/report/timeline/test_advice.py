@@ -131,6 +131,19 @@ def test_the_words_name_what_matters(tmp_path: Path) -> None:
     assert "Of 2 ranks only the files of 0 are present" in " ".join(in_words(analyse(read_recording(tmp_path))))
 
 
+def test_stalls_in_changing_parts_are_not_laid_to_the_part_of_the_largest_median(tmp_path: Path) -> None:
+    """If the medians add up to little of a step, the part with most of all time is named instead."""
+    stalls = ("data", "data", "forward", "backward", "communication", "hooks")
+    analysis = seen(
+        tmp_path,
+        parts_of=lambda rank, step: dict.fromkeys(PARTS, 1.0) | {"optimizer": 3.0} | {stalls[step]: 100.0},
+    )
+    text = " ".join(in_words(analysis))
+    assert "Most of it is" not in text
+    assert "the parts' medians add up to 7.5 % of a step" in text
+    assert "Of the time of all steps data wait has most (31.8 %)." in text
+
+
 @pytest.mark.parametrize(
     ("engine", "gradients", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -83,7 +84,16 @@ def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
         find_batch(config_of())
 
 
-def test_a_config_without_a_batch_size_is_refused() -> None:
-    """With what is missing."""
-    with pytest.raises(ConfigError, match=r"data.batch_size is no setting of this config"):
-        find_batch({"trainer": {}, "data": {"name": "x"}}, memory_gb=1)
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ({"_target_": "recipes.digits.Digits"}, "begin with: data.batch_size=32"),
+        ({"_target_": "trainkit.DataModule"}, "which takes no batch_size, so none can be tried. Give"),
+        ({}, "Give the data as a DataModule"),
+        ({"batch_size": "x"}, "data.batch_size is 'x'; it must be a whole number"),
+    ],
+)
+def test_a_config_without_a_batch_size_is_refused(data: dict[str, Any], remedy: str) -> None:
+    """With what is missing, and what to give."""
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
+        find_batch({"trainer": {}, "data": data}, memory_gb=1)
