@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.same_names import logs, runs, steps
+from tests.same_names import logs, ports, runs, steps
 from tests.same_names.table import ROWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
 TITLE = "\n## Behaviour\n"
-assert steps and runs and logs, "their import fills the table"
+assert steps and runs and logs and ports, "their import fills the table"
 
 INTRODUCTION = """
 Names are not enough: each row below runs in both trainers, in one process, and a test compares the results

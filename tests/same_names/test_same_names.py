@@ -13,12 +13,12 @@ import pytest
 import trainkit
 import trainkit.callbacks
 import trainkit.loggers
-from tests.same_names import logs, page, runs, steps
+from tests.same_names import logs, page, ports, runs, steps
 from tests.same_names.kit import Framework
 from tests.same_names.table import ROWS, Row
 from trainkit.errors import TrainkitError
 
-assert steps and runs and logs, "their import fills the table"
+assert steps and runs and logs and ports, "their import fills the table"
 
 
 @pytest.fixture(autouse=True)
