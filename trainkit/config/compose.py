@@ -36,6 +36,7 @@ from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
 from trainkit.config.of_run import OVERRIDES, Primary, changes, primary_of
+from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
 from trainkit.console import plural
@@ -229,6 +230,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "launcher")])
+    choices = HydraConfig.get().runtime.choices
+    check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -244,7 +247,10 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
-    schema.check(plain | {"launcher": launcher}, command, unused)
+    try:
+        schema.check(plain | {"launcher": launcher}, command, unused)
+    except ConfigError as error:
+        raise ConfigError(with_origin(str(error), choices, conf_folders(Path.cwd()))) from error
     shown, kept = masked_arguments([as_typed(override) for override in overrides]), keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
     files |= {".hydra/config.yaml": masked_lines(text), OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
