@@ -41,7 +41,7 @@ SETTINGS = (
     "task.model.width=64 task.model.heads=4 task.model.context=32 data.context=32 data.batch_size=2 "
     "trainer.global_batch_size=24 trainer.lr_scaling=none trainer.gradient_clip_val=null trainer.enable_progress_bar=false "
     "trainer.enable_model_summary=false trainer.limit_val_batches=0 logger=none "
-    "'~optimizer.betas' optimizer.weight_decay=0.0"
+    "optimizer.weight_decay=0.0"
 )
 
 

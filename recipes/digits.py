@@ -30,6 +30,8 @@ class Digits(trainkit.DataModule):
         augment: how training images vary: policy, erasing and repeats. There are no crops, and digits are not flipped.
     """
 
+    batch_shape = "images [B, 3, H, W] and labels [B]"
+
     def __init__(
         self,
         batch_size: PositiveInt = 16,

@@ -115,6 +115,8 @@ class TextBytes(trainkit.DataModule):
         file: a text file, in place of a folder.
     """
 
+    batch_shape = "tokens [B, T + 1]"
+
     vocab_size = _BYTES
 
     def __init__(

@@ -147,6 +147,8 @@ class HFClassifier(TransformersTask):
         config: its arguments.
     """
 
+    batch_shape = "a dict of input_ids [B, T], attention_mask [B, T] and labels [B]"
+
     def __init__(
         self,
         num_classes: PositiveInt,
@@ -194,6 +196,8 @@ class HFCausalLM(TransformersTask):
         model_type: as gpt2, llama.
         config: its arguments.
     """
+
+    batch_shape = "a dict of input_ids [B, T], attention_mask [B, T] and labels [B, T]"
 
     def __init__(
         self,

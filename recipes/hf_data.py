@@ -52,6 +52,11 @@ class Texts(trainkit.DataModule):
         num_workers: loader processes.
     """
 
+    batch_shape = {
+        "num_classes": "a dict of input_ids [B, T], attention_mask [B, T] and labels [B]",
+        "": "a dict of input_ids [B, T], attention_mask [B, T] and labels [B, T]",
+    }
+
     def __init__(
         self,
         file: ExistingFile | None = None,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import trainkit
 from recipes.augment import Mix
-from recipes.models import image_model
+from recipes.models import check_pixels, image_model
 from recipes.schedule import with_schedule
 from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError
@@ -38,6 +38,8 @@ class ImageClassifier(trainkit.Task):
         log_train_acc: log train/acc; of a mixed image it is the predicted class's share.
     """
 
+    batch_shape = "images [B, 3, H, W] and labels [B]"
+
     def __init__(
         self,
         model: nn.Module | str,
@@ -56,6 +58,10 @@ class ImageClassifier(trainkit.Task):
         self.model = _network(model, num_classes, weights, model_options)
         self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
         self.no_weight_decay, self.mix, self.loss, self.log_train_acc = no_weight_decay, mix, loss, log_train_acc
+
+    def on_fit_start(self) -> None:
+        """Compare the data's pixels with the model's, before the first step fails at them."""
+        check_pixels(self.model, self.trainer.datamodule)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images)

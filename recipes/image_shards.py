@@ -49,6 +49,8 @@ class ImageShards(trainkit.DataModule):
         storage_options: further arguments of fsspec's file system, as {anon: true}.
     """
 
+    batch_shape = "images [B, 3, H, W] and labels [B]"
+
     def __init__(
         self,
         root: str | None = None,
@@ -81,6 +83,11 @@ class ImageShards(trainkit.DataModule):
             else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "trainkit-shards"
         )
         self.cache = ShardCache(folder, int(cache_size_gb * _GB), Store(storage_options))
+
+    @property
+    def train_image_size(self) -> int:
+        """Return the pixels of a training crop."""
+        return self.augment.train_image_size or self.image_size
 
     def prepare_data(self) -> None:
         """Make an index of shards that have none, once on each host."""

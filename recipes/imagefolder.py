@@ -40,6 +40,8 @@ class ImageFolder(trainkit.DataModule):
         decode_device: of dali: cpu, in the loader's workers; or gpu, in the rank.
     """
 
+    batch_shape = "images [B, 3, H, W] and labels [B]"
+
     def __init__(
         self,
         root: ExistingFolder,
@@ -64,6 +66,11 @@ class ImageFolder(trainkit.DataModule):
                     "data.decode is dali, which crops and flips; data.augment has a policy or random_erasing, which need "
                     "data.decode=torchvision."
                 )
+
+    @property
+    def train_image_size(self) -> int:
+        """Return the pixels of a training crop."""
+        return self.augment.train_image_size or self.image_size
 
     def setup(self, stage: str) -> None:
         tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]

@@ -110,6 +110,8 @@ class TextTask(trainkit.Task):
 class LanguageModel(TextTask):
     """Predicts each next token, under the cross-entropy. All windows have one length, so each token weighs the same."""
 
+    batch_shape = "tokens [B, T + 1]"
+
     def _loss(self, text_BT: Tensor) -> Tensor:
         logits_BTV = self(text_BT[:, :-1])
         return functional.cross_entropy(logits_BTV.flatten(0, 1), text_BT[:, 1:].flatten())
@@ -187,6 +189,8 @@ class MaskedLanguageModel(TextTask):
     A batch is (tokens [B, T], labels [B, T]): the tokens before masking where they are predicted, -100 elsewhere. `val/loss` is
     the mean over all masked tokens; `train/loss_epoch` that of the batches' means, by samples.
     """
+
+    batch_shape = "masked tokens [B, T] and labels [B, T]"
 
     def batch_weight(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the number of tokens that the batch predicts."""

@@ -23,3 +23,4 @@ class MLP(nn.Sequential):
         sizes = [num_inputs] + [width] * depth
         hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
         super().__init__(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
+        self.num_inputs = num_inputs

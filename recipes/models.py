@@ -14,6 +14,12 @@ from torch import nn
 
 from trainkit.errors import ConfigError, did_you_mean
 
+_SIZES = {"image_size": "data.image_size", "train_image_size": "data.augment.train_image_size"}
+_OTHER_SIZE = "{0} is {1}, and the model takes {2} x {2} pixels alone: set {0}={2}, or task=."
+_OTHER_INPUTS = (
+    "{0} is {1}, so an image is {2} numbers (3 x {1} x {1}), and task.model.num_inputs is {3}: "
+    "set task.model.num_inputs={2}, or {0}."
+)
 _RESNETS = ("resnet", "resnext", "wide_resnet")
 
 
@@ -69,6 +75,27 @@ def with_head(model: nn.Module, before: int, num_classes: int) -> nn.Module:
     return model
 
 
+def check_pixels(model: nn.Module, data: Any) -> None:
+    """Compare the size of the data's images with that of a model for one size, as ViT and MLP.
+
+    Args:
+        model: with `image_size` (torchvision's ViT) or `num_inputs` (MLP); others take any size.
+        data: with `image_size`, and perhaps `train_image_size`; other data is not compared.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    size, inputs = getattr(model, "image_size", None), getattr(model, "num_inputs", None)
+    for name, key in _SIZES.items():
+        pixels = getattr(data, name, None)
+        if pixels is None:
+            continue
+        if isinstance(size, int) and pixels != size:
+            raise ConfigError(_OTHER_SIZE.format(key, pixels, size))
+        if isinstance(inputs, int) and 3 * pixels**2 != inputs:
+            raise ConfigError(_OTHER_INPUTS.format(key, pixels, 3 * pixels**2, inputs))
+
+
 def _timm_model(name: str, num_classes: int, weights: str | None, options: dict[str, Any]) -> nn.Module:
     try:
         import timm  # noqa: PLC0415 - an optional dependency; this is its only place
@@ -93,8 +120,10 @@ def _timm_model(name: str, num_classes: int, weights: str | None, options: dict[
 def _built(name: str, make: Any, **arguments: Any) -> nn.Module:
     try:
         return make(name, **arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"task.model is '{name}', which refuses task.model_options: {error}") from error
+    except (TypeError, ValueError, AssertionError) as error:  # ViT asserts a multiple of 16 pixels
+        options = {key: value for key, value in arguments.items() if key != "num_classes"}
+        refused = f"which refuses task.model_options ({options}): {error}"
+        raise ConfigError(f"task.model is '{name}', {refused}") from error
 
 
 def _no_weights(name: str, weights: str, known: list[str]) -> str:

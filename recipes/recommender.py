@@ -28,6 +28,8 @@ class Recommender(trainkit.Task):
         width: numbers of an embedding.
     """
 
+    batch_shape = "pairs [B, 2] and ratings [B]"
+
     def __init__(
         self,
         num_users: PositiveInt,
@@ -78,6 +80,8 @@ class Ratings(trainkit.DataModule):
         noise: standard deviation of the noise; the part of the tastes has 1.
         num_workers: loader processes; the ratings are in memory, so none is fastest.
     """
+
+    batch_shape = "pairs [B, 2] and ratings [B]"
 
     def __init__(
         self,

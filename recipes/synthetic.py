@@ -41,6 +41,8 @@ class Synthetic(trainkit.DataModule):
         augment: how training images vary: policy, erasing and repeats, to measure their cost.
     """
 
+    batch_shape = "images [B, 3, H, W] and labels [B]"
+
     def __init__(
         self,
         batch_size: PositiveInt = 32,
@@ -50,7 +52,7 @@ class Synthetic(trainkit.DataModule):
         num_workers: NonNegativeInt = 0,
         augment: Augment | None = None,
     ) -> None:
-        self.batch_size, self.num_workers = batch_size, num_workers
+        self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
         self.augment = Augment() if augment is None else augment
         self.train = self.augment.of_tensors(NoiseImages(num_samples, image_size, num_classes))
         self.val = NoiseImages(max(1, num_samples // 10), image_size, num_classes)

@@ -30,6 +30,8 @@ class TokenFiles(trainkit.DataModule):
         num_workers: loader processes; the files are mapped into memory, so none is fastest.
     """
 
+    batch_shape = "tokens [B, T + 1]"
+
     def __init__(
         self,
         root: ExistingFolder | None = None,
@@ -91,6 +93,8 @@ class MaskedTokens(TokenFiles):
         vocab_size: see TokenFiles, as for the next ones.
         mask_share: the share of tokens to predict.
     """
+
+    batch_shape = "masked tokens [B, T] and labels [B, T]"
 
     def __init__(
         self,

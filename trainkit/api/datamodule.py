@@ -58,6 +58,10 @@ class DataModule(DataHooks, Configured):
     A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
     """
 
+    # What a batch is, as text; data and a task that declare different ones are refused.
+    # A dict of argument -> text is for a batch that depends on which argument is given ("": none).
+    batch_shape: str | dict[str, str] | None = None
+
     @classmethod
     def from_datasets(
         cls,

@@ -50,6 +50,9 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
 
     # The mean number of tokens of a sample, of a Task on text: progress then shows tokens/s. May be a property.
     tokens_per_sample: float | None = None
+    # What a batch is, as text; data and a task that declare different ones are refused.
+    # A dict of argument -> text is for a batch that depends on which argument is given ("": none).
+    batch_shape: str | dict[str, str] | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,23 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
+from trainkit.config.choices import in_force
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
-from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, plain_hydra
+from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
+from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
 from trainkit.console import plural
@@ -76,17 +75,6 @@ class Job:
     kept: Kept | None = None
 
 
-class OtherFolders(SearchPathPlugin):
-    """Makes Hydra search the shipped conf/ after the user's own, for configs and for groups."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append every folder that is not searched yet: Hydra's primary one is."""
-        searched = [element.path for element in search_path.get_path()]
-        for folder in conf_folders(Path.cwd()):
-            if f"file://{folder}" not in searched:
-                search_path.append("trainkit", f"file://{folder}")
-
-
 def run(
     command: str,
     arguments: Sequence[str],
@@ -109,7 +97,6 @@ def run(
     """
     conf, overrides, flags = split(arguments)
     folders = conf_folders(Path.cwd())
-    Plugins.instance().register(OtherFolders)
     with tempfile.TemporaryDirectory() as scratch:
         primary = primary_of(command, conf, overrides, folders, Path(scratch))
         if primary is None:
@@ -153,7 +140,7 @@ def _run(
         params = hydra_node["sweeper"].get("params") or {}  # as if they were typed: a key need not be in a yaml file
         overrides += [force(f"{key}={value}", conf_dirs) for key, value in params.items() if key not in given]
         own += ["hydra.sweeper.params=null"] * bool(params)
-    job = None
+    job, composed = None, DictConfig({})
     for checked in _jobs(start, overrides, is_basic(hydra_node["sweeper"])):  # every job, before the first one runs
         composed = compose(primary.folder, primary.name, [*own, *checked])
         check_hydra(composed, primary.folder, [*own, *filter(is_of_hydra, checked)])
@@ -162,7 +149,7 @@ def _run(
     if job is not None and not start.flags:
         work(job)
     elif start.is_multirun:
-        make_job = functools.partial(_job, start.command, overrides=overrides, primary=primary, started=_STARTED)
+        make_job = functools.partial(_trial, start.command, overrides, primary, _STARTED)
         if job is not None and finish is not None and len(start.flags) == 1:
             sweep, more = sweep_settings(hydra_node, job.config, typed)
             runner = TrialRunner(sweep, make_job, work, start.is_main, os.getpid())
@@ -171,7 +158,8 @@ def _run(
             _run_hydra(start, start.scratch, [*own, *overrides], lambda config: work(make_job(config)))
     elif start.is_main:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), without_environment():
+        choices = composed.hydra.runtime.choices
+        with contextlib.redirect_stdout(printed), without_environment(), in_force(choices):
             _run_hydra(start, start.scratch, [*own, *overrides], lambda config: None)
         print(masked_lines(printed.getvalue().replace("\\${", "${")), end="", flush=True)
 
@@ -224,12 +212,26 @@ def _run_hydra(start: _Start, sweep_dir: Path, overrides: list[str], task: Calla
         sys.argv = before
 
 
+def _trial(
+    command: str,
+    overrides: Sequence[str],
+    primary: Primary,
+    started: time.struct_time,
+    config: DictConfig,  # by Hydra, without the sections of the job's choices
+) -> Job:
+    """Return one of several jobs, perhaps in a process of its own."""
+    with of_trial(primary.folder, primary.name, list(_QUIET)) as composed:
+        return _job(command, composed, overrides, primary, started)
+
+
 def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Primary, started: time.struct_time) -> Job:
     # One time for all jobs of a sweep, also those of other processes; Hydra would read the clock for each.
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, started), replace=True)
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "launcher")])
+    choices = HydraConfig.get().runtime.choices
+    check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -245,7 +247,10 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
-    schema.check(plain | {"launcher": launcher}, command, unused)
+    try:
+        schema.check(plain | {"launcher": launcher}, command, unused)
+    except ConfigError as error:
+        raise ConfigError(with_origin(str(error), choices, conf_folders(Path.cwd()))) from error
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
     shown, kept = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
@@ -256,13 +261,18 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
     """Refuse `resume=auto` in a folder named after the time: it would never find anything."""
-    given = OmegaConf.to_container(config, resolve=False)
-    run_dir = str(given.get("run_dir", "${now:}")) if isinstance(given, dict) else ""
+    run_dir = str(_unresolved(config).get("run_dir", "${now:}"))
     if plain.get("resume") is not None and "${now:" in run_dir:
         raise ConfigError(
             "resume is 'auto', but each start has a new folder (run_dir holds the time): there would never be anything to "
             f"resume from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"
         )
+
+
+def _unresolved(config: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:

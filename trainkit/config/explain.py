@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
@@ -39,6 +39,8 @@ _NOT_CHOSEN = (
     "really has none, add one without `override`: `- /{1}: NAME`."
 )
 _NOT_LAST = "In the defaults list of {0}, `override` of {1} stands before '{2}'. Put all lines with `override` last."
+
+_ABSENT = "{0} is ${{{1}}}, and there is no {1}. Choose another {2}=NAME, or set {0} itself."
 
 
 def options_of(group: str, folders: Sequence[Path]) -> list[str]:
@@ -78,6 +80,9 @@ def explain(error: Exception) -> NoReturn:
     key = getattr(error, "full_key", None)
     if isinstance(error, MissingMandatoryValue):
         raise ConfigError(f"{key} is missing: this config requires it. Give it: {key}=...") from error
+    if isinstance(error, InterpolationKeyError):
+        absent = text.removeprefix("Interpolation key '").partition("'")[0]
+        raise ConfigError(_ABSENT.format(key, absent, absent.partition(".")[0])) from error
     raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,33 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from trainkit.config.choices import choices_of, in_force, register
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError
 
 
 def compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
     """Return a composed config with Hydra's own node; `name` None for an empty one."""
+    register()  # again in a process of its own, of joblib for example
     GlobalHydra.instance().clear()
     hydra.initialize_config_dir(str(folder), version_base="1.3")
-    config = hydra.compose(name, overrides, return_hydra_config=True)
+    with in_force({} if name is None else choices_of(name, overrides)):
+        config = hydra.compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     return config
+
+
+@contextlib.contextmanager
+def of_trial(folder: Path, name: str, more: list[str]) -> Iterator[DictConfig]:
+    """Compose the job that Hydra runs now once more; within the context its own node is Hydra's."""
+    running: Any = HydraConfig.instance().cfg
+    main = GlobalHydra.instance().hydra
+    try:
+        composed = compose(folder, name, [*more, *running.hydra.overrides.task])
+        HydraConfig.instance().cfg = running
+        yield composed
+    finally:
+        HydraConfig.instance().cfg, GlobalHydra.instance().hydra = running, main
 
 
 def is_of_hydra(override: str) -> bool:

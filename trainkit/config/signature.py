@@ -72,6 +72,34 @@ def source_of(target: str) -> ast.AST | None:
     return None if found is None else found[1]
 
 
+def class_attribute(target: str, name: str) -> ast.expr | None:
+    """Return the value that a class, or the nearest of its bases, assigns to an attribute.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    module, names = _find_module(target, target)
+    found = _find(module, names[0], 0) if module is not None and len(names) == 1 else None
+    return None if found is None else _attribute(*found, name, 0)
+
+
+def _attribute(file: Path, node: ast.AST, name: str, depth: int) -> ast.expr | None:
+    if not isinstance(node, ast.ClassDef) or depth > _DEPTH:
+        return None
+    for item in node.body:
+        if not isinstance(item, (ast.Assign, ast.AnnAssign)):
+            continue
+        targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return item.value
+    for base in node.bases:
+        found = _find(file, base.id, 0) if isinstance(base, ast.Name) else None
+        value = _attribute(*found, name, depth + 1) if found is not None else None
+        if value is not None:
+            return value
+    return None
+
+
 def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
     """Return the file of the longest prefix that is a module, and the names after it."""
     first, *rest = target.split(".")

@@ -17,7 +17,7 @@ TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 OPTIONS = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 NEEDED = {
     "data=imagefolder": ["data.root=."],
-    "data=webdataset": ["data.root=.", "trainer.lr_warmup_steps=null"],
+    "data=webdataset": ["data.root=."],
     "resnet50_a3": ["data.root=."],
     "vit_b16": ["data.root=."],
     "data=ray": ["data.train=.", "data.num_classes=10"],

@@ -1,0 +1,78 @@
+"""One step of each recipe with each part that fits it, on models and data made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launching import Command
+from tests.helpers.pictures import write_pictures
+from tests.unit.config.test_swaps import FAMILIES, GROUPS, TOPS, chosen
+
+COMMON = (
+    "trainer.max_steps=1 trainer.limit_val_batches=1 trainer.num_sanity_val_steps=0 logger=none "
+    "callbacks=none run_dir=r trainer.global_batch_size=null trainer.lr_reference_batch_size=null "
+)
+# What makes a choice of data or of a task small; all else is as shipped.
+SMALL_DATA = {
+    "digits": "data.batch_size=12 ",
+    "imagefolder": "data.batch_size=12 data.root=images data.num_classes=4 data.num_workers=0 ",
+    "synthetic": "data.batch_size=12 data.num_samples=24 data.num_classes=4 ",
+    "tokens": "data.context=32 ",
+    "masked_tokens": "data.context=32 ",
+    "ratings": "data.num_ratings=2000 ",
+}
+SMALL_TASK = {
+    "resnet50": "task.model=resnet18 ",
+    "vit_b16": "task.model=vit_b_32 ",
+    "gpt_124m": "task.model.depth=1 task.model.width=32 task.model.heads=2 ",
+    "bert": "task.model.depth=1 task.model.width=32 task.model.heads=2 ",
+}
+# Pairs that compose, and are one sentence before the first step: conf, group, choice -> its text.
+REFUSED = {
+    ("vit_b16", "augment", "a3"): "train_image_size is 160, and the model takes 224 x 224",
+    (
+        "vit_b16",
+        "augment",
+        "trivialaugment",
+    ): "train_image_size is 176, and the model takes 224 x 224",
+    ("mlp", "task", "vit_b16"): "'image_size': 8",
+    ("resnet18", "task", "mlp"): "so an image is 3072 numbers (3 x 32 x 32)",
+    ("resnet50", "task", "mlp"): "so an image is 3072 numbers (3 x 32 x 32)",
+    ("resnet50_a3", "task", "mlp"): "so an image is 150528 numbers (3 x 224 x 224)",
+    ("vit_b16", "task", "mlp"): "so an image is 150528 numbers (3 x 224 x 224)",
+}
+# webdataset needs tars, ray a cluster: tests/e2e/test_shards.py and tests/ray/test_data.py.
+ELSEWHERE = ("webdataset", "ray")
+
+
+def swaps(conf: str) -> list[tuple[str, str]]:
+    """Return the choices (group, name) of parts that fit a conf, without its own."""
+    family = next(one for one in FAMILIES if conf in one)
+    own = chosen(conf)
+    return [
+        (group, name)
+        for group in ("augment", "data", "lr", "optimizer", "task")
+        for name in GROUPS[group]
+        if group in own and name != own[group] and name not in ELSEWHERE
+        if group not in ("data", "task") or name in family
+    ]
+
+
+@pytest.mark.parametrize("conf", TOPS)
+def test_a_recipe_steps_with_each_part(conf: str, command: Command, tmp_path: Path) -> None:
+    """Each choice trains a step, or is refused in one sentence that names a key and what to set."""
+    write_pictures(tmp_path / "images", 24, 4, size=40)
+    assert swaps(conf)
+    for group, name in swaps(conf):
+        parts = chosen(conf) | {group: name}
+        small = SMALL_DATA.get(parts["data"], "") + SMALL_TASK.get(parts["task"], "")
+        done = command(f"python -m trainkit fit conf={conf} {group}={name} {COMMON}{small}")
+        refusal = REFUSED.get((conf, group, name))
+        if refusal is None:
+            assert done.code == 0, f"{conf} {group}={name}: {done.text[-3000:]}"
+        else:
+            assert done.code == 2, f"{conf} {group}={name}: {done.text[-3000:]}"
+            assert refusal in " ".join(done.err.split()), done.err
+            assert "Traceback" not in done.text

@@ -1,0 +1,161 @@
+"""A config's numbers for one choice of a group.
+
+`optimizer=adamw: {lr: 4e-3}` in a YAML file is `optimizer: {lr: 4e-3}`, at its place in the file,
+if the composed config has that choice, and nothing if it has another. Without it, a recipe's rate
+of AdamW would be that of any optimizer that the command line names.
+
+OtherFolders     makes Hydra search the user's folder, then the shipped one, through ChoiceSource
+ChoiceSource     reads a file, and takes the sections of the choices in force
+choices_of       those of a command line, from the defaults lists alone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from trainkit.config.explain import options_of
+from trainkit.config.resources import conf_folders
+from trainkit.errors import ConfigError, did_you_mean
+
+_SCHEME = "trainkit"
+_NO_GROUP = "{0} has the key '{1}'; it must be GROUP=NAME. The groups are {2}.{3}"
+_NO_CHOICE = "{0} has settings of '{1}', and {2} has no '{3}'.{4} There are {5}."
+_NO_MAPPING = "{0}: '{1}' is {2!r}; it must be a mapping of {3}'s settings, as {{KEY: VALUE}}."
+_SECTION = re.compile(r"(\w+)=([\w.-]+)")
+_IN_FORCE: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=None)
+
+
+class OtherFolders(SearchPathPlugin):
+    """Makes Hydra search the shipped conf/ after the user's own, for configs and for groups."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Read every folder through ChoiceSource; append those that Hydra does not search yet."""
+        for element in search_path.get_path():
+            folder = (element.path or "").removeprefix("file://")
+            if folder and "://" not in folder:
+                element.path = f"{_SCHEME}://{folder}"
+        searched = [element.path for element in search_path.get_path()]
+        for path in conf_folders(Path.cwd()):
+            if f"{_SCHEME}://{path}" not in searched:
+                search_path.append("trainkit", f"{_SCHEME}://{path}")
+
+
+class ChoiceSource(ConfigSource):
+    """A folder of YAML files, as Hydra's own source reads it, with the sections of choices."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        sources: list[Any] = [*Plugins.instance().discover(ConfigSource)]
+        files = next(source for source in sources if source.scheme() == "file")
+        self._files = files(provider, f"file://{self.path}")
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what a path of such a source begins with."""
+        return _SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return a file's config with the sections of the choices in force."""
+        result: ConfigResult = self._files.load_config(config_path)
+        if isinstance(result.config, DictConfig):
+            file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
+            result.config = _with_sections(result.config, file)
+        return result
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether there is such a folder."""
+        return bool(self._files.is_group(config_path))
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether there is such a file."""
+        return bool(self._files.is_config(config_path))
+
+    def available(self) -> bool:
+        """Return whether the folder exists."""
+        return bool(self._files.available())
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the names in a folder."""
+        return [*self._files.list(config_path, results_filter)]
+
+
+def register() -> None:
+    """Make Hydra, in this process, read the folders of configs through ChoiceSource."""
+    for plugin in (OtherFolders, ChoiceSource):
+        Plugins.instance().register(plugin)
+
+
+@contextlib.contextmanager
+def in_force(choices: Mapping[str, Any]) -> Iterator[None]:
+    """Within the context, files are read with the sections of these choices, group -> name."""
+    token = _IN_FORCE.set(choices)
+    try:
+        yield
+    finally:
+        _IN_FORCE.reset(token)
+
+
+def choices_of(name: str | None, overrides: list[str]) -> dict[str, Any]:
+    """Return group -> name of a config that Hydra, which is initialized, would compose."""
+    loader = GlobalHydra.instance().config_loader()
+    found = loader.compute_defaults_list(name, overrides, RunMode.RUN)
+    return dict(found.overrides.known_choices)
+
+
+def _with_sections(config: DictConfig, file: Path) -> DictConfig:
+    """Return the config of a file with each section at its place, merged or left out."""
+    if not any(isinstance(key, str) and "=" in key for key in config):
+        return config
+    composed: Any = OmegaConf.create({})
+    choices = _IN_FORCE.get() or {}
+    for key, value in _plain(config).items():
+        if "=" not in key:
+            composed = OmegaConf.merge(composed, {key: value})
+            continue
+        group, choice = _parts(key, value, file)
+        if choices.get(group) == choice:
+            composed = OmegaConf.merge(composed, {group: value or {}})
+    assert isinstance(composed, DictConfig)
+    return composed
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    held = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(held, dict)
+    return {str(key): value for key, value in held.items()}
+
+
+def _parts(key: str, value: Any, file: Path) -> tuple[str, str]:
+    """Return group and choice of a section's key.
+
+    Raises:
+        ConfigError: there is no such choice, or the section does not hold settings.
+    """
+    matched, folders = _SECTION.fullmatch(key), conf_folders(Path.cwd())
+    names = options_of(matched[1], folders) if matched is not None else []
+    if matched is None or not names:
+        files = [path for folder in folders for path in folder.glob("*/*.yaml")]
+        groups = sorted({path.parent.name for path in files})
+        near = did_you_mean(key.partition("=")[0], groups)
+        raise ConfigError(_NO_GROUP.format(file, key, ", ".join(groups), near))
+    group, choice = matched.groups()
+    if choice not in names:
+        near = did_you_mean(choice, names)
+        raise ConfigError(_NO_CHOICE.format(file, key, group, choice, near, ", ".join(names)))
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(_NO_MAPPING.format(file, key, value, group))
+    return group, choice
