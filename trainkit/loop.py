@@ -3,10 +3,10 @@
     fit                     epochs, until a limit or a stop
       train_epoch           the epoch's steps, validation inside or after it
         train_step          one optimizer update:
-          train_batch         forward and backward of one microbatch, weighted by its share of the step's samples
-          finish_gradients    reduce over ranks -> unscale -> divide -> hooks -> clip
-          engine.step         update the weights
-          end_batch           the hook of the last microbatch, which sees the new weights
+          compute_gradients   forward and backward of each microbatch, weighted by its share (run/batches.py)
+          finish_gradients    reduce over ranks -> unscale -> divide -> hooks
+          engine.step         clip, update the weights
+          end_last_batch      the hook of the last microbatch, which sees the new weights
         end_step            validation if it is due, hooks; then a signal may end the run
       validate              run/evaluator.py
 
@@ -18,24 +18,15 @@ engine/horovod/engine.py); `trainer.assert_no_sync` checks it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from trainkit.api.step_call import call_step
-from trainkit.api.task import LogTarget, loss_of
-from trainkit.data.feed import Microbatch, Step
+from trainkit.data.feed import Step
 from trainkit.errors import DataError, TaskError
+from trainkit.run.batches import EpochEnded, compute_gradients, end_last_batch, train_manually
 from trainkit.run.evaluator import steps_between
-from trainkit.run.ghosts import train_ghost
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
-from trainkit.run.run import ManualBatches, OpenBatch, Run, keep_values
-
-
-class EpochEnded(Exception):
-    """A hook has ended the epoch before its next batch."""
+from trainkit.run.run import Run, keep_values
 
 
 def fit(run: Run) -> None:
@@ -118,7 +109,7 @@ def end_step(run: Run, validates: bool) -> None:
 
 def train_step(run: Run, step: Step) -> None:
     """Make one optimizer update from the microbatches of all ranks."""
-    state = run.state
+    state, numerics = run.state, run.options.numerics
     run.hooks("on_train_step_start")
     count = state.global_step if run.step.manual is None else state.step_in_epoch  # a batch by hand has any number of steps
     is_logged = (count + 1) % run.options.limits.log_every_n_steps == 0
@@ -126,7 +117,20 @@ def train_step(run: Run, step: Step) -> None:
     if run.step.manual is not None:
         updated = train_manually(run, step, run.step.manual)
     else:
-        updated = train_automatically(run, step)
+        if run.step.halving is None:
+            compute_gradients(run, step)
+        else:
+            undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
+            run.step.halving(step, partial(compute_gradients, run), undo)
+            if objects := run.step.log.objects:
+                raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
+        with run.step.sync_guard:
+            finish_gradients(run, step)
+            state.half_updated = True
+            updated = run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+        if updated:
+            run.rates.record_update()
+        run.hooks("on_after_optimizer_step")
     state.global_step += run.step.manual is None
     state.step_in_epoch += 1
     state.half_updated = False
@@ -142,166 +146,21 @@ def train_step(run: Run, step: Step) -> None:
         run.log_metrics(run.step.log.step_values() | {"lr": run.rates.last()[0]})
 
 
-def train_automatically(run: Run, step: Step) -> bool:
-    """Compute the step's gradients and update the weights; return False if the update was held back."""
-    if run.step.halving is None:
-        compute_gradients(run, step)
-    else:
-        undo = partial(forget_gradients, run, run.step.log.copy(), run.state.batch_idx)
-        run.step.halving(step, partial(compute_gradients, run), undo)
-        if objects := run.step.log.objects:
-            raise TaskError(NO_OBJECTS.format(type(run.task).__name__, ", ".join(objects)))
-    with run.step.sync_guard:
-        finish_gradients(run, step)
-        run.state.half_updated = True
-        updated = run.engine.step()
-    if updated:
-        run.rates.record_update()
-    run.hooks("on_after_optimizer_step")
-    return updated
-
-
-def compute_gradients(run: Run, step: Step) -> None:
-    """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
-    run.step.open_batch, run.step.has_begun = None, False
-    for microbatch in step.microbatches:
-        with run.step.sync_guard:
-            if microbatch.num_samples:
-                train_batch(run, microbatch, step)
-            else:
-                drop_old_gradients(run)  # a hook has no other moment
-                train_ghost(run, microbatch)
-        run.state.batch_idx += microbatch.ends_batch
-    drop_old_gradients(run)
-
-
 def warm_up(run: Run) -> None:
     """Compute the gradients of the first step, so that modules are compiled; nothing is updated."""
     run.step.log.new_step()
     compute_gradients(run, next(run.train_feed.steps(0)))
 
 
-def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
-    """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
-    task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
-    task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
-    start_batch(run, batch, batch_idx, first=not run.step.has_begun)
-    run.step.has_begun = True
-    with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
-        with run.precision.autocast():
-            outputs = call_step(task.training_step, batch, batch_idx)
-        if outputs is None:
-            drop_old_gradients(run)
-            run.step.weights.skip(microbatch.num_samples)
-            if not run.step.has_skipped:
-                run.say(
-                    f"{type(task).__name__}.training_step returned None: the batch is skipped. Return the loss to train on it."
-                )
-                run.step.has_skipped = True
-            leave_batch(run, microbatch, {}, batch, batch_idx)
-            return
-        loss = loss_of(outputs, task)
-        run.step.watch.look(loss)
-        drop_old_gradients(run)
-        if run.step.finite is not None:
-            run.step.finite.look(loss, microbatch)
-        run.hooks("on_before_backward", loss)
-        weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
-        run.engine.backward(run.precision.scale(weighted))
-    run.hooks("on_after_backward")
-    extras = outputs if isinstance(outputs, Mapping) else {}
-    leave_batch(run, microbatch, {**extras, "loss": loss.detach()}, batch, batch_idx)
-
-
-def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
-    """Call the hook before a batch.
-
-    Args:
-        first: whether it is this rank's first of the step; the epoch can end there, and not within a step.
-
-    Raises:
-        EpochEnded: a hook returned -1.
-        TaskError: it did, within a step, or where other ranks would train on.
-    """
-    if not run.hooks.ends_epoch("on_train_batch_start", batch, batch_idx):
-        return
-    if run.world_size == 1 and first:
-        raise EpochEnded
-    where = f"on one of {run.world_size} ranks" if run.world_size > 1 else "within a step of several batches"
-    raise TaskError(
-        f"on_train_batch_start returned -1, which ends the epoch, {where}. Set trainer.limit_train_batches, or "
-        "self.trainer.should_stop = True on all ranks."
-    )
-
-
-def leave_batch(run: Run, microbatch: Microbatch, outputs: dict[str, Any], batch: Any, batch_idx: int) -> None:
-    """End a microbatch now, or after the update if it is this rank's last of the step."""
-    run.task._log_to(None)
-    ended = OpenBatch(microbatch.num_samples, outputs, batch, batch_idx)
-    if microbatch.ends_step:
-        run.step.open_batch = ended
-    else:
-        end_batch(run, ended)
-
-
-def end_batch(run: Run, ended: OpenBatch) -> None:
-    """Call the hook of a microbatch: after its backward, or after the update if it was this rank's last of the step."""
-    run.task._log_to(LogTarget(run.step.log, ended.num_samples, on_step=True, on_epoch=False))
-    run.hooks("on_train_batch_end", ended.outputs, ended.batch, ended.batch_idx)
-    run.task._log_to(None)
-
-
-def end_last_batch(run: Run) -> None:
-    """Call the hook of this rank's last microbatch of the step, which sees the new weights; then drop the gradients."""
-    ended, run.step.open_batch = run.step.open_batch, None
-    with run.step.sync_guard:
-        if ended is not None:
-            end_batch(run, ended)
-        clear_gradients(run)
-
-
-def clear_gradients(run: Run) -> None:
-    """Drop the gradients after an update, unless a hook reads them before the next backward."""
-    if run.step.clears_late:
-        run.step.has_old = True
-    else:
-        run.engine.clear_gradients()
-
-
-def drop_old_gradients(run: Run) -> None:
-    """Drop the gradients of the last step, if they are still there, after the hook that reads them."""
-    if run.step.has_old:
-        run.step.has_old = False
-        for optimizer in run.optimizers:
-            run.hooks("on_before_zero_grad", optimizer)
-        run.engine.clear_gradients()
-
-
-def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
-    """Let the Task train on this rank's batch and update the weights itself."""
-    task = run.task
-    for microbatch in manual.batches(step):
-        batch, batch_idx = microbatch.batch, run.state.batch_idx
-        task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
-        start_batch(run, batch, batch_idx, first=True)
-        with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
-            outputs = call_step(task.training_step, batch, batch_idx)
-        run.hooks("on_train_batch_end", outputs, batch, batch_idx)
-        task._log_to(None)
-        run.state.batch_idx += 1
-    return manual.updated
-
-
 def finish_gradients(run: Run, step: Step) -> None:
     """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
-    parts, numerics = run.step, run.options.numerics
+    parts = run.step
     correction, reduced = partial(parts.weights.correction, step.num_samples), parts.halving is not None  # it has reduced them
     run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()
     for optimizer in run.optimizers:
         run.hooks("on_before_optimizer_step", optimizer)
-    run.engine.clip(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
 
 
 def validate(run: Run) -> None:

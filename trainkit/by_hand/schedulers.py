@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainkit.optim.schedule import with_inner
+from trainkit.optim.scheduler_state import with_inner
 
 
 def schedulers_of(optimizers: Sequence[Optimizer], without: Sequence[Any]) -> list[LRScheduler]:

@@ -14,7 +14,6 @@ An engine is a context manager of these facets; the loop sees nothing else of Ho
         with engine.no_sync(): engine.backward(loss * share)    # all but the last microbatch of a step
         engine.backward(loss * share)                           # the last one: sums start while it runs
         engine.finish_gradients(correction)                     # reduce -> unscale -> divide
-        engine.clip(clip_val)
         engine.step()                                           # update, or held back; clear
 
 Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py), so that the sum is
@@ -26,6 +25,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -86,7 +86,7 @@ class Engine(ABC):
         self._task: nn.Module | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._precision: Precision | None = None
-        self._not_optimized: list[nn.Parameter] = []
+        self.clear_gradients: Callable[[], None] = partial(clear_gradients, (), ())
         self.approximation = Approximation(ranks)
 
     def __enter__(self) -> Engine:
@@ -131,14 +131,16 @@ class Engine(ABC):
         self.release()
         self._task, self._optimizers, self._precision = task, optimizers, precision
         optimized = {parameter for opt in optimizers for group in opt.param_groups for parameter in group["params"]}
-        self._not_optimized = [parameter for parameter in task.parameters() if parameter not in optimized]
+        others = [parameter for parameter in task.parameters() if parameter not in optimized]
+        self.clear_gradients = partial(clear_gradients, optimizers, others)
 
     def release(self) -> None:
         """Undo `prepare`. The ranks stay connected, so that fit can be followed by test."""
         if self._reducer is not None:
             self._reducer.remove()
         self._reducer = self.heartbeat.reducer = None
-        self._task, self._optimizers, self._precision, self._not_optimized = None, (), None, []
+        self._task, self._optimizers, self._precision = None, (), None
+        self.clear_gradients = partial(clear_gradients, (), ())
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward keeps gradients on this rank: all but the last microbatch of a step."""
@@ -179,22 +181,18 @@ class Engine(ABC):
             for parameter in with_gradients(self._optimizers):
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
-    def clip(self, value: float | None, algorithm: str = "norm") -> None:
-        """Clip the step's gradients, once they are finished.
+    def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
+        """Clip the gradients and update the weights. The gradients stay until they are cleared, before the next backward.
 
         Args:
-            value: the largest norm of all gradients as one vector, or the largest absolute value of an element; None clips
-                nothing.
-            algorithm: "norm" or "value".
-        """
-        clip(self._optimizers, value, algorithm)
-
-    def step(self) -> bool:
-        """Update the weights. The gradients stay until `clear_gradients`, which comes before the next backward.
+            clip_val: the largest norm of all gradients as one vector, or the largest absolute value of an element; None
+                clips nothing.
+            clip_algorithm: "norm" or "value".
 
         Returns:
             False if mixed precision held the update back; the same on all ranks.
         """
+        clip(self._optimizers, clip_val, clip_algorithm)
         updated = True
         if self._precision is not None and self._precision.scales_loss:
             updated = self._precision.step(self._optimizers)
@@ -205,13 +203,6 @@ class Engine(ABC):
             self._reducer.remove()
             self._reducer = self.heartbeat.reducer = None
         return updated
-
-    def clear_gradients(self) -> None:
-        """Drop all gradients of the task."""
-        for optimizer in self._optimizers:
-            clear_gradients(optimizer)
-        for parameter in self._not_optimized:
-            parameter.grad = None  # it would be summed over ranks again and again
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -16,24 +16,25 @@ new rate applies to all of u at once; the paper calls this form corrected. Other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
-from trainkit.errors import CheckpointError, ConfigError, TaskError
+from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.optim.schedule_length import rates_now, with_changes
+from trainkit.optim.momentum import Momentum, uncorrected
+from trainkit.optim.schedule_length import restore
+from trainkit.optim.scheduler_state import GROUP_RATES, changed_groups, settings_of, storable, with_inner
+from trainkit.optim.users_rates import UsersRates
 
-# Absolute rates beside `lr`, which are scaled as it is: of parameter groups, of schedulers (lists), of schedulers.
-_GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+# Absolute rates of schedulers, which are scaled as a group's `lr` is: lists, and one number.
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
-_IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")  # of a group: no settings of training
 
 
 class LearningRates:
@@ -55,32 +56,22 @@ class LearningRates:
         Raises:
             ConfigError: momentum correction is off, and there is no momentum, or a scheduler changes it too.
         """
-        self._optimizers, self._schedules, self._say = optimizers, schedules, say
+        self._optimizers, self._schedules = optimizers, schedules
         self._whole, self._contract = contract, contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]
-        self._momenta = None if momentum_correction else self._read_momenta()
+        self._momenta = None if momentum_correction else uncorrected(self.groups, schedules)
         self.moves_by_hand = False  # whether the Task moves the schedulers
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
-        self._by_hand: set[int] = set()  # groups whose rate the user has set
-        self._written: list[Any] = []  # as `apply` has set group["lr"]
+        self._users = UsersRates(say)
         self._sizes = [len(optimizer.param_groups) for optimizer in optimizers]  # groups of each
-        self._made = [_storable(config.scheduler.state_dict()) for config in schedules]
-        self._given = [_settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
+        self._made = [storable(config.scheduler.state_dict()) for config in schedules]
+        self._given = [settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
-        self._of_schedulers: list[str] = []
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
-
-    def _read_momenta(self) -> list[_Momentum]:
-        momenta = [float(group.get("momentum", 0.0)) for group in self.groups]
-        cycled = any(getattr(config.scheduler, "cycle_momentum", False) for config in self._schedules)
-        if cycled or not any(momenta):
-            why = "a scheduler moves the momentum itself (cycle_momentum)" if cycled else "no optimizer has a momentum"
-            raise ConfigError(f"trainer.lr_momentum_correction is false, but {why}. Leave it out.")
-        return [_Momentum(momentum) for momentum in momenta]
 
     @property
     def schedules(self) -> Sequence[ScheduleConfig]:
@@ -97,7 +88,7 @@ class LearningRates:
         """Multiply all rates of each group by its factor."""
         self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
         for group, factor in zip(self.groups, factors, strict=True):
-            for name in _GROUP_RATES:
+            for name in GROUP_RATES:
                 if name in group:
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
@@ -113,24 +104,17 @@ class LearningRates:
         """Set the rates for the next step."""
         multiplier = self._contract.warmup(steps_taken)
         for i, (group, lr) in enumerate(zip(self.groups, self._scheduled, strict=True)):
-            group["lr"] = lr * (1.0 if i in self._by_hand else multiplier) * self._shares.get(i, 1.0)
-        self._written = [group["lr"] for group in self.groups]
+            group["lr"] = lr * (1.0 if i in self._users.places else multiplier) * self._shares.get(i, 1.0)
+        self._users.written = [group["lr"] for group in self.groups]
         if self._momenta is not None and self._last is not None:
-            for i, (group, last) in enumerate(zip(self.groups, self._last, strict=True)):
-                momentum = self._momenta[i].follow(group["momentum"])
-                group["momentum"] = self._momenta[i].write(momentum * last / group["lr"] if group["lr"] else momentum)
+            for momentum, group, last in zip(self._momenta, self.groups, self._last, strict=True):
+                momentum.apply(group, last)
 
     def take_users(self) -> None:
         """Adopt the rates that differ from those written last: the user has set them. Groups may have been added."""
         self._add_groups()
-        for i, (group, written) in enumerate(zip(self.groups, self._written, strict=True)):
-            rate = group["lr"]
-            if rate is written or float(rate) == written:  # the first costs nothing where a rate is on the device
-                continue
-            self._scheduled[i] = float(rate) / (self._shares.get(i) or 1.0)
-            if i not in self._by_hand:
-                self._by_hand.add(i)
-                self._say_by_hand(i, float(rate))
+        for place, rate in self._users.new_rates(self.groups, self._contract, self._schedules):
+            self._scheduled[place] = rate / (self._shares.get(place) or 1.0)
 
     def _add_groups(self) -> None:
         """Take the groups that were added to an optimizer, each at its rate (BaseFinetuning.unfreeze_and_add_param_group)."""
@@ -140,32 +124,19 @@ class LearningRates:
             for group in optimizer.param_groups[self._sizes[number] :]:
                 rate = float(group["lr"])
                 self._scheduled.insert(place, rate)
-                self._written.insert(place, group["lr"])
+                self._users.written.insert(place, group["lr"])
                 self.user_lrs.insert(place, rate / self.factor)
-                self._given.insert(place, _settings_of(group, rate / self.factor))
+                self._given.insert(place, settings_of(group, rate / self.factor))
                 if self._last is not None:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
-                    self._momenta.insert(place, _Momentum(float(group.get("momentum", 0.0))))
+                    self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
                 for scheduler in with_inner(c.scheduler for c in self._schedules if c.scheduler.optimizer is optimizer):
                     scheduler.base_lrs.append(rate)
                     if isinstance(scheduler, LambdaLR):
                         scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
                 place += 1
             self._sizes[number] = len(optimizer.param_groups)
-
-    def _say_by_hand(self, place: int, rate: float) -> None:
-        """Say once that a rate is the user's, if it would otherwise be scaled or in warm-up."""
-        moved_by_user = any(config.interval == "hand" for config in self._schedules)
-        factor = self._contract.lr_factor
-        if len(self._by_hand) > 1 or (not self._contract.warmup_steps and (factor == 1.0 or moved_by_user)):
-            return
-        without = f"without lr_scaling's factor of {factor:g}" if factor != 1.0 and not moved_by_user else ""
-        parts = [without, "without warm-up" if self._contract.warmup_steps else ""]
-        self._say(
-            f"The learning rate of group {place} was set to {rate:g} by your own code, and holds as it is: "
-            f"{' and '.join(filter(None, parts))}."
-        )
 
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
         """Update the factor if the accumulation changes with this epoch."""
@@ -263,12 +234,12 @@ class LearningRates:
         """Return the schedulers' states and the scheduled rates."""
         self.take_users()
         return {
-            "schedulers": [_storable(config.scheduler.state_dict()) for config in self._schedules],
+            "schedulers": [storable(config.scheduler.state_dict()) for config in self._schedules],
             "scheduled": list(self._scheduled),
             "factor": self._contract.lr_factor,
             "last": self._last,
             "held": self._held,
-            "by_hand": sorted(self._by_hand),
+            "by_hand": sorted(self._users.places),
             "made": self._made,
             "given": self._given,
         }
@@ -285,107 +256,18 @@ class LearningRates:
                 "they do not fit."
             )
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
-        self._held, self._by_hand = state.get("held", False), set(state.get("by_hand", ()))
-        self._load_schedulers(state["schedulers"], state.get("made", self._made))
+        self._held, self._users.places = state.get("held", False), set(state.get("by_hand", ()))
+        of_schedulers, curves = restore(self._schedules, state["schedulers"], state.get("made", self._made), self._made)
+        places = {id(group): place for place, group in enumerate(self.groups)}
+        for group, rate in [] if self._held else curves:
+            if places[id(group)] not in self._users.places:
+                self._scheduled[places[id(group)]] = rate
         for momentum, group in zip(self._momenta or (), self.groups, strict=False):
-            momentum.write(group["momentum"])
+            momentum.restore(group)
         if state["factor"] != self._contract.lr_factor:
             self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
-        self._adopt(state.get("given", self._given))
-        self.changes += self._of_schedulers
-        self.apply(steps_taken)
-
-    def _load_schedulers(self, states: Sequence[Mapping[str, Any]], made_before: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the schedulers, with the settings that the user has changed since; move the rates to their new curves."""
-        self._of_schedulers = []
-        owners = [config.scheduler.optimizer for config in self._schedules]
-        for config, saved, before, made in zip(self._schedules, states, made_before, self._made, strict=True):
-            scheduler = config.scheduler
-            is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
-            restored, changes = with_changes(saved, before, made)
-            scheduler.load_state_dict(_filled(restored, scheduler.state_dict()))
-            name = type(scheduler).__name__
-            self._of_schedulers += [f"{name}.{key} {old} -> {new}" for key, (old, new) in changes.items()]
-            rates = rates_now(scheduler) if is_alone and (changes or isinstance(scheduler, LambdaLR)) else None
-            if rates is None or self._held:
-                continue
-            places = {id(group): i for i, group in enumerate(self.groups)}
-            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=False):
-                if (place := places[id(group)]) not in self._by_hand:
-                    self._scheduled[place] = rate
-
-    def _adopt(self, before: Sequence[Mapping[str, Any]]) -> None:
-        """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user has changed them."""
-        found, factors = dict[str, None](), [1.0] * len(self._given)
-        for i, (old, new, group) in enumerate(zip(before, self._given, self.groups, strict=False)):
-            for name in (name for name in new if name in old and old[name] != new[name]):
-                found[f"{name} {old[name]} -> {new[name]}"] = None
-                if name != "lr":
-                    group[name] = tuple(new[name]) if isinstance(new[name], list) else new[name]
-                elif old[name]:
-                    factors[i] = new[name] / old[name]
-        self.changes = list(found)
-        if self.changes:
+        changes, factors = changed_groups(state.get("given", self._given), self._given, self.groups)
+        self.changes = [*changes, *of_schedulers]
+        if changes:
             self._scale(factors)
-
-
-class _Momentum:
-    """A group's momentum beside the one that was written into the group."""
-
-    def __init__(self, value: float) -> None:
-        self._value = self._written = value
-
-    def follow(self, current: float) -> float:
-        """Return the momentum: the current one, if the user has set it since."""
-        if current != self._written:
-            self._value = current
-        return self._value
-
-    def write(self, value: float) -> float:
-        """Note what is written into the group, and return it."""
-        self._written = value
-        return value
-
-
-def _settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
-    """Return the plain settings of a group as the user gave them."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _plain(value)}
-    return {name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *_GROUP_RATES)} | {"lr": lr}
-
-
-def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
-    """Yield each scheduler once, with those inside SequentialLR and ChainedScheduler."""
-    seen: set[int] = set()
-    todo = list(schedulers)
-    while todo:
-        scheduler = todo.pop()
-        if id(scheduler) not in seen:
-            seen.add(id(scheduler))
-            todo += getattr(scheduler, "_schedulers", [])
-            yield scheduler
-
-
-def _storable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state, and those of inner ones, without the user's functions."""
-    kept = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
-    if "_schedulers" in kept:
-        kept["_schedulers"] = [_storable(inner) for inner in kept["_schedulers"]]
-    return kept
-
-
-def _filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state, completed from the scheduler's own."""
-    full = {**own, **saved}
-    if "_schedulers" in full:
-        pairs = zip(full["_schedulers"], own["_schedulers"], strict=True)
-        full["_schedulers"] = [_filled(inner, own_inner) for inner, own_inner in pairs]
-    return full
-
-
-def _plain(value: Any) -> bool:
-    """Whether a checkpoint can hold it (it is read without running code)."""
-    if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(_plain(item) for item in value.values())
-    return value is None or isinstance(value, (bool, int, float, str))
+        self.apply(steps_taken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim.lr_scheduler import (
@@ -18,6 +18,9 @@ from torch.optim.lr_scheduler import (
     OneCycleLR,
     SequentialLR,
 )
+
+from trainkit.optim.forms import ScheduleConfig
+from trainkit.optim.scheduler_state import filled
 
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_get_lr_called_within_step", "_is_initial")
 
@@ -59,3 +62,27 @@ def rates_now(scheduler: LRScheduler) -> list[float] | None:
             return [float(rate) for rate in scheduler.get_lr()]
     closed = getattr(scheduler, "_get_closed_form_lr", None)
     return None if closed is None else [float(rate) for rate in closed()]
+
+
+def restore(
+    schedules: Sequence[ScheduleConfig],
+    states: Sequence[Mapping[str, Any]],
+    made_before: Sequence[Mapping[str, Any]],
+    made: Sequence[Mapping[str, Any]],
+) -> tuple[list[str], list[tuple[dict[str, Any], float]]]:
+    """Restore schedulers, with the settings that the user has changed since.
+
+    Returns:
+        The changes in words; and the parameter groups whose rate is now that of another curve, with the rate.
+    """
+    words, curves = list[str](), list[tuple[dict[str, Any], float]]()
+    owners = [config.scheduler.optimizer for config in schedules]
+    for config, saved, before, own in zip(schedules, states, made_before, made, strict=True):
+        scheduler = config.scheduler
+        restored, changes = with_changes(saved, before, own)
+        scheduler.load_state_dict(filled(restored, scheduler.state_dict()))
+        words += [f"{type(scheduler).__name__}.{key} {old} -> {new}" for key, (old, new) in changes.items()]
+        is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
+        rates = rates_now(scheduler) if is_alone and (changes or isinstance(scheduler, LambdaLR)) else None
+        curves += zip(scheduler.optimizer.param_groups, rates or (), strict=False)
+    return words, curves

@@ -22,6 +22,7 @@ from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
 from trainkit.replaying.rebuild import build_task, load_weights, opened, trainer_of
 from trainkit.replaying.watch import Output, Watch, bad_inputs
+from trainkit.run.batches import train_batch
 from trainkit.run.run import Run
 
 
@@ -143,7 +144,7 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
             run.state.batch_idx = entry["batch_idx"]
             on_device = move(batch)
             try:
-                loop.train_batch(run, Microbatch(on_device, entry["num_samples"], i == len(taken)), step)
+                train_batch(run, Microbatch(on_device, entry["num_samples"], i == len(taken)), step)
             except Exception as error:  # the capsule may have been written for this error
                 return error
     return None
@@ -151,7 +152,8 @@ def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
 
 def _update(run: Run, step: Step) -> bool:
     loop.finish_gradients(run, step)
-    return run.engine.step()
+    numerics = run.options.numerics
+    return run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
 
 
 def _step(stored: Capsule) -> Step:

@@ -36,7 +36,8 @@ class ManualRun:
         """
         _check(run)
         self._run = run
-        self._share, self._reduced = 0.0, set[int]()
+        self._share, self._reduced, self._counted = 0.0, set[int](), False
+        self.steps_otherwise = False  # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.updated = True  # whether no overflow held an update of this batch back
         self.optimizers = [Stepper(optimizer, self) for optimizer in run.optimizers]
 
@@ -44,11 +45,14 @@ class ManualRun:
     def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
         """Within the context the Task trains on a batch of this rank."""
         self._share, self.updated = num_samples / num_in_step, True
+        self._counted = self.steps_otherwise = False
         self._reduced.clear()
         try:
             yield
         finally:
             self._share = 0.0
+        if self.steps_otherwise and not self._counted:
+            self.count()
 
     def batches(self, step: Step) -> Iterable[Microbatch]:
         """Return this rank's batch of a step; none on all ranks if a stream has one for some ranks only."""
@@ -96,12 +100,17 @@ class ManualRun:
         run.hooks("on_before_optimizer_step", optimizer)
         self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
         run.state.half_updated = True
-        run.state.global_step += 1
+        self.count()
         run.rates.record_update()
         if run.precision.scales_loss:
             self.updated &= run.precision.step([optimizer])
             return None
         return optimizer.step(**kwargs)
+
+    def count(self) -> None:
+        """Count a call of `optimizer.step()`."""
+        self._run.state.global_step += 1
+        self._counted = True
 
     def evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure that runs `backward`; return the loss of all ranks' samples, the same on all ranks."""
@@ -142,7 +151,9 @@ class Stepper:
         """
         if closure is None:
             return self._manual.step(self.optimizer, **kwargs)
-        return self.optimizer.step(lambda: self._manual.evaluate(self.optimizer, closure), **kwargs)
+        result = self.optimizer.step(lambda: self._manual.evaluate(self.optimizer, closure), **kwargs)
+        self._manual.count()
+        return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of this optimizer's parameters."""
@@ -156,6 +167,7 @@ class Stepper:
 
         def with_all_gradients(*args: Any, **kwargs: Any) -> Any:  # as SAM's first_step and second_step
             self._manual.reduce(self.optimizer)
+            self._manual.steps_otherwise = True
             return found(*args, **kwargs)
 
         return with_all_gradients

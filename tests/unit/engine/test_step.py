@@ -56,7 +56,7 @@ def test_a_correction_gets_the_sum_over_ranks_and_is_applied_before_clipping() -
             own = torch.tensor([[3.0, 0.0]]) if engine.ranks.rank == 0 else torch.tensor([[0.0, 4.0]])
             engine.backward((model.weight * own).sum())
             engine.finish_gradients(seen_by(model, seen, 0.4))
-            engine.clip(1.0)
+            engine.step(1.0)
             assert model.weight.grad is not None
             return seen, model.weight.grad.tolist()[0]
 
@@ -87,7 +87,7 @@ def test_the_loss_scale_is_taken_out_before_the_correction() -> None:
     assert numbers.scaler.get_scale() > 1
     seen: list[Any] = []
     engine.finish_gradients(seen_by(model, seen))
-    engine.clip(2.5)
+    engine.step(2.5)
     assert seen == [[3.0, 4.0]]
     assert model.weight.grad is not None
     assert model.weight.grad.tolist()[0] == pytest.approx([1.5, 2.0])
@@ -97,7 +97,7 @@ def test_without_factor_and_limit_gradients_keep_their_bits() -> None:
     """A correction of None multiplies nothing, and no limit clips nothing: inf stays inf, and is no nan."""
     engine, model, _ = prepared(1e30, float("inf"))
     engine.finish_gradients()
-    engine.clip(None)
+    engine.step(None)
     assert model.weight.grad is not None
     assert model.weight.grad.equal(torch.tensor([[1e30, float("inf")]]))
 
@@ -106,7 +106,7 @@ def test_elements_are_clipped_by_value() -> None:
     """The algorithm "value" limits each element by itself."""
     engine, model, _ = prepared(3.0, -0.25)
     engine.finish_gradients()
-    engine.clip(0.5, "value")
+    engine.step(0.5, "value")
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.5, -0.25]]
 

@@ -43,7 +43,7 @@ def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
         for _ in range(3):
             model(torch.ones(2, 8)).square().sum().backward()
             optimizer.step()
-            clear_gradients(optimizer)
+            clear_gradients([optimizer])
         updated.append(model.weight.detach())
     assert torch.equal(updated[0], updated[1])
     torch.testing.assert_close(updated[1], updated[2])
@@ -108,7 +108,7 @@ def test_weights_may_begin_to_learn_later(kind: type[Optimizer], more: dict[str,
             outputs = first(torch.ones(2, 3))
             (second(outputs) if i > 1 else outputs).square().sum().backward()
             optimizer.step()
-            clear_gradients(optimizer)
+            clear_gradients([optimizer])
         updated.append([p.detach() for p in parameters])
     torch.testing.assert_close(updated[0], updated[2])
     torch.testing.assert_close(updated[1], updated[2])
@@ -190,7 +190,7 @@ def test_gradients_are_cleared() -> None:
     model = nn.Linear(2, 2)
     for optimizer in (SGD(model.parameters(), lr=0.1), Noted(model.parameters(), lr=0.1)):
         model(torch.ones(1, 2)).sum().backward()
-        clear_gradients(optimizer)
+        clear_gradients([optimizer])
         assert model.weight.grad is None
         assert model.bias.grad is None
     assert optimizer.calls == 1

@@ -8,6 +8,7 @@ What this leaves no place for is refused before training (refusals.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from trainkit.engine.pinning import Device
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, EngineError, TaskError
+from trainkit.optim.clipping import clear_gradients
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -86,7 +88,6 @@ class DeepSpeedEngine(DDPEngine):
         self._layout: Layout | None = None
         self._redirected: list[str] = []  # names of the Task's steps that run inside DeepSpeed's forward
         self._trained: list[bool] = []
-        self._clip_val: float | None = None
         self._has_failed = False
 
     def _start(self) -> None:
@@ -150,6 +151,9 @@ class DeepSpeedEngine(DDPEngine):
         self._layout.hand_over(self._zero)
         self._redirect(task, calls)
         self._trained = [parameter.requires_grad for parameter in task.parameters()]
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        others = [parameter for parameter in task.parameters() if parameter not in own and not parameter.requires_grad]
+        self.clear_gradients = functools.partial(clear_gradients, (), others)  # its update drops the gradients itself
 
     def _redirect(self, task: nn.Module, calls: _Calls) -> None:
         """Let the Task's steps run inside DeepSpeed's forward, which gathers weights and prepares backward."""
@@ -211,24 +215,17 @@ class DeepSpeedEngine(DDPEngine):
                 "it out, or use engine=ddp."
             )
 
-    def clip(self, value: float | None, algorithm: str = "norm") -> None:
-        """Note how to clip: DeepSpeed does it in `step`. See Engine.
-
-        Raises:
-            ConfigError: it is to clip by value.
-        """
-        if algorithm != "norm" and value is not None:
-            raise ConfigError("DeepSpeed clips by the norm of all gradients only.")
-        self._clip_val = value
-
-    def step(self) -> bool:
+    def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
         """See Engine. An update is held back if a gradient is not finite.
 
         Raises:
+            ConfigError: it is to clip by value.
             TaskError: weights were frozen or thawed since the start.
         """
         if self._zero is None or self._task is None:
-            return super().step()
+            return super().step(clip_val, clip_algorithm)
+        if clip_algorithm != "norm" and clip_val is not None:
+            raise ConfigError("DeepSpeed clips by the norm of all gradients only.")
         if self._trained != [parameter.requires_grad for parameter in self._task.parameters()]:
             raise TaskError(
                 "requires_grad of a weight changed during training, and DeepSpeed splits what is trained once, at the start. "
@@ -236,15 +233,7 @@ class DeepSpeedEngine(DDPEngine):
             )
         self._zero.mark_last(True)
         with self.comm.waiting_for("DeepSpeed's update"):
-            return self._zero.step(self._clip_val)
-
-    def clear_gradients(self) -> None:
-        """Drop the gradients that DeepSpeed's update has not. See Engine."""
-        if self._zero is None:
-            super().clear_gradients()
-            return
-        for parameter in self._not_optimized:
-            parameter.grad = None
+            return self._zero.step(clip_val)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

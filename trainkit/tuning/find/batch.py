@@ -18,6 +18,7 @@ from trainkit.config.instantiate import build
 from trainkit.config.signature import read_signature
 from trainkit.data.feed import MapFeed, Step
 from trainkit.errors import ConfigError
+from trainkit.run.batches import compute_gradients
 from trainkit.run.data_sources import DataSources
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
@@ -192,13 +193,14 @@ def _train(run: Run, limit: int | None) -> tuple[bool, int]:
 
 
 def _compute(run: Run, step: Step) -> None:
-    loop.compute_gradients(run, step)
+    compute_gradients(run, step)
 
 
 def _update(run: Run, step: Step) -> None:
     loop.finish_gradients(run, step)
-    run.engine.step()
-    loop.clear_gradients(run)
+    numerics = run.options.numerics
+    run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+    run.engine.clear_gradients()
 
 
 def _out_of_memory(work: Callable[[], None]) -> bool:

@@ -1,0 +1,75 @@
+"""What checkpoints hold of optimizers' settings and of schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+# Absolute rates beside `lr` in a parameter group, which are scaled as it is.
+GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+_IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")  # of a group: no settings of training
+
+
+def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
+    """Return the plain settings of a group as the user gave them."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _plain(value)}
+    return {name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *GROUP_RATES)} | {"lr": lr}
+
+
+def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
+    """Yield each scheduler once, with those inside SequentialLR and ChainedScheduler."""
+    seen: set[int] = set()
+    todo = list(schedulers)
+    while todo:
+        scheduler = todo.pop()
+        if id(scheduler) not in seen:
+            seen.add(id(scheduler))
+            todo += getattr(scheduler, "_schedulers", [])
+            yield scheduler
+
+
+def storable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's state, and those of inner ones, without the user's functions."""
+    kept = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
+    if "_schedulers" in kept:
+        kept["_schedulers"] = [storable(inner) for inner in kept["_schedulers"]]
+    return kept
+
+
+def filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved state, completed from the scheduler's own."""
+    full = {**own, **saved}
+    if "_schedulers" in full:
+        pairs = zip(full["_schedulers"], own["_schedulers"], strict=True)
+        full["_schedulers"] = [filled(inner, own_inner) for inner, own_inner in pairs]
+    return full
+
+
+def _plain(value: Any) -> bool:
+    """Whether a checkpoint can hold it (it is read without running code)."""
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_plain(item) for item in value.values())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def changed_groups(
+    before: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]
+) -> tuple[list[str], list[float]]:
+    """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user has changed them.
+
+    Returns:
+        The changes in words, and the factor of each group's rate.
+    """
+    changes, factors = dict[str, None](), [1.0] * len(given)
+    for i, (old, new, group) in enumerate(zip(before, given, groups, strict=False)):
+        for name in (name for name in new if name in old and old[name] != new[name]):
+            changes[f"{name} {old[name]} -> {new[name]}"] = None
+            if name != "lr":
+                group[name] = tuple(new[name]) if isinstance(new[name], list) else new[name]
+            elif old[name]:
+                factors[i] = new[name] / old[name]
+    return list(changes), factors
