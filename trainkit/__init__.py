@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks import Timer as Timer
     from trainkit.callbacks import Watchdog as Watchdog
     from trainkit.data.combined import CombinedLoader as CombinedLoader
-    from trainkit.data.order import seed_everything as seed_everything
+    from trainkit.data.seeding import seed_everything as seed_everything
     from trainkit.data.streams import sharded as sharded
     from trainkit.engine.approximate.settings import DiLoCo as DiLoCo
     from trainkit.engine.approximate.settings import LocalSGD as LocalSGD
@@ -75,7 +75,7 @@ _NAMES = {
     "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "
     "SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor Timeline Timer Watchdog",
     "trainkit.data.combined": "CombinedLoader",
-    "trainkit.data.order": "seed_everything",
+    "trainkit.data.seeding": "seed_everything",
     "trainkit.data.streams": "sharded",
     "trainkit.engine.approximate.settings": "DiLoCo LocalSGD PowerSGD",
     "trainkit.errors": "Preempted TrainkitError",

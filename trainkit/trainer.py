@@ -241,18 +241,13 @@ class Trainer(LastRun):
         self,
         task: Task | None = None,
         dataloaders: Any = None,
-        datamodule: DataModule | None = None,
-        ckpt_path: str | None = None,
+        datamodule: Any = None,
+        ckpt_path: Any = None,
         verbose: bool = True,
     ) -> Values:
         """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks.
 
-        Args:
-            task: the model. Default: that of the last fit, with the weights of its best checkpoint, if it wrote one.
-            dataloaders: as in `fit`.
-            datamodule: provides them, in place of `dataloaders`.
-            ckpt_path: the weights to load, as in `fit`.
-            verbose: no effect: nothing is printed.
+        Without a task: that of the last fit, with the weights of its best checkpoint. `verbose` has no effect.
         """
         task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ("validation_step",))
@@ -266,8 +261,8 @@ class Trainer(LastRun):
         self,
         task: Task | None = None,
         dataloaders: Any = None,
-        datamodule: DataModule | None = None,
-        ckpt_path: str | None = None,
+        datamodule: Any = None,
+        ckpt_path: Any = None,
         verbose: bool = True,
     ) -> Values:
         """Evaluate on the test data; return the logged values, exact over all samples, on all ranks. See `validate`."""
@@ -278,19 +273,6 @@ class Trainer(LastRun):
                 return Values()
             evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
             return Values(evaluator.evaluate("test", feeds))
-
-    def _model(self, task: Task | None, ckpt_path: str | None) -> tuple[Task, str | None]:
-        """Return what is evaluated: without a task, that of the last fit at its best checkpoint.
-
-        Raises:
-            ConfigError: no fit has run.
-        """
-        if task is not None:
-            return task, ckpt_path
-        if self._fitted is None:
-            raise ConfigError("No model was given, and this Trainer has not trained one yet: pass it, or call fit first.")
-        own = self._fitted.checkpoint_callback
-        return self._fitted.task, ckpt_path or (own.best_model_path if own is not None else "") or None
 
     def predict(
         self,

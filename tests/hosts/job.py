@@ -30,7 +30,10 @@ def main() -> None:
     torch.set_num_threads(1)
     task, ranks = Counted(), 2
     notes.mkdir(parents=True, exist_ok=True)
-    callbacks: list[Callback] = [Notes(notes, given["pace_s"]), ModelCheckpoint(every_n_train_steps=10, save_top_k=2)]
+    callbacks: list[Callback] = [
+        Notes(notes, given["pace_s"]),
+        ModelCheckpoint(every_n_train_steps=10, every_n_epochs=1, save_top_k=2),
+    ]
     if given["elastic"]:
         callbacks.append(Elastic(commit_every_n_steps=3))
     if given.get("watchdog"):

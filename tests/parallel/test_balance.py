@@ -44,7 +44,7 @@ class Timed(trainkit.Task):
 
 def fit(run_dir, max_steps, ckpt_path=None):
     task, balance = Timed(), trainkit.Balance(every_n_steps=2, damping=0.0)
-    keep = trainkit.ModelCheckpoint(every_n_train_steps=5)
+    keep = trainkit.ModelCheckpoint(every_n_train_steps=5, every_n_epochs=1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     callbacks = [StepClock(now=lambda: task.now), balance, keep]
     trainer = trainkit.Trainer(engine=sys.argv[1], max_steps=max_steps, callbacks=callbacks, run_dir=run_dir, **quiet)

@@ -62,7 +62,7 @@ def main() -> None:
         seed=3,
         logger=False,
         enable_progress_bar=False,
-        callbacks=[ModelCheckpoint(every_n_train_steps=1)],
+        callbacks=[ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1)],
     )
     journals.mkdir(parents=True, exist_ok=True)
     journal = journals / f"{os.getpid()}.txt"

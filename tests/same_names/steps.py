@@ -361,7 +361,7 @@ def a_scheduler_of_steps(kit: Framework) -> Any:
     return scheduled(kit, lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": "step"})
 
 
-@differs("There a frequency counts the batches of each epoch anew; here it counts the run's updates.")
+@differs("There a frequency counts the batches of each epoch; here it counts the run's updates.")
 def a_scheduler_with_a_frequency(kit: Framework) -> Any:
     """A scheduler with interval "step" and frequency 2, in epochs of 5 batches."""
     kind = torch.optim.lr_scheduler.ExponentialLR

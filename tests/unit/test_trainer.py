@@ -17,7 +17,7 @@ from trainkit.callbacks import DivergenceGuard, ModelCheckpoint
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.checkpoint.format import load_weights, verify
-from trainkit.data.order import seed_everything
+from trainkit.data.seeding import seed_everything
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
 from trainkit.loggers import CSVLogger, TensorBoardLogger
@@ -55,8 +55,7 @@ class Data(DataModule):
     ("arguments", "words"),
     [
         ({"max_epoch": 3}, r"^trainer\.max_epoch is not a setting\. Did you mean 'max_epochs'\?"),
-        ({"max_epochs": 0}, r"^trainer\.max_epochs is 0; it must be a whole number, 1 or more or -1 or null\.$"),
-        ({"max_epochs": -2}, r"^trainer\.max_epochs is -2; "),
+        ({"max_epochs": -2}, r"^trainer\.max_epochs is -2; it must be a whole number, 0 or more or -1 or null\.$"),
         ({"max_steps": 1.5}, r"^trainer\.max_steps is 1\.5; "),
         ({"lr_scaling": "cubic"}, r"lr_scaling is 'cubic'; it must be one of 'linear', 'sqrt', 'none'\."),
         ({"precision": "fp8"}, r"precision is 'fp8'; it must be one of '32-true', .* or 32, 16, 'bf16' or 64 or null"),

@@ -1,4 +1,4 @@
-"""Calls a step with the arguments that it takes: `training_step(self, batch)` may leave out the rest, as in Lightning."""
+"""A Task's steps: whether there is one, and the arguments that it takes; `training_step(self, batch)` may leave some out."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def _taken(function: Callable[..., Any]) -> int | None:
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None
     return sum(parameter.kind in _POSITIONAL for parameter in parameters)
+
+
+def has_step(task: object, base: type, name: str) -> bool:
+    """Return whether a Task has this step of its own; None switches one off, as in Lightning."""
+    own = vars(task).get(name, getattr(type(task), name))
+    return own is not None and own is not getattr(base, name)

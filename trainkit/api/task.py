@@ -16,6 +16,7 @@ from trainkit.api.in_run import InRun
 from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES
 from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
+from trainkit.api.step_call import has_step
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.arguments import unknown
 from trainkit.engine.deferred.values import Deferred
@@ -185,27 +186,17 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
         Raises:
             TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs this Task.
         """
-        if other:
-            _check_others(name, other)
+        _check_others(name, other)
         target = self._log_target
         if logger is False:
             self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
+        reduction = reduction_of(reduce_fx)
         if target is None:
-            self.trainer.hooks.log.add(name, value, reduction_of(reduce_fx) if sync_dist else None, prog_bar)
+            self.trainer.hooks.log.add(name, value, reduction if sync_dist else None, prog_bar)
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                how = (
-                    prog_bar,
-                    on_step,
-                    on_epoch,
-                    reduction_of(reduce_fx),
-                    batch_size,
-                    False,
-                    False,
-                    logger,
-                    add_dataloader_idx,
-                )
+                how = (prog_bar, on_step, on_epoch, reduction, batch_size, False, False, logger, add_dataloader_idx)
                 self.log(f"{name}/{key}", part, *how)
             return
         value = latest_of(value)
@@ -215,7 +206,7 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
             raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size
         on_step, on_epoch = target.on_step if on_step is None else on_step, target.on_epoch if on_epoch is None else on_epoch
-        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduction_of(reduce_fx), "has_suffix": add_dataloader_idx}
+        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduction, "has_suffix": add_dataloader_idx}
         target.table.add(name, value, weight=weight, on_step=on_step, on_epoch=on_epoch, **options)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -262,12 +253,6 @@ def _missing(task: Task, method: str, what: str) -> str:
     return f"{type(task).__name__} has no {method}(). Define it and {what}."
 
 
-def has_step(task: Task, name: str) -> bool:
-    """Return whether a Task has this step; None switches one off, as in Lightning."""
-    own = vars(task).get(name, getattr(type(task), name))
-    return own is not None and own is not getattr(Task, name)
-
-
 def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
     """Return the task after checking that it is a Task and defines the methods.
 
@@ -279,7 +264,7 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
     if not hasattr(task, "_modules"):
         raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
     for method in methods:
-        if not has_step(task, method):
+        if not has_step(task, Task, method):
             near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
             hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
             what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}

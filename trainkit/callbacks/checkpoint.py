@@ -15,6 +15,7 @@ from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Duration, NonNegativeInt, PositiveInt, checked, not_logged, seconds_of
+from trainkit.callbacks.retained_paths import RetainedPaths
 from trainkit.checkpoint.contents import Changes
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
@@ -41,7 +42,7 @@ _NEVER = _Saved((-1, -1, 0), math.nan, 0.0)
 
 
 @checked
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(RetainedPaths, Callback):
     """Writes `<run_dir>/checkpoints/<filename>/` beside training, with the links `last` and `best`.
 
     Args:
@@ -99,42 +100,12 @@ class ModelCheckpoint(Callback):
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
-        if auto_insert_metric_name:
-            filename = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename)
         self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)
+        self.auto_insert_metric_name = auto_insert_metric_name
         self.dirpath = dirpath if dirpath is None or "://" in str(dirpath) else os.path.expanduser(dirpath)
         # Without a value to compare, the newest is the best.
         self._retention = Retention(Retained("max" if monitor is None else mode, save_top_k, save_last))
         self._saved = _NEVER
-
-    @property
-    def best_model_path(self) -> str:
-        """See the class."""
-        best = self._names.best
-        return self.store.path_of(best) if best else ""
-
-    @property
-    def best_model_score(self) -> float | None:
-        """See the class."""
-        names = self._names
-        return names.scores[names.best] if self.monitor is not None and names.best else None
-
-    @property
-    def best_k_models(self) -> dict[str, float]:
-        """See the class."""
-        scores = {} if self.monitor is None else self._names.scores
-        return {self.store.path_of(name): score for name, score in scores.items()}
-
-    @property
-    def last_model_path(self) -> str:
-        """See the class."""
-        last = self._names.last
-        return self.store.path_of(last) if last else ""
-
-    @property
-    def _names(self) -> Retained:
-        self._retention.settle_if_done()
-        return self._retention.names
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Find the store, and refuse one that another ModelCheckpoint has."""
@@ -213,7 +184,8 @@ class ModelCheckpoint(Callback):
             return
         self._settle(trainer)
         early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
-        name, score = _fill(self.filename, trainer, early) + end, self._score(trainer, early)
+        name = _fill(self.filename, trainer, early, self.auto_insert_metric_name) + end
+        score = self._score(trainer, early)
         retention = self._retention
         is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(self.monitor, trainer)
         before = retention.plan(name, score, again, is_finite)
@@ -284,12 +256,13 @@ def _check_filename(filename: str) -> str:
     return filename
 
 
-def _fill(filename: str, trainer: RunView, early: bool) -> str:
+def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> str:
     """Return the name of a checkpoint; if it is `early`, values that are not logged yet become nan."""
+    pattern = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename) if inserts_names else filename
     values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
     known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
     try:
-        name = filename.replace("/", "_").format_map(_Early(known) if early else known)
+        name = pattern.replace("/", "_").format_map(_Early(known) if early else known)
     except (KeyError, ValueError) as error:
         why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
         raise ConfigError(

@@ -12,7 +12,7 @@ from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
 from trainkit.config.kept import Kept
 from trainkit.config.schema import SAMPLE_KEYS, samples_of, with_accelerator
-from trainkit.data.order import seed_everything
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
 from trainkit.safety.masking import masked

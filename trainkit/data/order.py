@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import errno
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,22 +50,6 @@ def _mixed(state: int, number: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
-
-
-def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Seed random, numpy and torch (all devices) of this process; return the seed.
-
-    Args:
-        seed: default: PL_GLOBAL_SEED of the environment, else 0, as in Lightning.
-        workers: no effect: samples have random numbers by (seed, epoch, sample), whichever worker loads them.
-        verbose: no effect.
-    """
-    if seed is None:
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
-    return seed
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:

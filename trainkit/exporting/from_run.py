@@ -23,7 +23,7 @@ from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.config.kept import from_manifest
 from trainkit.console import short
-from trainkit.data.order import seed_everything
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
 from trainkit.exporting.export import Exported, export
 from trainkit.exporting.request import FORMATS, check_output

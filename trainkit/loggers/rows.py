@@ -10,8 +10,9 @@ from typing import Any, TextIO
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
-from trainkit.loggers.base import Logger, Place, Placed
+from trainkit.loggers.base import Logger
 from trainkit.loggers.media_files import write_media
+from trainkit.loggers.place import Place, Placed
 from trainkit.metrics.media import Media
 
 

@@ -13,8 +13,9 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
-from trainkit.loggers.base import Logger, Place, Placed, RunFacts
+from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
+from trainkit.loggers.place import Place, Placed
 from trainkit.loggers.rows import flatten
 from trainkit.metrics.media import Media
 

@@ -64,8 +64,7 @@ class LearningRates:
         self.moves_by_hand = False  # whether the Task moves the schedulers
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
-        self._users = UsersRates(say)
-        self._sizes = [len(optimizer.param_groups) for optimizer in optimizers]  # groups of each
+        self._users = UsersRates(say, [len(optimizer.param_groups) for optimizer in optimizers])
         self._made = [storable(config.scheduler.state_dict()) for config in schedules]
         self._given = [settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
@@ -120,8 +119,8 @@ class LearningRates:
         """Take the groups that were added to an optimizer, each at its rate (BaseFinetuning.unfreeze_and_add_param_group)."""
         place = 0
         for number, optimizer in enumerate(self._optimizers):
-            place += self._sizes[number]
-            for group in optimizer.param_groups[self._sizes[number] :]:
+            place += self._users.sizes[number]
+            for group in optimizer.param_groups[self._users.sizes[number] :]:
                 rate = float(group["lr"])
                 self._scheduled.insert(place, rate)
                 self._users.written.insert(place, group["lr"])
@@ -136,7 +135,7 @@ class LearningRates:
                     if isinstance(scheduler, LambdaLR):
                         scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
                 place += 1
-            self._sizes[number] = len(optimizer.param_groups)
+            self._users.sizes[number] = len(optimizer.param_groups)
 
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
         """Update the factor if the accumulation changes with this epoch."""

@@ -15,10 +15,11 @@ class UsersRates:
     Attributes:
         places: of the groups whose rate the user has set.
         written: what was written into each group.
+        sizes: the number of groups of each optimizer.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], sizes: list[int]) -> None:
+        self._say, self.sizes = say, sizes
         self.places: set[int] = set()
         self.written: list[Any] = []
 

@@ -23,7 +23,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
 from trainkit.config.kept import from_manifest
-from trainkit.data.order import seed_everything
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.replaying.watch import Watch
 from trainkit.run.build import StartFrom, build_run

@@ -10,8 +10,8 @@ from trainkit.callbacks.progress.progress import make_screen
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import console_of, plural
 from trainkit.data.bad_samples import BadSample
-from trainkit.data.order import seed_everything
 from trainkit.data.reading import Reading, readings
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, DataError
 
 _KINDS = {"fit": ("train", "val"), "test": ("test",), "predict": ("predict",)}

@@ -26,7 +26,8 @@ from trainkit.checkpoint.contents import OWN, Contents, Part
 from trainkit.checkpoint.stateful import versions
 from trainkit.console import try_to_write
 from trainkit.data.feed import Feed, MapFeed
-from trainkit.data.order import mix, seed_everything
+from trainkit.data.order import mix
+from trainkit.data.seeding import seed_everything
 from trainkit.data.shares import words_of
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.engine.approximate.approximation import OwnPart, SharedPart
@@ -203,7 +204,6 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             "prevents torch.compile from compiling. Check without compile."
         )
     engine = run.engine
-    reads_old = bool(run.hooks.owners("on_before_zero_grad"))
     own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     return StepParts(
         SampleWeights(
@@ -217,8 +217,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         ),
         EpochMetrics(run.task),
         LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),
-        clears_late=reads_old,
-        has_old=reads_old,
+        clears_late=bool(run.hooks.owners("on_before_zero_grad")),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,

@@ -215,10 +215,9 @@ class Evaluator:
             objects = EpochMetrics(self._task)
             objects.begin()
             step = getattr(self._task, _STEPS[kind])
-            metrics: dict[str, float] = {}
-            takes_index = "dataloader_idx" in inspect.signature(step).parameters
+            metrics, takes_index = dict[str, float](), "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
-                more = (index,) if takes_index else ()
+                more = (index,) * takes_index
                 suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")
                 log = MetricLog(f"/{suffix}" if suffix else "")
                 log.new_step(is_read=False)  # an evaluation logs no steps
@@ -235,8 +234,8 @@ class Evaluator:
                         outputs = call_step(step, batch, batch_idx, *more)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
-                is_last = index == len(feeds) - 1
-                metrics |= log.epoch_values(self._run.engine.data.all_gather_object, objects=objects if is_last else None)
+                finished = objects if index == len(feeds) - 1 else None
+                metrics |= log.epoch_values(self._run.engine.data.all_gather_object, objects=finished)
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
             self._of_hooks = {}

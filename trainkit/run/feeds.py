@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.api.task import has_step
+from trainkit.api.step_call import has_step
+from trainkit.api.task import Task
 from trainkit.data.feed import Feed, StreamFeed
 from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
@@ -75,7 +76,7 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
     stage.keep([feed])
     evaluation = stage.options.evaluation
     val_data = stage.data.find("val", stage.task)
-    if val_data is not None and not has_step(stage.task, "validation_step"):
+    if val_data is not None and not has_step(stage.task, Task, "validation_step"):
         name = type(stage.task).__name__
         stage.run.say(f"There is validation data, and {name} has no validation_step: training runs without validation.")
         val_data = None

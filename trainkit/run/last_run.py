@@ -8,6 +8,7 @@ from typing import Any
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.state import TrainState
+from trainkit.api.task import Task
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import loggers_of
@@ -22,6 +23,19 @@ class LastRun:
     callbacks: list[Callback]
     _run: Run | None = None
     _fitted: Run | None = None  # the last one that trained
+
+    def _model(self, task: Task | None, ckpt_path: str | None) -> tuple[Task, str | None]:
+        """Return what is evaluated: without a task, that of the last fit at its best checkpoint.
+
+        Raises:
+            ConfigError: no fit has run.
+        """
+        if task is not None:
+            return task, ckpt_path
+        if self._fitted is None:
+            raise ConfigError("No model was given, and this Trainer has not trained one yet: pass it, or call fit first.")
+        own = self._fitted.checkpoint_callback
+        return self._fitted.task, ckpt_path or (own.best_model_path if own is not None else "") or None
 
     @property
     def run(self) -> Run:

@@ -12,7 +12,8 @@ from typing import Any
 from trainkit.api.view import checkpoint_policies, measures_shares
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.console import plural
-from trainkit.data.order import mix, seed_everything
+from trainkit.data.order import mix
+from trainkit.data.seeding import seed_everything
 from trainkit.data.shares import read_words
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan

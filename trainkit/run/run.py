@@ -95,6 +95,9 @@ class StepParts:
     halving: Halving | None = None
     manual: ManualBatches | None = None
 
+    def __post_init__(self) -> None:
+        self.has_old = self.clears_late
+
 
 class _NotThereYet:
     """Stands for a part that is not built yet. (A `__getattr__` of Run would slow each access in the loop down.)"""

@@ -91,7 +91,7 @@ class Marker(Callback):
 def run(run_dir: str, max_steps: int, workers: int = 2) -> None:
     """Train up to a step, from the newest checkpoint if there is one."""
     data = DataLoader(Noisy(), 4, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    keeper = trainkit.ModelCheckpoint(monitor="val/loss", every_n_train_steps=3, save_top_k=2)
+    keeper = trainkit.ModelCheckpoint(monitor="val/loss", every_n_train_steps=3, every_n_epochs=1, save_top_k=2)
     trainer = trainkit.Trainer(
         max_steps=max_steps,
         accumulate_grad_batches=2,

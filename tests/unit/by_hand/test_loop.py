@@ -89,7 +89,7 @@ def test_a_run_that_was_stopped_resumes_to_the_bit(tmp_path: Path) -> None:
             loader(54, shuffle=True),
             run_dir=tmp_path / folder,
             max_epochs=2,
-            callbacks=[ModelCheckpoint(every_n_train_steps=1)],
+            callbacks=[ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1)],
             enable_checkpointing=True,
             ckpt_path="auto",
         )

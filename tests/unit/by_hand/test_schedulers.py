@@ -68,8 +68,8 @@ def test_the_rates_and_the_weights_are_the_plain_loops(name: str, tmp_path: Path
     """A warm-up from 0, a rate that is multiplied, a cycle of rate and momentum, a sequence."""
     expected, rates = plain(BY_STEP[name])
     trained, used = in_a_loop(tmp_path, BY_STEP[name])
-    assert used == pytest.approx(rates, rel=1e-12)
-    assert torch.allclose(trained, expected, rtol=0, atol=1e-12)
+    assert used == rates
+    assert torch.allclose(trained, expected, rtol=0, atol=1e-6)  # float32, by torch's fused implementation
 
 
 def test_a_scheduler_of_epochs_holds(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_resumed_run_deals_alike(at: int, damping: float, tmp_path: Path) -> N
     as in the run that never stopped."""
     settings = {"every_n_steps": 2, "damping": damping}
     whole = fit(tmp_path / "whole", settings, max_steps=12)
-    save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=at, save_top_k=-1)]}
+    save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=at, every_n_epochs=1, save_top_k=-1)]}
     fit(tmp_path / "cut", settings, max_steps=at, **save)
     resumed = fit(tmp_path / "cut", settings, max_steps=12, ckpt_path="last")
     for before, after in zip(whole, resumed, strict=True):
@@ -173,7 +173,7 @@ def test_loaders_that_are_made_again_are_dealt_alike(tmp_path: Path) -> None:
 
 def test_at_another_number_of_ranks_it_begins_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shares of two ranks say nothing about three; the run says that they have changed."""
-    save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=4)]}
+    save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1)]}
     fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, max_steps=4, **save)
     found = fit(tmp_path, {"min_gain": 1e9}, (1.0, 1.0, 1.0), max_steps=6, ckpt_path="last")
     assert found[0].plan.shares is None

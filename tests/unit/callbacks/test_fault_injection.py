@@ -22,7 +22,7 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
     trainer = Trainer(
         max_epochs=2,
         run_dir=str(tmp_path / "run"),
-        callbacks=[FaultInjection(list(faults)), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)],
+        callbacks=[FaultInjection(list(faults)), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

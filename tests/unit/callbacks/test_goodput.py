@@ -91,7 +91,7 @@ def fit(tmp_path: Path, task: Slow, *faults: dict[str, Any]) -> dict[str, Any]:
     trainer = Trainer(
         max_epochs=2,
         run_dir=str(tmp_path),
-        callbacks=[FaultInjection(list(faults)), Goodput(), ModelCheckpoint(every_n_train_steps=4)],
+        callbacks=[FaultInjection(list(faults)), Goodput(), ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1)],
         logger=[CSVLogger()],
         num_sanity_val_steps=0,
         enable_progress_bar=False,

@@ -42,7 +42,7 @@ class HeldKeeper(ModelCheckpoint):
     """Saves only after the second step, into a blocked store."""
 
     def __init__(self) -> None:
-        super().__init__(every_n_epochs=None, save_last=False)
+        super().__init__(every_n_epochs=0, save_last=False)
         self.expected: dict[str, Any] = {}
 
     def setup(self, trainer: RunView, task: Any, stage: str) -> None:

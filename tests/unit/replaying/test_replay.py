@@ -147,7 +147,14 @@ def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> No
     """Without weights a capsule names the last checkpoint, and replay prints its age; also if all folders were moved."""
     data = rows(24)
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
-    folder = run(tmp_path / "a", Drops(), data, Late(), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), **settings)
+    folder = run(
+        tmp_path / "a",
+        Drops(),
+        data,
+        Late(),
+        ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1),
+        **settings,
+    )
     done = replay(folder, Drops())
     assert done.steps_older == 0 and done.is_equal
     shutil.move(tmp_path / "a", tmp_path / "b")
@@ -158,7 +165,9 @@ def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> No
 def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The number of steps in between is printed, and that losses differ."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
-    folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=3, save_top_k=-1), **settings)
+    folder = run(
+        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=3, every_n_epochs=1, save_top_k=-1), **settings
+    )
     done = replay(folder, Drops())
     assert done.steps_older == 1 and not done.is_equal
     show(done)
@@ -196,7 +205,7 @@ def test_the_start_is_released_at_the_first_checkpoint(tmp_path: Path) -> None:
             trainer.checkpoints.finish()
             held.append(capsule._start is not None)
 
-    keeper = ModelCheckpoint(every_n_train_steps=2)
+    keeper = ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1)
     quiet(tmp_path, callbacks=[capsule, Look(), keeper], max_steps=6).fit(Line(), loader(24))
     assert held[0] and not held[-1]
 
@@ -295,7 +304,9 @@ def test_pdb_stops_before_training_step(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
     """The loss scale is that of the step, and gradients are printed without it."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False, "precision": "16-mixed"}
-    folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), **settings)
+    folder = run(
+        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1), **settings
+    )
     scale = torch.load(folder / "step.pt", weights_only=True)["scaler"]["scale"]
     assert 1024 <= scale < 65536  # the first steps overflow at the scale that fp16 begins with
     done, plain = replay(folder, Drops()), replay(folder, Drops(), overrides={"trainer": {"precision": "32-true"}})
@@ -307,7 +318,9 @@ def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
 def test_where_the_named_checkpoint_is_gone_the_nearest_is_taken(tmp_path: Path) -> None:
     """Checkpoints are rotated: of the remaining ones, an earlier one is preferred to a later one."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
-    folder = run(tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=1, save_top_k=-1), **settings)
+    folder = run(
+        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1), **settings
+    )
     for step, older in ((4, 0), (3, 1), (2, 2), (1, 3), (5, -1)):
         assert replay(folder, Drops()).steps_older == older
         shutil.rmtree(tmp_path / "checkpoints" / f"epoch=0-step={step}")
@@ -349,7 +362,7 @@ def test_with_a_checkpoint_of_the_step_the_optimizer_goes_on(tmp_path: Path) -> 
                 after.append(weights(task))
 
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
-    keeper = ModelCheckpoint(every_n_train_steps=4, save_top_k=-1)
+    keeper = ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1, save_top_k=-1)
     folder = run(tmp_path, Drops(momentum=0.9), rows(24), At5(), keeper, **settings)
     task = Drops(momentum=0.9)
     done = replay(folder, task, update=True)

@@ -429,7 +429,10 @@ def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Pa
                 formed.set()
 
     monkeypatch.setattr(LocalStore, "write", slow_write)
-    save = {"enable_checkpointing": True, "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2)]}
+    save = {
+        "enable_checkpointing": True,
+        "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1)],
+    }
     # At step 2, after which no checkpoint is due: the next save waits for the one before it.
     job, book, weights, _ = run(tmp_path, "ab", {("b", 2): lambda job: kill()}, **save)
     assert in_time and all(in_time), "the recovery waited for the disk"

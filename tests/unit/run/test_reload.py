@@ -76,7 +76,7 @@ def test_loaders_are_made_again_before_each_nth_epoch(every: int, epochs: list[i
 def test_a_resumed_run_reads_the_data_of_its_epoch(tmp_path: Path) -> None:
     """Stopped inside the third epoch."""
     history, whole = fit(tmp_path / "whole", Growing())
-    saving = {"callbacks": [ModelCheckpoint(every_n_train_steps=1)]}
+    saving = {"callbacks": [ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1)]}
     fit(tmp_path / "parts", Growing(), max_steps=8, **saving)
     data = Growing()
     resumed, parts = fit(tmp_path / "parts", data, ckpt_path="last", **saving)

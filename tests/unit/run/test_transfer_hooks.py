@@ -72,7 +72,7 @@ def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(tmp
 
     def fit(folder: str, steps: int, **more: Any) -> torch.Tensor:
         task = Noisy()
-        saving = [ModelCheckpoint(every_n_train_steps=1)]
+        saving = [ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1)]
         quiet(tmp_path / folder, callbacks=saving, max_epochs=2, max_steps=steps).fit(task, loader(24), **more)
         return weights(task)
 

@@ -127,11 +127,11 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         (f"for each microbatch, {contract.accumulate} on a rank", ""),
         ("  on_train_batch_start", None),
         ("  training_step", f"{type(run.task).__name__}, {run.options.numerics.precision}"),
-        ("  on_before_zero_grad (first one)", None),
+        ("  on_before_zero_grad of the first", None),
         ("  on_before_backward", None),
         ("  backward", sums + overlap),
         ("  on_after_backward", None),
-        ("  on_train_batch_end (the last one's: after the update)", None),
+        *[("  on_train_batch_end of all but the last", None)] * (contract.accumulate > 1),
         ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
     ]
     if run.options.numerics.stop_on_nonfinite:
@@ -146,6 +146,7 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
     by_step = [type(config.scheduler).__name__ for config in run.rates.schedules if config.interval == "step"]
     if by_step or contract.warmup_steps:
         order.append(("learning rate", ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step])))
+    order.append(("on_train_batch_end of the last" if contract.accumulate > 1 else "on_train_batch_end", None))
     order += [(f"each {run.options.limits.log_every_n_steps} steps: on_metrics", None), ("on_train_step_end", None)]
     rows = []
     for what, owner in order:

@@ -133,7 +133,7 @@ def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int, precision: Any, u
     for name, steps in (("whole", [14]), ("parts", [stop_at, 14])):
         for steps_now in steps:
             task, watch = Scheduled(), Watch()
-            callbacks = [EMA(0.9, use_buffers=use_buffers), watch, ModelCheckpoint(every_n_train_steps=5)]
+            callbacks = [EMA(0.9, use_buffers=use_buffers), watch, ModelCheckpoint(every_n_train_steps=5, every_n_epochs=1)]
             trainer = quiet(tmp_path / name, max_steps=steps_now, precision=precision, callbacks=callbacks)
             ckpt_path = "last" if len(steps) > 1 and steps_now == 14 else None
             trainer.fit(task, loader(23, shuffle=True), loader(5), ckpt_path=ckpt_path)

@@ -45,7 +45,7 @@ class Falling(Net):
 def test_the_rate_is_that_of_torch(tmp_path: Path, annealing_epochs: int, strategy: Any) -> None:
     """From the start on each epoch's rate is SWALR's, times the factor; the scheduler has moved it until then."""
     recorder = Recorder()
-    swa = StochasticWeightAveraging(0.02, 2, annealing_epochs, strategy)
+    swa = StochasticWeightAveraging(0.02, 3, annealing_epochs, strategy)
     settings: dict[str, Any] = {"max_epochs": 7, "lr_reference_batch_size": 2}  # a factor of 2
     quiet(tmp_path, callbacks=[swa, recorder], **settings).fit(Falling(), loader(12))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.05 * 0.9**6 * 2)
@@ -72,7 +72,7 @@ def test_the_end_is_the_average_with_its_own_statistics(tmp_path: Path) -> None:
 
     task, ends = Dry(), Ends()
     settings: dict[str, Any] = {"max_epochs": 5, "precision": "64-true"}
-    quiet(tmp_path, callbacks=[StochasticWeightAveraging(0.05, 0.4), ends], **settings).fit(task, loader(24))
+    quiet(tmp_path, callbacks=[StochasticWeightAveraging(0.05, 0.6), ends], **settings).fit(task, loader(24))
     assert torch.allclose(weights(task), torch.stack(ends.found[2:]).mean(0), rtol=0, atol=1e-15)
     own = {name: buffer.clone() for name, buffer in task.named_buffers()}
     update_bn([x.double() for x in rows(24).tensors[0].split(4)], task.model)
@@ -86,7 +86,7 @@ def test_training_is_as_without_until_it_begins(tmp_path: Path) -> None:
     """Before the start nothing changes; until the end, validation uses the trained weights."""
     ends = [Ends(), Ends()]
     quiet(tmp_path, max_epochs=3, callbacks=ends[0]).fit(Falling(), loader(23))
-    quiet(tmp_path, max_epochs=4, callbacks=[ends[1], StochasticWeightAveraging(0.5, 3)]).fit(Falling(), loader(23))
+    quiet(tmp_path, max_epochs=4, callbacks=[ends[1], StochasticWeightAveraging(0.5, 4)]).fit(Falling(), loader(23))
     assert all(torch.equal(a, b) for a, b in zip(ends[0].found, ends[1].found, strict=False))
 
 
@@ -126,12 +126,12 @@ def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int) -> None:
 def test_more_epochs_go_on_averaging(tmp_path: Path) -> None:
     """A run that ended with its average resumes from the trained weights, and averaging continues."""
     task, ends = Falling(), Ends()
-    for epochs, ckpt_path in ((2, None), (8, "last")):  # by the new share it would begin after 4
+    for epochs, ckpt_path in ((2, None), (8, "last")):  # by the new share it would begin with the fourth
         task = Falling()
         callbacks = [StochasticWeightAveraging(0.05, 0.5), ends, ModelCheckpoint()]
         settings: dict[str, Any] = {"max_epochs": epochs, "precision": "64-true", "callbacks": callbacks}
         quiet(tmp_path, **settings).fit(task, loader(23), ckpt_path=ckpt_path)
-    assert torch.allclose(weights(task), torch.stack(ends.found[1:]).mean(0), rtol=0, atol=1e-15)
+    assert torch.allclose(weights(task), torch.stack(ends.found).mean(0), rtol=0, atol=1e-15)
 
 
 def test_frozen_statistics_stay(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_compiled_model_gets_its_statistics(tmp_path: Path, monkeypatch: pytes
 
 def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a whole epoch there is no average, which is reported; the rate and its factor are printed at the start."""
-    quiet(tmp_path, max_epochs=9, max_steps=7, callbacks=StochasticWeightAveraging(0.05, 1)).fit(Line(), loader(23))
+    quiet(tmp_path, max_epochs=9, max_steps=7, callbacks=StochasticWeightAveraging(0.05, 2)).fit(Line(), loader(23))
     out = capsys.readouterr().out
     assert "SWA from epoch 2: learning rate 0.1 -> 0.05 x 1 = 0.05 over 10 epochs (cos); the schedulers stop." in out
     assert "SWA: the run ended before the end of epoch 2: there is no average." in out
@@ -183,7 +183,7 @@ def test_a_run_that_ends_before_says_so(tmp_path: Path, capsys: pytest.CaptureFi
         ({"swa_lrs": [0.1, -1.0]}, {}, "swa_lrs is"),
         ({"swa_lrs": [0.1, 0.1]}, {}, r"swa_lrs has 2 rates, and the optimizers have 1 parameter groups"),
         ({"swa_lrs": 0.1, "swa_epoch_start": 1.5}, {}, r"swa_epoch_start is 1\.5; it must be a whole number"),
-        ({"swa_lrs": 0.1, "swa_epoch_start": 4}, {}, r"swa_epoch_start is 4, and trainer\.max_epochs is 4: .* never begin"),
+        ({"swa_lrs": 0.1, "swa_epoch_start": 5}, {}, r"swa_epoch_start is 5, and trainer\.max_epochs is 4: .* never begin"),
         ({"swa_lrs": 0.1}, {"max_epochs": None, "max_steps": 5}, r"swa_epoch_start is 0\.8, a fraction of trainer\.max_epochs"),
         ({"swa_lrs": 0.1, "annealing_strategy": "sin"}, {}, "annealing_strategy is 'sin'; it must be one of 'cos', 'linear'"),
         ({"swa_lrs": 0.1, "annealing_epochs": -1}, {}, "annealing_epochs is -1"),

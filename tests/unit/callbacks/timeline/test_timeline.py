@@ -112,7 +112,7 @@ def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> 
     def fail(trainer: RunView) -> None:
         raise KeyError("broken")
 
-    saves = ModelCheckpoint(every_n_train_steps=2)
+    saves = ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1)
     with pytest.raises(KeyError):
         quiet(tmp_path, callbacks=[Timeline(1, 2), saves, At(5, fail)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path)

@@ -1,0 +1,43 @@
+"""What a ModelCheckpoint retains, by Lightning's names."""
+
+from __future__ import annotations
+
+from trainkit.checkpoint.retention import Retained, Retention
+from trainkit.checkpoint.store import Store
+
+
+class RetainedPaths:
+    """Part of ModelCheckpoint; see there."""
+
+    monitor: str | None
+    store: Store
+    _retention: Retention
+
+    @property
+    def best_model_path(self) -> str:
+        """See the class."""
+        best = self._names.best
+        return self.store.path_of(best) if best else ""
+
+    @property
+    def best_model_score(self) -> float | None:
+        """See the class."""
+        names = self._names
+        return names.scores[names.best] if self.monitor is not None and names.best else None
+
+    @property
+    def best_k_models(self) -> dict[str, float]:
+        """See the class."""
+        scores = {} if self.monitor is None else self._names.scores
+        return {self.store.path_of(name): score for name, score in scores.items()}
+
+    @property
+    def last_model_path(self) -> str:
+        """See the class."""
+        last = self._names.last
+        return self.store.path_of(last) if last else ""
+
+    @property
+    def _names(self) -> Retained:
+        self._retention.settle_if_done()
+        return self._retention.names

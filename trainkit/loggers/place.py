@@ -1,0 +1,69 @@
+"""Where loggers write their files, by Lightning's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a logger writes, if it is not the run's folder: `<save_dir>/<name>/<version>`, as Lightning's loggers do.
+
+    Attributes:
+        save_dir: the folder of all runs; None for the run's own folder.
+        name: a folder below it, or None.
+        version: the run's folder below that. Default: the name of the run's own folder.
+    """
+
+    save_dir: str | None = None
+    name: str | None = None
+    version: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_dir is None and (self.name, self.version) != (None, None):
+            raise ConfigError("A logger's name and version are folders below its save_dir: give that too, or leave them out.")
+
+    def of(self, run_dir: Path, default: str = "") -> Path:
+        """Return the folder, which exists; `default` is that in the run's own folder."""
+        if self.save_dir is None:
+            return run_dir / default
+        version = f"version_{self.version}" if isinstance(self.version, int) else self.version or run_dir.name
+        folder = Path(self.save_dir, self.name or "", version).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+class Placed:
+    """A logger that writes files, by Lightning's names.
+
+    Attributes:
+        place: see Place.
+    """
+
+    place: Place
+    _run_dir: Path | None = None
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of all runs; without one, the run's own, once a fit has begun."""
+        own = None if self._run_dir is None else str(self._run_dir)
+        return own if self.place.save_dir is None else self.place.save_dir
+
+    @property
+    def name(self) -> str:
+        """The folder below it, or ""."""
+        return self.place.name or ""
+
+    @property
+    def version(self) -> int | str | None:
+        """The run's folder below that, or its number; without one, the name of the run's own folder."""
+        own = None if self._run_dir is None else self._run_dir.name
+        return own if self.place.version is None else self.place.version
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the files, once a fit has begun."""
+        return None if self._run_dir is None else str(self.place.of(self._run_dir))
