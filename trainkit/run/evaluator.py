@@ -84,11 +84,10 @@ class Evaluator:
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
         self._run, self._task, self._hooks = run, task, hooks
         self.data = data or ValidationData([], lambda limit: [], set())
-        self._own_names: set[str] = set()
+        self._own_names, self.names = set[str](), set[str]()
         self._of_hooks: dict[str, float] = {}
         self.interval: int | None = None  # steps between two validations inside the present epoch
         self.num_validations = 0
-        self.names: set[str] = set()
         self.num_batches: int | None = None
         self._current: tuple[Feed, Microbatch] | None = None
 
