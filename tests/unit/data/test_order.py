@@ -23,9 +23,9 @@ from trainkit.data.order import (
     may_draw,
     mix,
     random_numbers_of,
-    seed_everything,
     shuffled,
 )
+from trainkit.data.seeding import seed_everything
 from trainkit.errors import DataError
 
 
