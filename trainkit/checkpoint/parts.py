@@ -10,6 +10,7 @@ from the start, so that a rank with a full disk can still report it.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -107,4 +108,4 @@ def _overwrite(report: Path, about: Mapping[str, Any]) -> None:
     with report.open("r+b") as file:
         file.write(json.dumps(about).encode())
         file.truncate()
-    flush(report)
+        os.fsync(file.fileno())  # not by its name: rank 0 has read the report, and may have published the checkpoint

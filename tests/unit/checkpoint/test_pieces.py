@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import uuid
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from tests.helpers.checkpoints import small_disk, store_of
 from trainkit.checkpoint import format as ckpt
+from trainkit.checkpoint import parts
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import Part, file_of
 from trainkit.checkpoint.pieces import Pieces, resolve, split_tree
@@ -113,6 +115,25 @@ def test_the_draft_of_an_earlier_checkpoint_is_removed(tmp_path: Path) -> None:
     store.write_part("zero", part(1, (1 << 40) - 1))
     write(store)
     assert [path.name for path in store.folder.iterdir()] == ["one"]
+
+
+def test_a_report_is_flushed_though_the_checkpoint_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 publishes once it has read all reports: from then on there is nothing under a report's first name."""
+    report, flushed = tmp_path / "report", list[int]()
+    report.write_bytes(b" " * 64)
+    fsync = os.fsync
+
+    def gone(*_: object) -> int:
+        raise FileNotFoundError(report)
+
+    def noting(descriptor: int) -> None:
+        flushed.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "open", gone)
+    monkeypatch.setattr(os, "fsync", noting)
+    parts._overwrite(report, {"bytes": 3})
+    assert json.loads(report.read_bytes()) == {"bytes": 3} and len(flushed) == 1
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "flipped"])
