@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from rich.table import Table
 from rich.text import Text
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
@@ -49,6 +50,7 @@ class Banner(Callback):
         if words := engine.approximation.words:
             rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))
+        rows += [("schedule", text) for text in _rising(trainer)]
         if counted := _counted(trainer):
             rows.append(("counted", counted))
         if checkpoints.resumed_from is not None:
@@ -107,6 +109,20 @@ def _left_out(feed: Any, epoch: int) -> str:
         return ""
     left = plan.num_samples - plan.num_steps * plan.global_batch_size
     return f"; drop_last=True leaves out {left:,} of {plan.num_samples:,} samples of an epoch" if left else ""
+
+
+def _rising(trainer: RunView) -> list[str]:
+    """Say which cosines go up again, since the run is longer than they are."""
+    lines = []
+    for config in trainer.rates.schedules:
+        length = {"epoch": trainer.max_epochs, "step": trainer.total_steps}.get(config.interval)
+        if not isinstance(config.scheduler, CosineAnnealingLR) or length is None:
+            continue
+        lowest, moves = config.scheduler.T_max, length // config.frequency
+        if moves > lowest:
+            reached = plural(lowest * config.frequency, config.interval)
+            lines.append(f"CosineAnnealingLR has T_max={lowest}: after {reached} of {length} the rate rises again")
+    return lines
 
 
 def _counted(trainer: RunView) -> str:

@@ -94,3 +94,46 @@ def test_a_run_without_a_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 
     rows = banner(tmp_path, capsys, Once(), max_epochs=-1)
     assert rows["run"] == "epochs of 6 steps, without a limit on their number"
+
+
+class Scheduled(Line):
+    """A line under a cosine, or one that is stepped by steps."""
+
+    def __init__(self, length: int, **options: Any) -> None:
+        super().__init__()
+        self.length, self.options = length, options
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer and its schedule."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.length)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **self.options}}
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "said"),
+    [
+        (2, {}, "CosineAnnealingLR has T_max=2: after 2 epochs of 3 the rate rises again"),
+        (3, {}, None),
+        (17, {"interval": "step"}, "CosineAnnealingLR has T_max=17: after 17 steps of 18 the rate rises again"),
+        (9, {"interval": "step", "frequency": 2}, None),
+    ],
+)
+def test_a_cosine_that_is_shorter_than_the_run_is_said(
+    length: int, options: Any, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a resume with more epochs, where T_max is a number of its own."""
+    assert banner(tmp_path, capsys, Scheduled(length, **options), max_epochs=3).get("schedule") == said
+
+
+def test_what_counts_steps_and_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where Lightning counts batches, and where drop_last leaves out more than part of a batch."""
+    rows = banner(tmp_path, capsys, Scheduled(17, interval="step"), max_epochs=3, accumulate_grad_batches=2)
+    assert rows["counted"] == "schedulers by steps, each of 2 batches of a rank"
+    trainer = quiet(tmp_path, enable_model_summary=True, max_epochs=1, accumulate_grad_batches=3, val_check_interval=1)
+    trainer.fit(Line(), loader(23, drop_last=True), loader(4))
+    out = capsys.readouterr().out
+    assert "; drop_last=True leaves out 11 of 23 samples of an epoch" in out
+    assert "val_check_interval by steps, each of 3 batches of a rank" in out
+    trainer.fit(Line(), loader(23))
+    assert "This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0." in capsys.readouterr().out
