@@ -10,12 +10,23 @@ from typing import Any
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def call_step(step: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a step with as many of the arguments as it takes."""
-    taken = _taken(getattr(step, "__func__", step))
-    if taken is None:
-        return step(*arguments)
-    return step(*arguments[: taken - hasattr(step, "__func__")])
+def call_step(task: object, name: str, *arguments: Any) -> Any:
+    """Call a Task's step with as many of the arguments as it takes."""
+    return getattr(task, name)(*arguments[: _most(task, name)])
+
+
+def _most(task: object, name: str) -> int | None:
+    """Return how many arguments a step takes; None for any.
+
+    A step that an engine has wrapped takes what the class's does.
+    """
+    own = vars(task).get(name)
+    if own is not None and not hasattr(own, "__wrapped__"):
+        taken = _taken(getattr(own, "__func__", own))
+        if taken is not None:
+            return taken - hasattr(own, "__func__")
+    taken = _taken(getattr(type(task), name))
+    return None if taken is None else taken - 1
 
 
 @functools.lru_cache(maxsize=256)

@@ -46,7 +46,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     run.step.has_begun = True
     with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
         with run.precision.autocast():
-            outputs = call_step(task.training_step, batch, batch_idx)
+            outputs = call_step(task, "training_step", batch, batch_idx)
         if outputs is None:
             drop_old_gradients(run)
             run.step.weights.skip(microbatch.num_samples)
@@ -142,7 +142,7 @@ def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
         task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
         start_batch(run, batch, batch_idx, first=True)
         with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
-            outputs = call_step(task.training_step, batch, batch_idx)
+            outputs = call_step(task, "training_step", batch, batch_idx)
         run.hooks("on_train_batch_end", outputs, batch, batch_idx)
         task._log_to(None)
         run.state.batch_idx += 1

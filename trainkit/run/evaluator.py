@@ -226,11 +226,11 @@ class Evaluator:
                         batch, self._current = microbatch.batch, (feed, microbatch)
                         if not microbatch.num_samples:
                             with uncounted(self._task):
-                                call_step(step, batch, batch_idx, *more)
+                                call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
                             continue
                         self._task._log_to(LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True))
                         self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
-                        outputs = call_step(step, batch, batch_idx, *more)
+                        outputs = call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
                 finished = objects if index == len(feeds) - 1 else None
@@ -256,10 +256,10 @@ class Evaluator:
                 batch, self._current = microbatch.batch, (feed, microbatch)
                 if not microbatch.num_samples:
                     with uncounted(self._task):
-                        call_step(self._task.predict_step, batch, batch_idx)
+                        call_step(self._task, "predict_step", batch, batch_idx)
                     continue
                 self._hooks("on_predict_batch_start", batch, batch_idx, 0)
-                outputs = call_step(self._task.predict_step, batch, batch_idx)
+                outputs = call_step(self._task, "predict_step", batch, batch_idx)
                 self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
                 yield microbatch, outputs
         self._hooks("on_predict_epoch_end")

@@ -15,5 +15,5 @@ def train_ghost(run: Run, microbatch: Microbatch) -> None:
     """Run forward and backward of a ghost: its loss weighs 0, and no hook sees it."""
     with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync(), uncounted(run.task):
         with run.precision.autocast():
-            outputs = call_step(run.task.training_step, microbatch.batch, run.state.batch_idx)
+            outputs = call_step(run.task, "training_step", microbatch.batch, run.state.batch_idx)
         run.engine.backward(run.precision.scale(loss_of(outputs, run.task) * 0))
