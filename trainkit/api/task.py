@@ -16,7 +16,7 @@ from trainkit.api.in_run import InRun
 from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES
 from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
-from trainkit.api.step_call import has_step
+from trainkit.api.step_call import call_step, has_step
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.arguments import unknown
 from trainkit.engine.deferred.values import Deferred
@@ -125,7 +125,7 @@ class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimizatio
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         """Like `validation_step`, for `test`. By default it is `validation_step`."""
-        return self.validation_step(batch, batch_idx)
+        return call_step(self, "validation_step", batch, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """Return predictions, the batch's samples along the first dimension. By default `self(inputs)`."""

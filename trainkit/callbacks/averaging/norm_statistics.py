@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.stateful import random_state, set_random_state
@@ -92,5 +93,5 @@ def _pass(trainer: RunView, task: Task, sums: list[_Sums]) -> None:
                 entry.num_samples = microbatch.num_samples
             task._log_to(LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False))
             with trainer.precision.autocast():
-                task.training_step(microbatch.batch, batch_idx)
+                call_step(task, "training_step", microbatch.batch, batch_idx)
             batch_idx += 1

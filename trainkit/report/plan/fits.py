@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import MapFeed, Microbatch
 from trainkit.engine.blocks import repeated_blocks
@@ -146,7 +147,7 @@ def _kept(run: Run, microbatch: Microbatch) -> int:
         stack.callback(task._log_to, None)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
         stack.enter_context(run.precision.autocast())
-        outputs: Any = task.training_step(one, 0)
+        outputs: Any = call_step(task, "training_step", one, 0)
     loss_of(outputs, task)
     return sum(kept.values())
 
