@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
-from trainkit.api.task import Task, loss_of
+from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch
 from trainkit.errors import ConfigError, TaskError
@@ -40,11 +40,13 @@ class _Losses(Callback):
 
     def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add this microbatch's loss; nothing is read off the device."""
-        own = outputs.get("num_samples") if isinstance(outputs, Mapping) else None
+        if "loss" not in outputs:
+            return  # the Task has skipped the batch
+        own = outputs.get("num_samples")
         if own is None and type(task).batch_weight is not Task.batch_weight:
             own = task.batch_weight(batch)
         weight = torch.as_tensor(self._samples if own is None else own, dtype=torch.float64, device=trainer.engine.device)
-        both = torch.stack([loss_of(outputs, task).detach().double() * weight, weight])
+        both = torch.stack([outputs["loss"].double() * weight, weight])
         self._sums = both if self._sums is None else self._sums + both
 
     def mean(self, run: Run) -> float:
