@@ -104,13 +104,13 @@ def test_a_model_of_timm() -> None:
             ("resnet18", 3, "IMAGENET1K_V2"),
             "'IMAGENET1K_V2', which resnet18 does not have: there are IMAGENET1K_V1",
         ),
-        (("resnet18", 3, None, {"depth": 3}), "refuses task.model_options: .*depth"),
+        (("resnet18", 3, None, {"depth": 3}), r"refuses task\.model_options \(.*\): .*depth"),
         (("timm:resnet51", 3), "timm has no such model. Did you mean"),
         (
             ("timm:resnet50", 3, "a4_in1k"),
             "'a4_in1k', which timm:resnet50 does not have: there are DEFAULT, a1_in1k",
         ),
-        (("timm:test_resnet", 3, None, {"depth": 3}), "refuses task.model_options: .*depth"),
+        (("timm:test_resnet", 3, None, {"depth": 3}), r"refuses task\.model_options \(.*\): .*depth"),
     ],
 )
 def test_a_name_that_does_not_exist_is_explained(arguments: Any, text: str) -> None:
