@@ -46,8 +46,8 @@ class Wide(trainkit.Task):
         return self.layers(batch[0]).pow(2).mean()
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        if FULL and self.trainer.global_rank == 1 and self.trainer.global_step in (2, 5):
-            most = 2**20 if self.trainer.global_step == 2 else resource.RLIM_INFINITY
+        if FULL and self.trainer.global_rank == 1 and self.trainer.global_step in (3, 6):
+            most = 2**20 if self.trainer.global_step == 3 else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
     def configure_optimizers(self):
