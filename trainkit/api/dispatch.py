@@ -85,10 +85,17 @@ class Hooks:
         for implementation in self._calls.get(name, ()):
             implementation(*args)
 
+    def has(self, name: str) -> bool:
+        """Return whether anything implements the hook `name`."""
+        return name in self._table
+
     def ends_epoch(self, name: str, *args: Any) -> bool:
         """Call the hook `name`; return whether one returned -1."""
-        results = [implementation(*args) for implementation in self._calls.get(name, ())]
-        return any(isinstance(result, int) and result == -1 for result in results)
+        ends = False
+        for implementation in self._calls.get(name, ()):
+            result = implementation(*args)
+            ends = ends or (isinstance(result, int) and result == -1)
+        return ends
 
     def of_task(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the Task only."""

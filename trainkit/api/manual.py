@@ -57,8 +57,8 @@ class ManualOptimization:
         Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks, clips them by
         `trainer.gradient_clip_val` and updates; all ranks must call it alike.
         """
-        found = self._for_reading() if self.automatic_optimization else list(self._need("optimizers").optimizers)
-        return found[0] if len(found) == 1 else found
+        own = self._for_reading() if self.automatic_optimization else list(self._need("optimizers").optimizers)
+        return own[0] if len(own) == 1 else own
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward of a mean loss over the batch of this rank; other arguments are those of `Tensor.backward`."""

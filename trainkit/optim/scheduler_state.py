@@ -32,10 +32,10 @@ def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
 
 def storable(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scheduler's state, and those of inner ones, without the user's functions."""
-    kept = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
-    if "_schedulers" in kept:
-        kept["_schedulers"] = [storable(inner) for inner in kept["_schedulers"]]
-    return kept
+    plain = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
+    if "_schedulers" in plain:
+        plain["_schedulers"] = [storable(inner) for inner in plain["_schedulers"]]
+    return plain
 
 
 def filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

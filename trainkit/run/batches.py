@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
@@ -55,7 +57,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
                     f"{type(task).__name__}.training_step returned None: the batch is skipped. Return the loss to train on it."
                 )
                 run.step.has_skipped = True
-            leave_batch(run, microbatch, {}, batch, batch_idx)
+            leave_batch(run, microbatch, None, None, batch_idx)
             return
         loss = loss_of(outputs, task)
         run.step.watch.look(loss)
@@ -66,8 +68,7 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
-    extras = outputs if isinstance(outputs, Mapping) else {}
-    leave_batch(run, microbatch, {**extras, "loss": loss.detach()}, batch, batch_idx)
+    leave_batch(run, microbatch, outputs, loss, batch_idx)
 
 
 def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
@@ -91,10 +92,19 @@ def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
     )
 
 
-def leave_batch(run: Run, microbatch: Microbatch, outputs: dict[str, Any], batch: Any, batch_idx: int) -> None:
-    """End a microbatch now, or after the update if it is this rank's last of the step."""
+def leave_batch(run: Run, microbatch: Microbatch, outputs: Any, loss: Tensor | None, batch_idx: int) -> None:
+    """End a microbatch now, or after the update if it is this rank's last of the step.
+
+    Args:
+        loss: of `outputs`; None if the Task has skipped the batch.
+    """
     run.task._log_to(None)
-    ended = OpenBatch(microbatch.num_samples, outputs, batch, batch_idx)
+    if not run.hooks.has("on_train_batch_end"):
+        return  # and the batch is not held until the update
+    shown = dict(outputs) if isinstance(outputs, Mapping) else {}
+    if loss is not None:
+        shown["loss"] = loss.detach()
+    ended = OpenBatch(microbatch.num_samples, shown, microbatch.batch, batch_idx)
     if microbatch.ends_step:
         run.step.open_batch = ended
     else:

@@ -217,7 +217,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         ),
         EpochMetrics(run.task),
         LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),
-        clears_late=bool(run.hooks.owners("on_before_zero_grad")),
+        clears_late=run.hooks.has("on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
