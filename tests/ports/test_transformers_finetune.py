@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from transformers import (
 import trainkit
 from tests.helpers.threads import ThreadEngine, World
 
+# Ranks are threads here, and `from_pretrained` replaces a method of a class while it loads: of two that overlap, the second
+# leaves transformers without tied weights for the rest of the process.
+ONE_AT_A_TIME = threading.Lock()
 WORDS = ["[PAD]", "[UNK]", "good", "bad", "film", "song", "very", "a"]
 
 
@@ -58,7 +62,8 @@ class FineTune(trainkit.Task):
     def __init__(self, folder: str, learning_rate: float = 1e-2, weight_decay: float = 0.01) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+        with ONE_AT_A_TIME:
+            self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
 
     def forward(self, **inputs: Any) -> Any:
         """Return the model's output."""
