@@ -138,3 +138,19 @@ TRAINER_TAKES: dict[str, Taken] = {
     ),
     "model_registry": only(None, key="trainer.model_registry", otherwise="trainkit has none: a logger's log_model uploads."),
 }
+
+
+def unset(logger: str, **otherwise: str) -> dict[str, Taken]:
+    """Return what a logger takes of settings that are Lightning's alone: their defaults; others are explained.
+
+    Args:
+        logger: the class's name.
+        otherwise: setting -> what to do in its place.
+    """
+    prefix = "give names a prefix where they are logged, as log('mine/loss', ...)."
+    legal = {"prefix": ("", None)} | dict.fromkeys(otherwise, (None,))
+    texts = {"prefix": prefix} | otherwise
+    return {
+        name: only(*values, key=f"{logger}.{name}", otherwise=f"there is no such setting: {texts[name]}")
+        for name, values in legal.items()
+    }

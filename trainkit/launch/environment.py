@@ -128,14 +128,23 @@ def own_gpu() -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def rank_zero_only(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
+class _RankZeroOnly:
     """Decorator: run a function on rank 0 only; the other ranks get None. For files and prints, never around a collective."""
 
-    @functools.wraps(function)
-    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        return function(*args, **kwargs) if rank() == 0 else None
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
+        @functools.wraps(function)
+        def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+            return function(*args, **kwargs) if rank() == 0 else None
 
-    return on_rank_zero
+        return on_rank_zero
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, as Lightning's decorator has it."""
+        return rank()
+
+
+rank_zero_only = _RankZeroOnly()
 
 
 def job_started() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Any, ClassVar
 
-from trainkit.api.lightning_arguments import nothing
+from trainkit.api.lightning_arguments import nothing, unset
 from trainkit.console import cell
 from trainkit.loggers.base import RunFacts
 from trainkit.loggers.rows import RowLogger
@@ -18,7 +18,7 @@ class CSVLogger(RowLogger):
     A new name adds a column: the file is then rewritten and replaced atomically.
     """
 
-    taken_arguments: ClassVar = {"flush_logs_every_n_steps": nothing}
+    taken_arguments: ClassVar = {"flush_logs_every_n_steps": nothing} | unset("CSVLogger")
 
     def open(self, run: RunFacts) -> None:
         """Read the rows of an earlier start of this run, drop those of steps that are repeated, and append."""

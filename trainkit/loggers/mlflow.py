@@ -7,8 +7,9 @@ import re
 import secrets
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from trainkit.api.lightning_arguments import unset
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
@@ -48,10 +49,12 @@ class MLFlowLogger(CheckpointLogger):
     stores_media = True
 
     config_key = "logger.mlflow"
-    explained_arguments = {
-        "save_dir": "there is no such setting: give the folder as tracking_uri='file:FOLDER'.",
-        "run_id": "there is no such setting: a run resumed from its checkpoint continues its MLflow run.",
-    }
+    taken_arguments: ClassVar = unset(
+        "MLFlowLogger",
+        artifact_location="create the experiment with it: `mlflow experiments create --artifact-location`.",
+        run_id="a run resumed from its checkpoint continues its MLflow run.",
+        save_dir="give the folder as tracking_uri='file:FOLDER'.",
+    )
 
     def __init__(
         self,

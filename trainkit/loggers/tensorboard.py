@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from trainkit.api.lightning_arguments import nothing, unset
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
@@ -40,6 +41,10 @@ class TensorBoardLogger(Placed, Logger):
     config_key = "logger.tensorboard"
     settles = True
     stores_media = True
+    taken_arguments: ClassVar = {
+        **unset("TensorBoardLogger", sub_dir="give it as part of name."),
+        "default_hp_metric": nothing,  # the tab has the last value of each scalar
+    }
 
     def __init__(
         self,

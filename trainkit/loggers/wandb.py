@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from trainkit.api.lightning_arguments import unset
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
@@ -20,7 +21,7 @@ from trainkit.metrics.media import Media
 
 @checked
 class WandbLogger(CheckpointLogger):
-    """Logs to W&B; its files are in `<run_dir>/wandb/`. Needs the extra: `pip install 'trainkit[wandb]'`.
+    """Logs to W&B; its files are in `<save_dir>/wandb/`. Needs the extra: `pip install 'trainkit[wandb]'`.
 
     A run resumed from its own checkpoint continues the same W&B run. For repeated steps, W&B keeps the first values.
 
@@ -34,18 +35,21 @@ class WandbLogger(CheckpointLogger):
         log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and "best": true those two if the
             fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B.
+        save_dir: the folder of W&B's own files; default: the run's.
     """
 
     stores_media = True
 
     config_key = "logger.wandb"
-    taken_arguments: ClassVar = {"offline": lambda value: {"mode": "offline"} if value else {}}
-    explained_arguments: ClassVar = {
-        "save_dir": "there is no such setting: W&B's files are in the run's folder (trainer.run_dir).",
-        "dir": "there is no such setting: W&B's files are in the run's folder (trainer.run_dir).",
-        "id": "there is no such setting: a run resumed from its checkpoint continues its W&B run.",
-        "version": "there is no such setting: a run resumed from its checkpoint continues its W&B run.",
-        "prefix": "there is no such setting: give names a prefix where they are logged, as log('mine/loss', ...).",
+    taken_arguments: ClassVar = {
+        "offline": lambda value: {"mode": "offline"} if value else {},
+        **unset(
+            "WandbLogger",
+            anonymous="set WANDB_ANONYMOUS.",
+            dir="give it as save_dir.",
+            id="a run resumed from its checkpoint continues its W&B run.",
+            version="a run resumed from its checkpoint continues its W&B run.",
+        ),
     }
 
     def __init__(
@@ -58,7 +62,9 @@ class WandbLogger(CheckpointLogger):
         mode: Literal["online", "offline", "disabled"] | None = None,
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
+        save_dir: str | None = None,
     ) -> None:
+        self.save_dir = save_dir
         self.project, self.name, self.entity = project, name, entity
         self.group, self.tags, self.mode = group, tags, mode
         self.log_model, self.finish_timeout_s = log_model, finish_timeout_s
@@ -91,6 +97,8 @@ class WandbLogger(CheckpointLogger):
 
     def open(self, run: RunFacts) -> None:
         """Start a W&B run, or continue that of the run's own checkpoint."""
+        folder = run.run_dir if self.save_dir is None else Path(self.save_dir)
+        folder.mkdir(parents=True, exist_ok=True)  # in place of one that is not there W&B takes a temporary one
         self._run = self._wandb.init(
             id=self._id,
             resume="allow" if run.goes_on else None,
@@ -100,7 +108,7 @@ class WandbLogger(CheckpointLogger):
             group=self.group,
             tags=self.tags,
             mode=self.mode,
-            dir=str(run.run_dir),
+            dir=str(folder),
             config=run.hyperparams,
         )
 

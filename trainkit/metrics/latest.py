@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainkit.arguments import not_logged
+
 
 class Number(float):
     """A logged value: a float that also answers to what is asked of a tensor of one number."""
@@ -42,6 +44,9 @@ class LatestMetrics(dict[str, float]):
 
     def __getitem__(self, name: str) -> Number:
         return Number(super().__getitem__(name))
+
+    def __missing__(self, name: str) -> float:
+        raise KeyError(f"trainer.callback_metrics has no {not_logged(name, self)}")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value as it is read by its name, or the default."""

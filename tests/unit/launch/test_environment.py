@@ -74,3 +74,4 @@ def test_rank_zero_only_runs_on_one_rank(env: dict[str, str], result: int | None
         monkeypatch.setenv(name, value)
     assert add(2, b=3) == result
     assert add.__name__ == "add"
+    assert trainkit.rank_zero_only.rank == trainkit.rank() == (0 if result else int(HOROVOD["HOROVOD_RANK"]))

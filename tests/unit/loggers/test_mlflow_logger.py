@@ -198,7 +198,7 @@ def test_without_mlflow_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
 def test_names_that_users_know_from_elsewhere_are_explained() -> None:
     """save_dir and run_id are Lightning's; the message names the alternative."""
-    with pytest.raises(ConfigError, match=r"logger\.mlflow\.save_dir: .*tracking_uri='file:FOLDER'"):
+    with pytest.raises(ConfigError, match="MLFlowLogger.save_dir is 'here', .*tracking_uri='file:FOLDER'"):
         MLFlowLogger(save_dir="here")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"logger\.mlflow\.tags is 'a'; it must be"):
         MLFlowLogger(tags="a")  # type: ignore[arg-type]
