@@ -7,7 +7,6 @@ job's secret, that all tasks have in their environment.
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 from horovod.runner.common.util.hosts import SlotInfo
@@ -18,6 +17,7 @@ from trainkit.errors import EngineError
 from trainkit.launch.elastic.network import choose
 from trainkit.launch.elastic.signing import SECRET
 from trainkit.launch.slurm.step import Step, address_of
+from trainkit.threads import printed, start_thread
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
 _POLL_S = 0.5
@@ -73,7 +73,7 @@ def _serve(step: Step) -> RendezvousHTTPServer:
         for local in range(tasks)
     ]
     server.init(slots)
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    start_thread("rendezvous", server.serve_forever, printed("Rank 0 listens again.", retry_s=0.1))
     return server
 
 
