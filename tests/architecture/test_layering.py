@@ -18,7 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
     ["errors", "version"],
-    ["arguments", "console", "safety", "threads"],
+    ["arguments", "console", "safety"],
     ["tracing"],
     ["launch"],
     ["device", "horovod_build"],
@@ -105,7 +105,7 @@ TORCH_FREE = [
     "report.timeline.page",
     "report.timeline.text",
     "console",
-    "threads",
+    "safety.threads",
     "api.lightning_names",
     "run.lock",
     "horovod_build.*",

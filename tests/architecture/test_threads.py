@@ -1,4 +1,4 @@
-"""One rule for all threads: threads.py starts them, and asks what becomes of an exception."""
+"""One rule for all threads: safety/threads.py starts them, and asks what becomes of an exception."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.test_layering import ROOT
 
 # The actor on a node of Ray, whose environment may lack trainkit: its threads end their stream in `finally`.
-EXCEPT = {"threads.py", "launch/ray/keeper.py"}
+EXCEPT = {"safety/threads.py", "launch/ray/keeper.py"}
 STARTERS = {"threading.Thread", "threading.Timer", "_thread.start_new_thread"}
 
 
@@ -45,4 +45,4 @@ def test_all_threads_are_started_in_one_place() -> None:
     direct = {
         str(path.relative_to(ROOT)): starters for path in ROOT.rglob("*.py") if (starters := starters_of(path.read_text()))
     }
-    assert set(direct) == EXCEPT, f"start these with trainkit.threads.start_thread: {direct}"
+    assert set(direct) == EXCEPT, f"start these with trainkit.safety.threads.start_thread: {direct}"

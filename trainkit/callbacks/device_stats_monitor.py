@@ -14,7 +14,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.stats import DeviceStats
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 _OF_HOST = ("cpu_", "host_", "process_")
 _MEANS = ("_ratio", "_watts")  # these fluctuate: their mean says more than their maximum

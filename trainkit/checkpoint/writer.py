@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainkit.checkpoint.format import Snapshot, find_aliases
-from trainkit.threads import start_thread
+from trainkit.safety.threads import start_thread
 
 
 class HostCopy:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 ROOM = 10_000  # queue size in entries; an entry is the values of one step
 

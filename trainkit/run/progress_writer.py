@@ -21,7 +21,7 @@ from trainkit.launch.shared_folder import host_name
 from trainkit.run.lock import birth
 from trainkit.run.progress_file import EVERY_S, MOST_STARTS, Progress, Start, read_progress, write_progress
 from trainkit.safety.masking import scrubbed
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 from trainkit.tracing.moments import Moment
 
 _WINDOW_S = 60.0  # of the rates

@@ -20,7 +20,7 @@ from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
 from trainkit.launch.ray.options import Options
 from trainkit.launch.trial import Report, TrialServer
-from trainkit.threads import start_thread
+from trainkit.safety.threads import start_thread
 from trainkit.tuning.words import ELASTIC
 
 Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended

@@ -15,7 +15,7 @@ from trainkit.callbacks.progress.displays import EpochTable, Lines, Screen
 from trainkit.callbacks.progress.row import Row
 from trainkit.console import console_of
 from trainkit.launch.terminal import Terminal
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 _CLEAR = "\r\x1b[J"  # the line of the cursor and those below
 _BACK = "\r\x1b[1A"

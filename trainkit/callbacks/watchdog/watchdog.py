@@ -17,7 +17,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
 from trainkit.engine.base import Engine
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 _ROUNDS = 8  # notes per timeout
 _LONGEST_S = 10.0  # maximum time between two notes

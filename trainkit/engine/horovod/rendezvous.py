@@ -17,7 +17,7 @@ from trainkit.errors import EngineError
 from trainkit.launch.elastic.network import choose
 from trainkit.launch.elastic.signing import SECRET
 from trainkit.launch.slurm.step import Step, address_of
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
 _POLL_S = 0.5

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.launch.elastic.connections import SignedConnection
 from trainkit.launch.elastic.signing import SECRET
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over

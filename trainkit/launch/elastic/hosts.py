@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from trainkit.errors import ConfigError
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 EVERY_S = 1.0
 TIMEOUT_S = 30.0  # a longer run of the script counts as failed

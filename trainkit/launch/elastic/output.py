@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 
 class Output:

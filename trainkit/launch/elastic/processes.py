@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from trainkit.launch.elastic import reaper as reaper_program
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.remote import first_lines, ssh_command
-from trainkit.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import printed, start_thread, start_timer
 
 _SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainkit.launch.elastic.connections import Connections
 from trainkit.launch.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer

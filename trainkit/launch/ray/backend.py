@@ -28,7 +28,7 @@ from trainkit.launch.elastic.processes import OnExit, code_of
 from trainkit.launch.ray import keeper as keeper_module
 from trainkit.launch.ray.slots import Slots
 from trainkit.launch.shared_folder import not_shared
-from trainkit.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import printed, start_thread, start_timer
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # Of the driver's environment: the rest is the node's own.

@@ -25,7 +25,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.ray.options import Options
 from trainkit.launch.ray.places import Places
 from trainkit.launch.ray_cluster import head_answers
-from trainkit.threads import printed, start_thread
+from trainkit.safety.threads import printed, start_thread
 
 EVERY_S = 0.5
 _LOST_S = 5.0  # so long the head may not answer before the job is asked to end

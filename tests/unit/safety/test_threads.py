@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainkit.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import printed, start_thread, start_timer
 
 # pytest warns of each exception that the interpreter's hook for threads gets, which is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
