@@ -80,6 +80,7 @@ class DeviceStatsMonitor(Callback):
     """
 
     config_key = "callbacks.device_stats"
+    may_differ = True
 
     def __init__(self, cpu_stats: bool | None = None, sample_s: PositiveFloat = 1.0) -> None:
         self.cpu_stats, self.sample_s = cpu_stats, sample_s

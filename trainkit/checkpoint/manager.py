@@ -172,9 +172,11 @@ class CheckpointManager:
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
         """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises, the run is worth more."""
         try:
-            if snapshot.part is not None:
+            if snapshot.part is None:
+                store.write(name, snapshot)
+            else:
                 self._write_part(store, name, snapshot.part)
-            store.write(name, snapshot, self._engine.comm.take)
+                store.write(name, snapshot, self._engine.comm.take)
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
             print(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.", flush=True)
