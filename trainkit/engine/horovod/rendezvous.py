@@ -41,7 +41,7 @@ def meet(step: Step) -> dict[str, str]:
     interface = os.environ.get("HOROVOD_GLOO_IFACE")
     if interface is None:
         others = [host for number, host in enumerate(step.hosts) if number != step.node]
-        interface = choose([address_of(host) for host in others[:1]], None).interfaces[0]
+        interface = choose([address_of(host) for host in others[:1]], ()).interfaces[0]
     _wait_for_others(step, _serve(step) if step.rank == 0 else None)
     cross = [number for number, tasks in enumerate(step.tasks) if tasks > step.local_rank]
     numbers = {
