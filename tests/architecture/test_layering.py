@@ -105,6 +105,7 @@ TORCH_FREE = [
     "report.timeline.page",
     "report.timeline.text",
     "console",
+    "safety.threads",
     "api.lightning_names",
     "run.lock",
     "horovod_build.*",

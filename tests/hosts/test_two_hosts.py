@@ -60,6 +60,13 @@ def test_the_card_that_leads_to_the_hosts_is_taken(
         check_end(job)
 
 
+@pytest.mark.parametrize("words", [[], ["--network-interfaces", "driver=bond0,wire"]], ids=["by-route", "by-name"])
+def test_the_launchers_card_has_another_name(words: list[str], make_hosts: Make, tmp_path: Path) -> None:
+    """A login node's bond0 and the hosts' wire: each worker takes the card by which it reaches the driver, or the named one."""
+    with job_of(make_hosts(launcher_card="bond0"), tmp_path, "elastic", words) as job:
+        check_end(job)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

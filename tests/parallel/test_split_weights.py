@@ -165,3 +165,33 @@ def test_a_lost_rank_is_named_as_the_cause(command: Command, tmp_path: Path) -> 
     assert done.code != 0
     assert done.text.count("Another rank ended") == 1, done.text
     assert "trainkit/loop.py" not in done.text
+
+
+FULL = """
+import os
+from pathlib import Path
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.callbacks import ModelCheckpoint
+from trainkit.checkpoint.store import LocalStore
+
+
+def on_a_full_disk(store, name, part):
+    return Path(__file__) / "no folder" if name == "step=2" else draft(store, name, part)
+
+
+draft = LocalStore._draft
+if os.environ["RANK"] == "1":
+    LocalStore._draft = on_a_full_disk
+policy = ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="{step}")
+quiet("run", engine="fsdp", max_steps=4, callbacks=policy).fit(Line(), loader(64))
+"""
+
+
+def test_a_rank_that_can_write_nothing_costs_a_checkpoint(command: Command, tmp_path: Path) -> None:
+    """Not even a report: rank 0 gets it over the group, says so at once, and training and later checkpoints continue."""
+    (tmp_path / "full.py").write_text(FULL)
+    done = command("torchrun --nproc-per-node 2 full.py", timeout_s=60, PYTHONPATH=str(ROOT))
+    assert done.code == 0, done.text
+    assert done.text.count("step=2 was NOT written: rank 1: ") == 1 and "Not a directory" in done.text, done.text
+    assert {path.name for path in (tmp_path / "run/checkpoints").glob("step=*")} == {"step=1", "step=3", "step=4"}

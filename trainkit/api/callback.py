@@ -35,6 +35,7 @@ class Callback(LogsMedia):
     Attributes:
         monitors: its hooks run after the Task's, and see the values that hooks have logged.
         runs_last: its hooks run after those of all others, the Task's included.
+        may_differ: it only shows: its hooks wait for no other rank, which may have it with other settings, or not at all.
         needs_several_ranks: its hooks are not called in a run of one rank.
         uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
         is_step_clock: `step_clock_of(trainer)` returns it.
@@ -43,6 +44,7 @@ class Callback(LogsMedia):
 
     monitors = False
     runs_last = False
+    may_differ = False
     needs_several_ranks = False
     uses_step_clock = False
     is_step_clock = False

@@ -22,6 +22,8 @@ from trainkit.engine.sizes import numel_of
 class Banner(Callback):
     """Prints a few lines on rank 0 when a fit starts."""
 
+    may_differ = True
+
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:

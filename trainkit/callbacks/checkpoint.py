@@ -98,6 +98,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if every_n_epochs is None:
             every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
+        self.train_time_interval = train_time_interval
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)

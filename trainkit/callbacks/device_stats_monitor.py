@@ -14,6 +14,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.stats import DeviceStats
+from trainkit.safety.threads import printed, start_thread
 
 _OF_HOST = ("cpu_", "host_", "process_")
 _MEANS = ("_ratio", "_watts")  # these fluctuate: their mean says more than their maximum
@@ -30,8 +31,7 @@ class Sampler:
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._held: list[Mapping[str, float]] = []
         self._last: dict[str, float] = {}
-        self._thread = threading.Thread(target=self._work, name="device stats", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("device stats", self._work, printed("device/... stay as they are; training continues."))
 
     def take(self) -> dict[str, float]:
         """Return the readings since the last call as one: the mean of ratios and watts, the maximum of all others.
@@ -80,6 +80,7 @@ class DeviceStatsMonitor(Callback):
     """
 
     config_key = "callbacks.device_stats"
+    may_differ = True
 
     def __init__(self, cpu_stats: bool | None = None, sample_s: PositiveFloat = 1.0) -> None:
         self.cpu_stats, self.sample_s = cpu_stats, sample_s

@@ -22,6 +22,8 @@ class LambdaCallback(Callback):
         ConfigError: there is no such hook, or it is not a function.
     """
 
+    may_differ = True  # functions of the user's own
+
     def __new__(cls, **hooks: Callable[..., Any]) -> LambdaCallback:
         """Return an object of a class of its own: hooks that are not given cost nothing."""
         for name, function in hooks.items():

@@ -28,7 +28,7 @@ class BasePredictionWriter(Callback):
     """
 
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
-        self.interval = write_interval
+        self.interval = self.write_interval = write_interval
         self._outputs: list[Any] = []
         self._indices: list[Sequence[int] | None] = []
 

@@ -33,6 +33,7 @@ class Timer(Callback):
     taken_arguments: ClassVar = {"verbose": nothing}
 
     def __init__(self, duration: Duration | None = None, interval: Literal["step", "epoch"] = "step") -> None:
+        self.duration = duration
         self.duration_s = None if duration is None else seconds_of(duration)
         self.interval = interval
         self._begun: dict[str, float] = {}

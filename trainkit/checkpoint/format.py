@@ -17,9 +17,10 @@ import hashlib
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
 from trainkit.checkpoint.misfit import misfits, unfit
-from trainkit.checkpoint.parts import Part, await_parts
+from trainkit.checkpoint.parts import Part
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive, read_bounded
@@ -56,17 +57,16 @@ class Snapshot:
     part: Part | None = None
 
 
-def write(folder: Path, snapshot: Snapshot, read_report: Callable[[str], bytes | None] | None = None) -> None:
-    """Write a checkpoint's files into an empty folder, the manifest last, each on disk before this returns.
+def write(folder: Path, snapshot: Snapshot, parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
+    """Write a checkpoint's files into a folder, the manifest last, each on disk before this returns.
 
     Args:
-        read_report: reads the reports of other ranks on their parts, if the snapshot has one; see parts.await_parts.
+        parts: what the ranks report of the files that they have written, if the snapshot has a part; see parts.await_parts.
 
     Raises:
         OSError: the write failed.
     """
     files: dict[str, dict[str, Any]] = {}
-    parts: dict[str, dict[str, Any]] = {}
     if snapshot.part is None:
         write_safetensors(folder / WEIGHTS, snapshot.weights, snapshot.aliases)
         files[WEIGHTS] = describe_file(folder / WEIGHTS)
@@ -74,8 +74,7 @@ def write(folder: Path, snapshot: Snapshot, read_report: Callable[[str], bytes |
         save_plain(snapshot.training, folder / TRAINING)
         files[TRAINING] = describe_file(folder / TRAINING)
     about = dict(snapshot.about)
-    if snapshot.part is not None and read_report is not None:
-        parts = await_parts(read_report, snapshot.part)
+    if snapshot.part is not None:
         about |= {"aliases": dict(snapshot.aliases), "pieces": table_of({name: part["boxes"] for name, part in parts.items()})}
     written = files | {name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in parts.items()}
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")

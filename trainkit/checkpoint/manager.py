@@ -25,7 +25,7 @@ from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
 from trainkit.checkpoint.find import load, locate
 from trainkit.checkpoint.format import Snapshot
-from trainkit.checkpoint.parts import Part
+from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
@@ -122,8 +122,12 @@ class CheckpointManager:
         return outcome
 
     def _write_part(self, store: Store, name: str, part: Part) -> None:
-        with contextlib.suppress(OSError):  # rank 0 reports it, and writes no manifest
-            store.write_part(name, part)
+        """Write this rank's part, and report to rank 0 how that ended: it prints an error, and writes no manifest."""
+        try:
+            about = store.write_part(name, part)
+        except Exception as error:  # see _write
+            about = {"error": _describe(error)}
+        report(part, about, self._engine.comm.leave)
 
     def has_finite_weights(self, name: str) -> bool:
         """Return, on all ranks alike, whether no weight is NaN or infinite; report the first checkpoint that has one.
@@ -168,7 +172,11 @@ class CheckpointManager:
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
         """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises, the run is worth more."""
         try:
-            store.write(name, snapshot)
+            if snapshot.part is None:
+                store.write(name, snapshot)
+            else:
+                self._write_part(store, name, snapshot.part)
+                store.write(name, snapshot, self._engine.comm.take)
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
             print(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.", flush=True)

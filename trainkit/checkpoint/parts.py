@@ -1,16 +1,15 @@
 """Parts of a checkpoint: the files that ranks write side by side, if each holds a part of the weights.
 
 each rank's thread    its pieces -> rank-R-of-N.safetensors -> a report: size, hash, boxes, or the error
-rank 0's thread       the same, and training.pt -> waits for all reports -> manifest.json, which makes them one checkpoint
+rank 0's thread       the same -> waits for all reports -> training.pt, manifest.json, which makes them one checkpoint
 
-Threads exchange files, not messages: a collective of theirs could overtake one of training. The reports have room for an error
-from the start, so that a rank with a full disk can still report it.
+A report is no collective, which could overtake one of training, and no file, which a rank with a full disk could not write:
+it is left for rank 0 in the group's store (Collectives.leave).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from trainkit.checkpoint.files import flush, sha256_of, write_safetensors
 
-_ROOM = 4096  # bytes of a report that are reserved before anything else is written
-_POLL_S, _PATIENCE_S = 0.05, 1800.0
+_POLL_S, _LONGEST_POLL_S, _PATIENCE_S = 0.05, 0.5, 1800.0
+_SEEN_S = 60.0  # a network disk may show another host's file late
 
 
 class Part(NamedTuple):
@@ -46,66 +45,68 @@ def file_of(rank: int, ranks: int) -> str:
     return f"rank-{rank}-of-{ranks}.safetensors"
 
 
-def report_of(rank: int, ranks: int) -> str:
-    """Return the name of a rank's report."""
-    return f"rank-{rank}-of-{ranks}.report"
+def report(part: Part, about: Mapping[str, Any], leave: Callable[[str, bytes], None]) -> None:
+    """Leave for rank 0 what `write_part` returned, or {"error": why it failed}."""
+    leave(_key_of(part.token, part.rank), json.dumps(about).encode())
 
 
-def write_part(folder: Path, part: Part) -> Path:
-    """Write a rank's file and its report into a folder; return the report.
+def write_part(folder: Path, part: Part) -> dict[str, Any]:
+    """Write a rank's file into a folder; return its report.
 
     Raises:
-        OSError: the write failed; the report says so.
+        OSError: the write failed.
     """
-    path, report = folder / file_of(part.rank, part.ranks), folder / report_of(part.rank, part.ranks)
-    report.write_bytes(b" " * _ROOM)
-    about: dict[str, Any] = {"token": part.token}
-    try:
-        write_safetensors(path, part.tensors, {})
-        flush(path)
-        about |= {"bytes": path.stat().st_size, "sha256": sha256_of(path), "boxes": part.boxes}
-        _overwrite(report, about)
-    except OSError as error:
-        _overwrite(report, {"token": part.token, "error": str(error)[: _ROOM // 2]})
-        raise
-    return report
+    path = folder / file_of(part.rank, part.ranks)
+    write_safetensors(path, part.tensors, {})
+    flush(path)
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path), "boxes": part.boxes}
 
 
-def await_parts(read: Callable[[str], bytes | None], part: Part) -> dict[str, dict[str, Any]]:
+def await_parts(
+    take: Callable[[str], bytes | None], size_of: Callable[[str], int | None], part: Part
+) -> dict[str, dict[str, Any]]:
     """Return what all ranks report of their files, by file.
 
+    All reports are taken before a failure is raised: none stays in the group's store, and no rank writes any more.
+
     Args:
-        read: returns the content of a report by its name, None if there is none yet.
+        take: returns what was left for rank 0 under a key, None if there is nothing yet.
+        size_of: returns the size of a rank's file in bytes as rank 0 sees it, None if it does not.
         part: of rank 0.
 
     Raises:
-        OSError: a rank could not write its part, or has not done so for half an hour.
+        OSError: a rank could not write its part, or has not done so for half an hour; or rank 0 does not see it.
     """
     found: dict[str, dict[str, Any]] = {}
-    begin, pause_s = time.monotonic(), _POLL_S
+    failures: list[str] = []
+    end = time.monotonic() + _PATIENCE_S
     for rank in range(part.ranks):
-        while (about := _parsed(read(report_of(rank, part.ranks)), part.token)) is None:
-            if time.monotonic() - begin > _PATIENCE_S:
-                raise OSError(f"rank {rank} has not written its part in {_PATIENCE_S / 60:.0f} minutes")
-            time.sleep(pause_s)
-            pause_s = min(1.0, 1.5 * pause_s)  # each look is a request, if the store is remote
-        if "error" in about:
-            raise OSError(f"rank {rank}: {about['error']}")
-        found[file_of(rank, part.ranks)] = about
+        content = _poll(lambda rank=rank: take(_key_of(part.token, rank)), end)  # type: ignore[misc]
+        if content is None:
+            raise OSError(f"rank {rank} has not written its part in {_PATIENCE_S / 60:.0f} minutes")
+        found[file_of(rank, part.ranks)] = about = json.loads(content)
+        failures += [f"rank {rank}: {about['error']}"] if "error" in about else []
+    if failures:
+        raise OSError(failures[0] + (f" (and {len(failures) - 1} more of {part.ranks} ranks)" if failures[1:] else ""))
+    end = time.monotonic() + _SEEN_S
+    for rank, (file, about) in enumerate(found.items()):
+        if _poll(lambda file=file, size=about["bytes"]: size_of(file) == size or None, end) is None:  # type: ignore[misc]
+            raise OSError(
+                f"rank {rank} has written {file} ({about['bytes']} bytes), and rank 0 does not see it after {_SEEN_S:g} s. "
+                "The run's folder must be on storage that all hosts share, or the checkpoints at a URL "
+                "(ModelCheckpoint.dirpath)"
+            )
     return found
 
 
-def _parsed(content: bytes | None, token: int) -> dict[str, Any] | None:
-    try:
-        about: dict[str, Any] = json.loads(content or b"")
-    except ValueError:  # not there, or being written
-        return None
-    return about if about.get("token") == token else None
+def _poll(look: Callable[[], Any], end: float) -> Any:
+    """Return what `look` returns once that is not None; None after `end`."""
+    pause_s = _POLL_S
+    while (seen := look()) is None and time.monotonic() < end:
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_POLL_S, 1.5 * pause_s)  # each look is a request
+    return seen
 
 
-def _overwrite(report: Path, about: Mapping[str, Any]) -> None:
-    """Write in place: the bytes that were reserved are still ours on a full disk."""
-    with report.open("r+b") as file:
-        file.write(json.dumps(about).encode())
-        file.truncate()
-        os.fsync(file.fileno())  # not by its name: rank 0 has read the report, and may have published the checkpoint
+def _key_of(token: int, rank: int) -> str:
+    return f"checkpoint-{token}/{rank}"

@@ -16,8 +16,8 @@ from typing import Any
 import fsspec
 
 from trainkit.checkpoint.format import MANIFEST, Snapshot, write
-from trainkit.checkpoint.parts import Part, file_of, report_of, write_part
-from trainkit.checkpoint.store import Store
+from trainkit.checkpoint.parts import Part, await_parts, file_of, write_part
+from trainkit.checkpoint.store import Store, Take, nothing_left
 from trainkit.errors import ConfigError
 
 
@@ -31,13 +31,12 @@ class RemoteStore(Store):
         except (ValueError, ImportError) as error:
             raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
 
-    def write(self, name: str, snapshot: Snapshot) -> None:
+    def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         part, there = snapshot.part, self.path_of(name)
         try:
-            if part is not None:
-                self.write_part(name, part)
+            parts = {} if part is None else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
             with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-                write(Path(folder), snapshot, lambda report: self._content_of(f"{there}/{report}"))
+                write(Path(folder), snapshot, parts)
                 keeps = () if part is None else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
                 _as_os_error(lambda: self._upload(there, Path(folder), keeps), there)
         except BaseException:
@@ -46,25 +45,27 @@ class RemoteStore(Store):
                     self._files.rm(there, recursive=True)
             raise
 
-    def write_part(self, name: str, part: Part) -> None:
+    def write_part(self, name: str, part: Part) -> dict[str, Any]:
         there = self.path_of(name)
         with tempfile.TemporaryDirectory(prefix="trainkit-part-") as folder:
-            try:
-                write_part(Path(folder), part)
-                _as_os_error(lambda: self._put(Path(folder, file_of(part.rank, part.ranks)), there), there)
-            finally:
-                _as_os_error(lambda: self._put(Path(folder, report_of(part.rank, part.ranks)), there), there)
+            about = write_part(Path(folder), part)
+            _as_os_error(lambda: self._put(Path(folder, file_of(part.rank, part.ranks)), there), there)
+        return about
 
     def _put(self, path: Path, there: str) -> None:
         self._files.makedirs(there, exist_ok=True)
         self._files.put_file(str(path), f"{there}/{path.name}")
 
-    def _content_of(self, path: str) -> bytes | None:
+    def _size_of(self, path: str) -> int | None:
+        def ask() -> int:
+            self._files.invalidate_cache()  # another host has written it
+            return int(self._files.size(path))
+
         try:
-            content: bytes = _as_os_error(lambda: self._files.cat_file(path), path)
+            size: int = _as_os_error(ask, path)
         except FileNotFoundError:
             return None
-        return content
+        return size
 
     def _upload(self, there: str, folder: Path, keeps: Sequence[str]) -> None:
         """Upload a folder's files, the manifest last; of what is there only files named in `keeps` stay."""

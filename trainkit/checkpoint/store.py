@@ -17,16 +17,23 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trainkit.checkpoint.files import flush
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, write
-from trainkit.checkpoint.parts import Part, report_of, write_part
+from trainkit.checkpoint.parts import Part, await_parts, write_part
 
 LINKS = ("last", "best")
+Take = Callable[[str], bytes | None]
 _LEFT = re.compile(r"\.(?P<name>.+)\.(?P<number>\d+)\.(?P<kind>draft|before)")
 _PID = 1 << 32  # numbers of drafts below are process ids, those above tokens of parts
+
+
+def nothing_left(key: str) -> bytes | None:
+    """Return None: without parts no rank leaves a report."""
+    return None
 
 
 class Store(ABC):
@@ -39,21 +46,24 @@ class Store(ABC):
         return f"{self.place}/{name}"
 
     @abstractmethod
-    def write(self, name: str, snapshot: Snapshot) -> None:
+    def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         """Write a checkpoint; replaces one of that name, and refuses to replace anything else.
 
-        If the snapshot has a part, it is rank 0's: it is written too, and those of the other ranks are waited for.
+        If the snapshot has a part, all ranks write theirs by `write_part`, and their reports are waited for.
+
+        Args:
+            take: returns a rank's report; see parts.await_parts.
 
         Raises:
             OSError: the write failed; it leaves nothing behind.
         """
 
     @abstractmethod
-    def write_part(self, name: str, part: Part) -> None:
-        """Write this rank's part of a checkpoint that rank 0 writes at the same time.
+    def write_part(self, name: str, part: Part) -> dict[str, Any]:
+        """Write this rank's part of a checkpoint that rank 0 writes at the same time; return its report.
 
         Raises:
-            OSError: the write failed; the report to rank 0 says so.
+            OSError: the write failed.
         """
 
     @abstractmethod
@@ -92,23 +102,19 @@ class LocalStore(Store):
         self.folder = folder.absolute()
         self.place = str(self.folder)
 
-    def write(self, name: str, snapshot: Snapshot) -> None:
+    def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         folder, part = self.folder / name, snapshot.part
-        if folder.exists() and not _is_checkpoint(folder):
-            raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
-        self.folder.mkdir(parents=True, exist_ok=True)
         draft, aside = self._draft(name, part), self.folder / f".{name}.{os.getpid()}.before"
         try:
+            parts = {} if part is None else await_parts(take, lambda file: _size_of(draft / file), part)
+            if folder.exists() and not _is_checkpoint(folder):
+                raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._drop_older(part)
             if part is None:
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir()
-                write(draft, snapshot)
-            else:
-                self.write_part(name, part)
-                write(draft, snapshot, lambda report: _content_of(draft / report))
-                for rank in range(part.ranks):
-                    (draft / report_of(rank, part.ranks)).unlink()
+            write(draft, snapshot, parts)
             if folder.exists():
                 folder.rename(aside)  # `tidy` restores it if the next line is never reached
             draft.rename(folder)
@@ -120,10 +126,10 @@ class LocalStore(Store):
             raise
         shutil.rmtree(aside, ignore_errors=True)
 
-    def write_part(self, name: str, part: Part) -> None:
+    def write_part(self, name: str, part: Part) -> dict[str, Any]:
         draft = self._draft(name, part)
         draft.mkdir(parents=True, exist_ok=True)
-        write_part(draft, part)
+        return write_part(draft, part)
 
     def _drop_older(self, part: Part | None) -> None:
         """Remove drafts of earlier checkpoints in parts: a rank may have written into one after it had failed on rank 0."""
@@ -182,9 +188,9 @@ class LocalStore(Store):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _content_of(path: Path) -> bytes | None:
+def _size_of(path: Path) -> int | None:
     try:
-        return path.read_bytes()
+        return path.stat().st_size
     except FileNotFoundError:
         return None
 

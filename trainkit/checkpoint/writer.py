@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainkit.checkpoint.format import Snapshot, find_aliases
+from trainkit.safety.threads import start_thread
 
 
 class HostCopy:
@@ -84,15 +85,14 @@ class Writer:
         """Run `work` beside the caller; the next `wait` raises its exception."""
         self.wait()
 
-        def run() -> None:
-            try:
-                self.host.wait()
-                work()
-            except BaseException as error:
-                self._error = error
+        def write() -> None:
+            self.host.wait()
+            work()
 
-        self._thread = threading.Thread(target=run, name="trainkit-checkpoint")
-        self._thread.start()
+        def keep(error: BaseException) -> None:
+            self._error = error
+
+        self._thread = start_thread("trainkit-checkpoint", write, keep, daemon=False)
 
     @property
     def is_busy(self) -> bool:

@@ -119,6 +119,14 @@ class Collectives(ABC):
             raise error
         return value
 
+    def leave(self, key: str, value: bytes) -> None:
+        """Leave a message for rank 0. From any thread: it is no collective. Only engines that split weights have it."""
+        raise NotImplementedError
+
+    def take(self, key: str) -> bytes | None:
+        """Return, once, what a rank has left under a key, on rank 0; None if there is nothing yet. See `leave`."""
+        raise NotImplementedError
+
     def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
         """Return the all_reduce of synchronised layers, which runs beside the sums of gradients during backward."""
         return self.all_reduce

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import ConfigError, EngineError
-from trainkit.horovod_build.tools import Tool, find_mpirun, find_tool, mpi_family, output_of
+from trainkit.horovod_build.tools import Tool, find_mpirun, find_tool, has_mpi_header, mpi_family, output_of
 
 _GIB = 2**30
 _CPU_FLAGS = ("avx", "f16c", "fma")  # Horovod compiles for those that the build machine has
@@ -61,6 +61,7 @@ class Machine:
     cores: int
     free_gib: float
     mpirun: Tool | None = None
+    mpi_header: bool = True  # whether mpicxx finds mpi.h
 
 
 @dataclass(frozen=True)
@@ -103,18 +104,20 @@ def probe(environ: Mapping[str, str]) -> Machine:
     """
     path = search_path(environ)
     nvcc = _find_nvcc(environ, path)
+    mpicxx = find_tool("mpicxx", path, ask="-show")  # --version would print the underlying compiler's
     return Machine(
         torch=_ask_torch(),
         compiler=_find_compiler(environ, path),
         make=find_tool("make", path),
         cmake=find_tool("cmake", path),
-        mpicxx=find_tool("mpicxx", path, ask="-show"),  # --version would print the underlying compiler's
+        mpicxx=mpicxx,
         nvcc=nvcc,
         nccl=_find_nccl(environ, nvcc),
         platform=_platform(environ),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         free_gib=_free_gib(),
         mpirun=find_mpirun(path),
+        mpi_header=mpicxx is None or has_mpi_header(mpicxx),
     )
 
 
@@ -149,7 +152,8 @@ def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
 def _choose_mpi(machine: Machine, requested: bool) -> Choice:
     mpicxx, mpirun = machine.mpicxx, machine.mpirun
     if not requested:
-        here = f" builds with {mpirun.version}, which is here" if mpicxx and mpirun else ": for mpirun and Adasum"
+        is_whole = mpicxx and mpirun and machine.mpi_header
+        here = f" builds with {mpirun.version}, which is here" if mpirun and is_whole else ": for mpirun and Adasum"
         return Choice(False, f"--mpi{here}")
     packages = "Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin, or libmpich-dev mpich"
     if mpicxx is None:
@@ -166,6 +170,12 @@ def _choose_mpi(machine: Machine, requested: bool) -> Choice:
         raise ConfigError(
             f"--mpi is given, but {mpicxx.path} is {families[0]}'s and {mpirun.path} is {families[1]}'s: ranks would not "
             "meet. Put the folder of one MPI first on the PATH (Debian, Ubuntu: update-alternatives --config mpi and mpirun)."
+        )
+    if not machine.mpi_header:
+        package = "libmpich-dev; Fedora: mpich-devel" if families[0] == "MPICH" else "libopenmpi-dev; Fedora: openmpi-devel"
+        raise ConfigError(
+            f"--mpi is given, and {mpicxx.path} and {mpirun.path} were found, but not mpi.h: MPI's headers are a package of "
+            f"their own. Install it (Debian, Ubuntu: apt-get install {package}), or leave --mpi out: Gloo needs no MPI."
         )
     return Choice(True, f"{mpirun.version}: {mpicxx.path}, {mpirun.path}")
 

@@ -50,6 +50,18 @@ def find_mpirun(path: str) -> Tool | None:
     return Tool(found, f"MPICH {hydra[1]}" if hydra else text.partition("\n")[0].strip() or "unknown version")
 
 
+def has_mpi_header(mpicxx: Tool) -> bool:
+    """Return whether MPI's compiler finds mpi.h: Debian packs the compiler with mpirun, and the headers apart."""
+    command = [mpicxx.path, "-E", "-x", "c++", "-"]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, errors="replace", timeout=60, input="#include <mpi.h>\n"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # it is another fault, which the build reports
+    return done.returncode == 0 or "mpi.h" not in done.stderr
+
+
 def mpi_family(tool: Tool) -> str | None:
     """Return "Open MPI" or "MPICH", by the text of an mpicxx or mpirun; None: it does not say."""
     text = tool.version.lower()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
+from trainkit.safety.threads import printed, start_thread
 
 ROOM = 10_000  # queue size in entries; an entry is the values of one step
 
@@ -43,8 +44,8 @@ class Background:
         self._doing = "waiting"
         self._queue: queue.Queue[_Entry | None] = queue.Queue(room)
         # A daemon thread: a network that never answers does not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name=f"trainkit-{name}", daemon=True)
-        self._thread.start()
+        effect = f"{name} logs nothing from here on; training continues."
+        self._thread = start_thread(f"trainkit-{name}", self._run, printed(effect, then=self._refuse))
 
     def put(self, what: str, work: Callable[[], object]) -> bool:
         """Queue work; return whether it was accepted."""
@@ -122,6 +123,9 @@ class Background:
                     self._flush()
             except Exception as error:  # a disk, a network or a library may raise anything; the run continues
                 self._fail(entry, error)
+
+    def _refuse(self) -> None:
+        self._failed = True
 
     def _fail(self, entry: _Entry, error: Exception) -> None:
         self._failed = True

@@ -70,6 +70,7 @@ class Logger(Callback):
         logged_at: in `log_metrics`: the time at which the values were logged, in seconds since 1970.
     """
 
+    may_differ = True
     settles = False
     stores_media = False
     finish_timeout_s: float = 60.0

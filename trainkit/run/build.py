@@ -76,6 +76,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     data = read_training_data(stage.data, task, engine, stage.replicas)
     _tidy(stage)
     place(task, engine, run.precision, options.numerics.uses_channels_last(engine.device))  # first: loading casts
+    stage.replicas.compare("model", lambda: model_of(task))
     in_parts = is_in_parts(task)
     saved = find_saved(stage, start.ckpt_path)
     stage.declared_ranks = declared_ranks(stage, saved)
@@ -97,7 +98,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     make = partial(_optimizers, task)
     optimizers, schedules = make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
     check_parameters(task, optimizers)
-    stage.replicas.compare("model", lambda: _facts(task, optimizers, schedules, feeds))
+    stage.replicas.compare("optimizers", lambda: _facts(optimizers, schedules, feeds))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     run.optimizers = optimizers
     run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction, run.say)
@@ -128,12 +129,10 @@ def _optimizers(task: Task) -> tuple[list[torch.optim.Optimizer], list[ScheduleC
     return optimizers, schedules
 
 
-def _facts(
-    task: Task, optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[ScheduleConfig], feeds: Feeds
-) -> dict[str, str]:
+def _facts(optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[ScheduleConfig], feeds: Feeds) -> dict[str, str]:
     counts = [feed.plan_of(0).num_samples if isinstance(feed, MapFeed) else None for feed in feeds.val]
     lengths = {f"samples of validation loader {i}": str(count) for i, count in enumerate(counts)}
-    return optimizers_of(optimizers, schedules) | model_of(task) | lengths
+    return optimizers_of(optimizers, schedules) | lengths
 
 
 def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exact") -> BatchPlan:

@@ -21,6 +21,7 @@ from trainkit.launch.shared_folder import host_name
 from trainkit.run.lock import birth
 from trainkit.run.progress_file import EVERY_S, MOST_STARTS, Progress, Start, read_progress, write_progress
 from trainkit.safety.masking import scrubbed
+from trainkit.safety.threads import printed, start_thread
 from trainkit.tracing.moments import Moment
 
 _WINDOW_S = 60.0  # of the rates
@@ -51,11 +52,10 @@ def _how(error: BaseException, run: RunView) -> str:
     return "failed" if isinstance(error, Exception) else "stopped"
 
 
-class _Writer(threading.Thread):
+class _Writer:
     """Looks at the run's counters, which are numbers on the host, and writes the file."""
 
     def __init__(self, run: RunView, hosts: list[str]) -> None:
-        super().__init__(name="progress-file", daemon=True)
         self._run, self._over = run, threading.Event()
         self._looked = self._moved = time.monotonic()
         self._trained_s = 0.0  # without validations
@@ -66,19 +66,20 @@ class _Writer(threading.Thread):
         self._progress = self._describe(hosts)
 
     def start(self) -> None:
-        """Write the file, and again and again in the thread."""
+        """Write the file, and again and again in a thread."""
         self._write()
-        super().start()
+        effect = "progress.json is written again; training continues."
+        self._thread = start_thread("progress-file", self._work, printed(effect, retry_s=EVERY_S))
 
-    def run(self) -> None:
+    def _work(self) -> None:
         while not self._over.wait(EVERY_S):
             self._write()
 
     def end(self, how: str, error: str) -> None:
         """Write the last state."""
         self._over.set()
-        self.join(_LAST_WRITE_S)
-        if not self.is_alive():
+        self._thread.join(_LAST_WRITE_S)
+        if not self._thread.is_alive():
             self._progress = dataclasses.replace(self._progress, ended=how, error=error)
             self._write()
 

@@ -1,12 +1,14 @@
 """Replicas: what must be equal on all ranks is compared before the first step.
 
-    settings   once the engine has started: versions, the Trainer's options, config, hyper-parameters, source of Task and data
-    data       before feeds are made: kind, length and batch size of the training data
-    model      before the first step: shapes, optimizers, schedules, batch plan, validation data
+    settings    once the engine has started: versions, the Trainer's options, config, callbacks, hyper-parameters, source of
+                Task and data
+    data        before feeds are made: kind, length and batch size of the training data
+    model       before an engine sends or splits weights: shapes
+    optimizers  before the first step: optimizers, schedules, validation data
 
 One hash of each is gathered. Only if hashes differ are the facts exchanged, and all ranks raise the same error. Left out is
-what may differ: a rank's numbers and device, hosts, folders, loggers, values that come from the environment, and data that
-trainkit.sharded declares.
+what may differ: a rank's numbers and device, hosts, folders, loggers and what else only shows (Callback.may_differ), callbacks
+of the user's own, values that come from the environment, and data that trainkit.sharded declares.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
+from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.data.dealing import splits_itself
@@ -42,7 +46,7 @@ _GROUPS = ("batch", "limits", "evaluation", "numerics", "samples")
 # The last word of keys that may differ between ranks.
 _OF_A_RANK = {
     *("rank", "local_rank", "global_rank", "node_rank", "local_size", "device", "device_id", "gpu", "gpu_id", "gpus"),
-    *("host", "hostname", "run_dir", "init_weights", "pid", "trust"),
+    *("host", "hostname", "run_dir", "dirpath", "init_weights", "pid", "trust"),
 }
 _FOREIGN = {"builtins", "torch", "trainkit", "torchvision", "numpy", "collections", "abc", "typing"}
 _NOT_THERE = "(not set)"
@@ -99,7 +103,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
-def settings_of(task: Task, datamodule: Any, options: Options, engine: Engine) -> Facts:
+def settings_of(task: Task, datamodule: Any, options: Options, engine: Engine, callbacks: Sequence[Callback] = ()) -> Facts:
     """Return the facts that are known before data are set up."""
     facts = {"trainkit's version": __version__, "torch's version": str(torch.__version__), "engine": engine.name}
     if engine.name == "horovod":
@@ -110,6 +114,7 @@ def settings_of(task: Task, datamodule: Any, options: Options, engine: Engine) -
         facts |= flat({"trainer": asdict(getattr(options, group))})
     config = options.config or {}
     facts |= flat({key: value for key, value in config.items() if key not in ("logger", "trainer", "hydra")})
+    facts |= callbacks_of(callbacks)
     facts["task"] = type(task).__qualname__
     facts |= flat({"hparams": dict(getattr(task, "hparams", {}))})
     if datamodule is not None:
@@ -117,6 +122,27 @@ def settings_of(task: Task, datamodule: Any, options: Options, engine: Engine) -
         facts |= flat({"datamodule.hparams": dict(getattr(datamodule, "hparams", {}))})
     targets = [target.rpartition(".")[0] for target in _targets(config)]
     return facts | sources([task, datamodule], targets)
+
+
+def callbacks_of(callbacks: Sequence[Callback]) -> Facts:
+    """Return the kinds of trainkit's callbacks, in order, and what each was constructed with.
+
+    One rank's callback may save or sum at steps at which another's does not: the ranks would wait for each other forever. A
+    class of the user's own, whose attributes may be anything, counts by the class of trainkit that it extends, if any.
+    """
+    facts: Facts = {}
+    names: list[str] = []
+    for callback in callbacks:
+        kinds = [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] == "trainkit"]
+        kind = kinds[0]
+        if callback.may_differ or kind is Callback:
+            continue
+        names.append(kind.__name__)
+        count = names.count(kind.__name__)
+        place = getattr(kind, "config_key", kind.__name__) + (f" {count}" if count > 1 else "")
+        settings = list(inspect.signature(kind).parameters)
+        facts |= flat({place: {name: getattr(callback, name, getattr(callback, f"_{name}", None)) for name in settings}})
+    return {"the list of callbacks": ", ".join(names)} | facts
 
 
 def data_of(name: str, data: Any, source: Source | None) -> Facts:
@@ -183,7 +209,7 @@ def flat(tree: Any, prefix: str = "") -> Facts:
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, complex, str))
+    return value is None or isinstance(value, (bool, int, float, complex, str, timedelta))
 
 
 def _targets(tree: Any) -> list[str]:

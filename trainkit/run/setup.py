@@ -154,7 +154,7 @@ class Stage:
 
     def _set_up(self) -> None:
         engine, numerics, run, data = self.engine, self.options.numerics, self.run, self.data.datamodule
-        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine))
+        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine, run.callbacks))
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on

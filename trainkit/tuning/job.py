@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
 from trainkit.launch.ray.options import Options
 from trainkit.launch.trial import Report, TrialServer
+from trainkit.safety.threads import start_thread
 from trainkit.tuning.words import ELASTIC
 
 Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended
@@ -120,12 +121,16 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
                 file.write(f"Error: {error}\n")
                 codes.append(error.exit_code)
 
-    thread = threading.Thread(target=run, name="ranks of a trial", daemon=True)
-    thread.start()
+    def fail(error: BaseException) -> None:
+        with job.output.open("a") as file:
+            file.writelines(traceback.format_exception(error))
+        codes.append(1)
+
+    thread = start_thread("ranks of a trial", run, fail)
 
     def poll(wait_s: float) -> int | None:
         thread.join(wait_s)
-        return None if thread.is_alive() else next(iter(codes), 1)
+        return None if thread.is_alive() else codes[0]
 
     try:
         yield poll

@@ -24,7 +24,7 @@ from pathlib import Path
 SHELL = Path(__file__).with_name("remote_shell.py")
 _NETWORK = "10.78.0"
 _MAC = "02:00:00:00:00:"  # of every host, also after it has booted again
-_DEVICE = "wire"  # the interface that every host has, the launcher's too: Horovod is given one name for all
+_DEVICE = "wire"  # the interface that every host has, the launcher's too unless it is named
 _SPARE, _SPARE_NETWORK = "spare", "10.79.0"  # of the second card
 _SLOW = "rate 400kbit burst 16kbit latency 2s"
 
@@ -63,6 +63,7 @@ class Hosts:
         real_ssh: whether sshd runs on each host (sshd_missing says whether it can), and not the stand-in.
         ipv6: whether hosts have IPv6 addresses too.
         spare: whether hosts have a second card, in another network.
+        launcher_card: the name of the launcher's card.
         named: whether hosts have names of their own, host0, host1, ..., which all of them know.
     """
 
@@ -75,11 +76,12 @@ class Hosts:
         real_ssh: bool = False,
         ipv6: bool = False,
         spare: bool = False,
+        launcher_card: str = _DEVICE,
         named: bool = False,
     ) -> None:
         self._folder, self.count = folder, count
         self._own_folder, self._real_ssh, self._ipv6, self._spare = own_folder, real_ssh, ipv6, spare
-        self._named = named
+        self._named, self._launcher_card = named, launcher_card
         self._left = contextlib.ExitStack()
         self._servers: dict[int, subprocess.Popen[str]] = {}
         self._mark = f"storm{os.getpid()}"
@@ -94,10 +96,10 @@ class Hosts:
             _run(f"ip netns add {self._mark}")
             made.callback(_run, f"ip netns delete {self._mark}")
             # an address of its own: a bridge without one takes that of a port, and changes it with the ports
-            _run(f"ip -n {self._mark} link add {_DEVICE} address {_MAC}01 type bridge")
+            _run(f"ip -n {self._mark} link add {self._launcher_card} address {_MAC}01 type bridge")
             if self._spare:
                 _run(f"ip -n {self._mark} link add {_SPARE} address {_MAC}02 type bridge")
-            self._up(self._mark, 1)
+            self._up(self._mark, 1, self._launcher_card)
             made.callback(self._lose_all)
             if self._named:
                 made.callback(self._forget_names)
@@ -146,7 +148,7 @@ class Hosts:
         name, port = self._name(host), f"h{host}"
         _run(f"ip netns add {name}")
         _run(f"ip -n {self._mark} link add {port} type veth peer {_DEVICE} address {_MAC}1{host} netns {name}")
-        _run(f"ip -n {self._mark} link set {port} master {_DEVICE} up")
+        _run(f"ip -n {self._mark} link set {port} master {self._launcher_card} up")
         if self._spare:
             _run(f"ip -n {self._mark} link add s{host} type veth peer {_SPARE} address {_MAC}2{host} netns {name}")
             _run(f"ip -n {self._mark} link set s{host} master {_SPARE} up")
@@ -280,11 +282,11 @@ class Hosts:
         for host in list(self._servers):
             self.lose(host)
 
-    def _up(self, name: str, number: int) -> None:
-        _run(f"ip -n {name} address add {_NETWORK}.{number}/24 dev {_DEVICE}")
+    def _up(self, name: str, number: int, card: str = _DEVICE) -> None:
+        _run(f"ip -n {name} address add {_NETWORK}.{number}/24 dev {card}")
         if self._ipv6:
-            _run(f"ip -n {name} address add fd78::{number}/64 dev {_DEVICE} nodad")
-        for device in ("lo", _DEVICE, *[_SPARE] * self._spare):
+            _run(f"ip -n {name} address add fd78::{number}/64 dev {card} nodad")
+        for device in ("lo", card, *[_SPARE] * self._spare):
             _run(f"ip -n {name} link set {device} up")
         if self._spare:
             _run(f"ip -n {name} address add {_SPARE_NETWORK}.{number}/24 dev {_SPARE}")

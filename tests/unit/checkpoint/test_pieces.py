@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import uuid
 from pathlib import Path
@@ -51,12 +50,27 @@ def snapshot_of(own: Part) -> Snapshot:
     return Snapshot({}, {"alias": "bias"}, training, {"epoch": 1}, own)
 
 
+class Left(dict[str, bytes]):
+    """What ranks leave for rank 0, as in the store of their group."""
+
+    def take(self, key: str) -> bytes | None:
+        """Return a message once."""
+        return self.pop(key, None)
+
+    def write_part(self, store: Store, name: str, own: Part) -> None:
+        """Write a rank's part, and leave its report."""
+        parts.report(own, store.write_part(name, own), self.__setitem__)
+
+
 def write(store: Store, name: str = "one", token: int = 1 << 40) -> None:
     """Write a checkpoint by two threads, as two ranks do."""
-    other = threading.Thread(target=store.write_part, args=(name, part(1, token)))
+    left = Left()
+    other = threading.Thread(target=left.write_part, args=(store, name, part(1, token)))
     other.start()
-    store.write(name, snapshot_of(part(0, token)))
+    left.write_part(store, name, part(0, token))
+    store.write(name, snapshot_of(part(0, token)), left.take)
     other.join()
+    assert not left
 
 
 def test_parts_become_one_checkpoint(store: Store) -> None:
@@ -102,11 +116,35 @@ def test_a_rank_that_cannot_write_is_named(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     store.folder.mkdir(parents=True)
     big = part(1)._replace(tensors={"model/weight": torch.zeros(5000, 3)})
-    with small_disk(5000), pytest.raises(OSError, match="safetensors"):
+    with small_disk(5000), pytest.raises(OSError, match="safetensors") as caught:
         store.write_part("one", big)
-    with pytest.raises(OSError, match=r"rank 1: rank-1-of-2\.safetensors"):
-        store.write("one", snapshot_of(part(0)))
-    assert store.names() == [] and list(store.folder.iterdir()) == []
+    left = Left()
+    parts.report(big, {"error": str(caught.value)}, left.__setitem__)
+    left.write_part(store, "one", part(0))
+    with pytest.raises(OSError, match=r"rank 1: .*rank-1-of-2\.safetensors"):
+        store.write("one", snapshot_of(part(0)), left.take)
+    assert store.names() == [] and list(store.folder.iterdir()) == [] and not left
+
+
+def test_all_reports_are_taken_if_one_is_a_failure(tmp_path: Path) -> None:
+    """What stays in the group's store would pile up while a disk is full; rank 0 itself may be among those that failed."""
+    store, left = store_of(tmp_path), Left()
+    for rank in range(2):
+        parts.report(part(rank), {"error": "Read-only file system"}, left.__setitem__)
+    with pytest.raises(OSError, match=r"^rank 0: Read-only file system \(and 1 more of 2 ranks\)$"):
+        store.write("one", snapshot_of(part(0)), left.take)
+    assert not left and store.names() == []
+
+
+def test_a_part_that_rank_0_does_not_see_is_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with a disk of its own writes there: without its file there is no checkpoint."""
+    monkeypatch.setattr(parts, "_SEEN_S", 0.0)
+    left = Left()
+    left.write_part(store, "one", part(0))
+    left.write_part(store_of(tmp_path / "other"), "one", part(1))
+    with pytest.raises(OSError, match=r"rank 1 has written rank-1-of-2\.safetensors .* storage that all hosts share"):
+        store.write("one", snapshot_of(part(0)), left.take)
+    assert store.names() == []
 
 
 def test_the_draft_of_an_earlier_checkpoint_is_removed(tmp_path: Path) -> None:
@@ -115,25 +153,6 @@ def test_the_draft_of_an_earlier_checkpoint_is_removed(tmp_path: Path) -> None:
     store.write_part("zero", part(1, (1 << 40) - 1))
     write(store)
     assert [path.name for path in store.folder.iterdir()] == ["one"]
-
-
-def test_a_report_is_flushed_though_the_checkpoint_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 publishes once it has read all reports: from then on there is nothing under a report's first name."""
-    report, flushed = tmp_path / "report", list[int]()
-    report.write_bytes(b" " * 64)
-    fsync = os.fsync
-
-    def gone(*_: object) -> int:
-        raise FileNotFoundError(report)
-
-    def noting(descriptor: int) -> None:
-        flushed.append(descriptor)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "open", gone)
-    monkeypatch.setattr(os, "fsync", noting)
-    parts._overwrite(report, {"bytes": 3})
-    assert json.loads(report.read_bytes()) == {"bytes": 3} and len(flushed) == 1
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "flipped"])

@@ -17,7 +17,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
-from trainkit.checkpoint.store import LocalStore
+from trainkit.checkpoint.store import LocalStore, Take, nothing_left
 from trainkit.checkpoint.writer import HostCopy, Writer
 
 PATIENCE_S = 20
@@ -30,7 +30,7 @@ class HeldStore(LocalStore):
         super().__init__(folder)
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def write(self, name: str, snapshot: ckpt.Snapshot) -> None:
+    def write(self, name: str, snapshot: ckpt.Snapshot, take: Take = nothing_left) -> None:
         """Wait, and write."""
         self.begun.set()
         assert self.let.wait(PATIENCE_S)

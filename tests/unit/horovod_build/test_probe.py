@@ -11,7 +11,7 @@ import pytest
 from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import probe as horovod_machine
 from trainkit.horovod_build.probe import Choice, Machine, Nccl, Torch, Wanted, choose, probe, require_compilers
-from trainkit.horovod_build.tools import Tool, find_mpirun
+from trainkit.horovod_build.tools import Tool, find_mpirun, has_mpi_header
 
 PLAIN = Machine(
     torch=Torch("2.15.0+cpu"),
@@ -53,6 +53,7 @@ def test_an_mpi_that_is_there_is_built_on_request_only():
     ("lack", "words"),
     [
         ({"mpicxx": None}, r"mpicxx, MPI's compiler, is not on the PATH.*apt-get install libopenmpi-dev openmpi-bin"),
+        ({"mpi_header": False}, r"/usr/bin/mpicxx and .*, but not mpi.h: .*apt-get install libopenmpi-dev;"),
         ({"mpirun": None}, r"/usr/bin/mpicxx was found, but not mpirun.*apt-get install libopenmpi-dev openmpi-bin"),
         ({"mpirun": Tool("/opt/mpirun", "MPICH 4.0.2")}, r"mpicxx is Open MPI's and /opt/mpirun is MPICH's"),
         ({"mpicxx": Tool("/opt/mpicxx", "c++ -lmpichcxx -lmpich")}, r"/opt/mpicxx is MPICH's and .* is Open MPI's"),
@@ -62,6 +63,23 @@ def test_mpi_asked_for_that_cannot_be_built_is_refused_with_the_cure(lack: dict[
     """--mpi without mpicxx, without mpirun or with those of two MPIs ends before the build."""
     with pytest.raises(ConfigError, match=f"--mpi is given.*{words}"):
         choose(replace(WITH_MPI, **lack), Wanted(mpi=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "there"),
+    [
+        ("cat >/dev/null; echo '<stdin>:1:10: fatal error: mpi.h: No such file or directory' >&2; exit 1", False),
+        ("cat >/dev/null; echo 'g++: command not found' >&2; exit 127", True),
+        ("cat", True),
+    ],
+    ids=["no header", "no compiler", "header"],
+)
+def test_mpis_header_is_looked_for_with_its_compiler(script: str, there: bool, tmp_path: Path):
+    """Debian's openmpi-bin brings mpicxx, and libopenmpi-dev the headers; without a compiler at all that is said elsewhere."""
+    mpicxx = tmp_path / "mpicxx"
+    mpicxx.write_text(f"#!/bin/sh\n{script}\n")
+    mpicxx.chmod(0o755)
+    assert has_mpi_header(Tool(str(mpicxx), "g++ -lmpi")) is there
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 from torch import nn
 
 from tests.helpers.elastic_threads import ElasticThreadEngine, Job
-from tests.helpers.threads import World
+from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Numbered, loader, quiet, weights
-from trainkit.callbacks import Elastic
+from trainkit import callbacks
+from trainkit.api.callback import Callback
+from trainkit.callbacks import EMA, DeviceStatsMonitor, Elastic, LambdaCallback, ModelCheckpoint, Stragglers
 from trainkit.data.streams import sharded
 from trainkit.errors import DivergenceError
 from trainkit.trainer import Trainer
@@ -50,6 +54,17 @@ class Saving(Watched):
         self.save_hyperparameters(ignore="book")
 
 
+class Averages(EMA):
+    """A user's callback that extends one of trainkit's."""
+
+
+class Own(Callback):
+    """A callback of the user's alone."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
 # rank -> (task, data, Trainer's arguments); the words of the error
 DIFFERENT: dict[str, tuple[Any, str]] = {
     "rate": (
@@ -82,6 +97,26 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
         lambda rank, book: (Saving(book, dropout=0.1 * rank), loader(16), {}),
         "hparams.dropout is 0.0 on rank 0 and 0.1 on rank 1",
     ),
+    "callback": (
+        lambda rank, book: (Watched(book), loader(16), {"callbacks": ModelCheckpoint(every_n_train_steps=1 + rank)}),
+        "ModelCheckpoint.every_n_train_steps is 1 on rank 0 and 2 on rank 1",
+    ),
+    "interval": (
+        lambda rank, book: (
+            Watched(book),
+            loader(16),
+            {"callbacks": ModelCheckpoint(train_time_interval=timedelta(minutes=1 + rank))},
+        ),
+        "ModelCheckpoint.train_time_interval is 0:01:00 on rank 0 and 0:02:00 on rank 1",
+    ),
+    "number of callbacks": (
+        lambda rank, book: (Watched(book), loader(16), {"callbacks": [Stragglers()] * rank, "enable_checkpointing": False}),
+        "the list of callbacks is DivergenceGuard on rank 0 and Stragglers, DivergenceGuard on rank 1",
+    ),
+    "callback of the user's": (
+        lambda rank, book: (Watched(book), loader(16), {"callbacks": Averages(0.9 + 0.01 * rank)}),
+        "EMA.decay is 0.9 on rank 0 and 0.91 on rank 1",
+    ),
     "data": (
         lambda rank, book: (Watched(book), loader(16) if rank else [torch.zeros(4, 3)] * 4, {}),
         "train_dataloaders is a stream on rank 0 and (not set) on rank 1",
@@ -105,6 +140,55 @@ def test_a_difference_ends_all_ranks_before_the_first_step(what: str, tmp_path: 
     assert texts[0] == texts[1]
     assert words in texts[0]
     assert book == []
+
+
+def test_what_only_shows_and_the_users_own_may_differ(tmp_path: Path) -> None:
+    """Scripts show things on rank 0 alone, and give their callbacks paths and numbers of a rank."""
+    book: list[int] = []
+
+    def work(engine: Any) -> None:
+        is_main = engine.place == 0
+        shows: list[Callback] = [DeviceStatsMonitor(), LambdaCallback(on_fit_end=lambda *_: None)] if is_main else []
+        policy = ModelCheckpoint(dirpath=str(tmp_path / f"of rank {engine.place}"))
+        callbacks = [*shows, policy, Own(f"rank {engine.place}")]
+        quiet(tmp_path, engine=engine, callbacks=callbacks, enable_progress_bar=is_main, logger=is_main).fit(
+            Watched(book), loader(16)
+        )
+
+    World(2).run(work)
+    assert book
+
+
+def test_shapes_are_compared_before_an_engine_splits_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broadcast or a split of weights of other shapes would abort the processes (engine=fsdp)."""
+    split: list[int] = []
+    monkeypatch.setattr(ThreadEngine, "shard", lambda engine, task: split.append(engine.place))
+
+    def work(engine: Any) -> None:
+        with pytest.raises(DivergenceError, match="shape of more is"):
+            quiet(tmp_path, engine=engine).fit(Wide([], 3 + engine.place), loader(16))
+
+    World(2).run(work)
+    assert split == []
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "EarlyStopping": {"monitor": "val/loss"},
+    "FaultInjection": {"faults": [{"do": "kill", "rank": 1, "step": 20}]},
+    "Timer": {"duration": 60},
+    "StochasticWeightAveraging": {"swa_lrs": 0.1},
+}
+
+
+def test_all_settings_of_our_callbacks_are_compared() -> None:
+    """Each argument of a callback that ranks must share is an attribute of its name."""
+    kinds = [kind for kind in vars(callbacks).values() if isinstance(kind, type) and issubclass(kind, Callback)]
+    compared = [kind for kind in kinds if not kind.may_differ and kind is not Callback]
+    assert len(compared) >= 20
+    for kind in compared:
+        names = [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
+        made = kind(**GIVEN.get(kind.__name__, {}))
+        assert [name for name in names if not hasattr(made, name) and not hasattr(made, f"_{name}")] == [], kind
 
 
 def test_other_code_on_a_rank_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

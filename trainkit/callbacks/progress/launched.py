@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import threading
 import time
@@ -14,6 +15,7 @@ from trainkit.callbacks.progress.displays import EpochTable, Lines, Screen
 from trainkit.callbacks.progress.row import Row
 from trainkit.console import console_of
 from trainkit.launch.terminal import Terminal
+from trainkit.safety.threads import printed, start_thread
 
 _CLEAR = "\r\x1b[J"  # the line of the cursor and those below
 _BACK = "\r\x1b[1A"
@@ -52,8 +54,8 @@ class LaunchedBar(Screen):
         self._epochs = EpochTable()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._draw, args=(1 / refresh_rate,), name="progress", daemon=True)
-        self._thread.start()
+        draw = functools.partial(self._draw, 1 / refresh_rate)
+        self._thread = start_thread("progress", draw, printed("The bar is not moved any more; training continues."))
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
         self._work = [*self._work, _Work(name, total, done, done)]

@@ -35,6 +35,7 @@ class ProgressBar(Callback):
     """
 
     config_key = "callbacks.progress"
+    may_differ = True
 
     def __init__(self, metrics: list[str] | None = None, refresh_rate: PositiveFloat = 4.0) -> None:
         self.metrics, self.refresh_rate = metrics, refresh_rate

@@ -68,17 +68,21 @@ class SpikeDetection(Callback):
             )
         if window < 2:
             raise ConfigError(f"{self.config_key}.window is {window}; it must be 2 or more: one loss has no median.")
-        self._rule = (mode, window, warmup, atol, rtol, deviations)
+        self.mode, self.window, self.warmup = mode, window, warmup
+        self.atol, self.rtol, self.deviations = atol, rtol, deviations
         self.exclude_batches_path, self.finite_only, self.stop = exclude_batches_path, finite_only, stop
         self.spikes: list[tuple[int, float, float | None]] = []
-        self._usual = LossBaseline(*self._rule)
+        self._usual = self._baseline()
         self._late: AsyncLosses | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
-            self.spikes, self._usual, self._late = [], LossBaseline(*self._rule), None
+            self.spikes, self._usual, self._late = [], self._baseline(), None
             self._was_bad = False
             self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
+
+    def _baseline(self) -> LossBaseline:
+        return LossBaseline(self.mode, self.window, self.warmup, self.atol, self.rtol, self.deviations)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record a step's place, to find its samples later."""
@@ -114,7 +118,7 @@ class SpikeDetection(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it; all ranks start with rank 0's."""
-        self._usual = LossBaseline(*self._rule)
+        self._usual = self._baseline()
         self._usual.load_state_dict(state_dict)
 
     def _losses(self, trainer: RunView) -> AsyncLosses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -16,6 +17,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
 from trainkit.engine.base import Engine
+from trainkit.safety.threads import printed, start_thread
 
 _ROUNDS = 8  # notes per timeout
 _LONGEST_S = 10.0  # maximum time between two notes
@@ -69,14 +71,18 @@ class Watchdog(Callback):
     on_validation_batch_start = on_validation_end = on_save_checkpoint = on_save_checkpoint_end = _count_progress
 
 
-class _Watch(threading.Thread):
+class _Watch:
     """Records this rank's progress in a thread, and reads the notes of the others."""
 
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
-        super().__init__(name="watchdog", daemon=True)
         self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
         self._notes = Notes(folder, engine.ranks.rank, engine.ranks.world_size)
         self._ended = threading.Event()
+        self._rounds_s = min(_LONGEST_S, timeout_s / _ROUNDS)
+
+    def start(self) -> None:
+        """Watch in a thread."""
+        self._thread = start_thread("watchdog", self._run, printed("The watchdog continues.", retry_s=self._rounds_s))
 
     def stop(self) -> None:
         """End the thread; do not wait for it."""
@@ -88,10 +94,10 @@ class _Watch(threading.Thread):
         waiting = here.waiting
         self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
 
-    def run(self) -> None:
-        here, rounds_s = self._engine.heartbeat, min(_LONGEST_S, self._timeout_s / _ROUNDS)
+    def _run(self) -> None:
+        here = self._engine.heartbeat
         progress, since = here.progress, time.monotonic()
-        while not self._ended.wait(rounds_s):
+        while not self._ended.wait(self._rounds_s):
             if here.progress != progress:
                 progress, since = here.progress, time.monotonic()
             try:
@@ -121,7 +127,8 @@ class _Watch(threading.Thread):
         return self._folder / f"stacks-rank{rank}-{pid}.txt"
 
     def _end(self, stall: str, speaking: list[Note], first: int) -> None:
-        self.dump()
+        with contextlib.suppress(OSError):  # a full disk: the ranks must end all the same
+            self.dump()
         if self._engine.ranks.rank == first:
             text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
             print(text, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterable
@@ -121,6 +122,23 @@ class DDPCollectives(Collectives):
         with self.waiting_for("the gathering of objects"):
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def leave(self, key: str, value: bytes) -> None:
+        """See Collectives."""
+        self._messages.set(key, value)
+
+    def take(self, key: str) -> bytes | None:
+        """See Collectives."""
+        if not self._messages.check([key]):
+            return None
+        value: bytes = self._messages.get(key)
+        self._messages.delete_key(key)
+        return value
+
+    @functools.cached_property
+    def _messages(self) -> Any:
+        """The store by which the ranks met, by a connection that no start of a group holds while it waits for others."""
+        return dist.distributed_c10d._get_default_store().clone()
 
     def barrier(self) -> None:
         """See Collectives."""

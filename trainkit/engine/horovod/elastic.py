@@ -14,6 +14,7 @@ import horovod.torch as hvd
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.client import Membership
+from trainkit.launch.elastic.network import worker_interface
 from trainkit.launch.environment import Launcher, own_gpu
 
 
@@ -31,12 +32,13 @@ class ElasticRanks(Ranks):
         """Wait for a place among the ranks of from now on, and write it into the environment, from which Horovod reads it.
 
         Raises:
-            ConfigError: a process set names ranks.
+            ConfigError: a process set names ranks, or this host has no interface to the driver.
         """
         if process_set is not None:
             raise ConfigError(
                 f"engine.process_set is {process_set}, and this job is elastic: ranks come and go. Leave one out."
             )
+        os.environ |= worker_interface(os.environ)
         os.environ |= self._membership.join(self.committed_step).environment()
 
     @property

@@ -7,7 +7,6 @@ job's secret, that all tasks have in their environment.
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 from horovod.runner.common.util.hosts import SlotInfo
@@ -18,6 +17,7 @@ from trainkit.errors import EngineError
 from trainkit.launch.elastic.network import choose
 from trainkit.launch.elastic.signing import SECRET
 from trainkit.launch.slurm.step import Step, address_of
+from trainkit.safety.threads import printed, start_thread
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
 _POLL_S = 0.5
@@ -41,7 +41,7 @@ def meet(step: Step) -> dict[str, str]:
     interface = os.environ.get("HOROVOD_GLOO_IFACE")
     if interface is None:
         others = [host for number, host in enumerate(step.hosts) if number != step.node]
-        interface = choose([address_of(host) for host in others[:1]], None).interfaces[0]
+        interface = choose([address_of(host) for host in others[:1]], ()).interfaces[0]
     _wait_for_others(step, _serve(step) if step.rank == 0 else None)
     cross = [number for number, tasks in enumerate(step.tasks) if tasks > step.local_rank]
     numbers = {
@@ -73,7 +73,7 @@ def _serve(step: Step) -> RendezvousHTTPServer:
         for local in range(tasks)
     ]
     server.init(slots)
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    start_thread("rendezvous", server.serve_forever, printed("Rank 0 listens again.", retry_s=0.1))
     return server
 
 

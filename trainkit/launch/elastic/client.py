@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.launch.elastic.connections import SignedConnection
 from trainkit.launch.elastic.signing import SECRET
+from trainkit.safety.threads import printed, start_thread
 
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
@@ -120,8 +121,7 @@ class Membership:
     def beat(self) -> None:
         """Start the heartbeat thread: preparations before the first join may take long."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._send_beats, name="membership", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("membership", self._send_beats, printed("The heartbeats continue.", retry_s=BEAT_S))
             atexit.register(self._part, os.getpid())
 
     def join(self, commit: int) -> RankAssignment:
@@ -174,18 +174,23 @@ class Membership:
         return answer
 
     def _send_beats(self) -> None:
-        connection = SignedConnection(self._address, self._secret, _POLL_S)
-        while not self._parting.is_set():
-            try:
-                answer = self._beat_once(connection)
-            except (OSError, http.client.HTTPException, JobEnded):
-                self._note_silence()
-                connection.close()  # the next request reopens it
-            else:
-                self._asked, self.why = int(answer["wanted"]), str(answer["why"])
-                if answer["dump"] and self.on_dump is not None:
-                    self.on_dump()
-            self._parting.wait(BEAT_S)
+        with contextlib.closing(SignedConnection(self._address, self._secret, _POLL_S)) as connection:
+            while not self._parting.is_set():
+                try:
+                    answer = self._beat_once(connection)
+                except (OSError, http.client.HTTPException, JobEnded):
+                    self._note_silence()
+                    connection.close()  # the next request reopens it
+                else:
+                    self._obey(answer)
+                self._parting.wait(BEAT_S)
+
+    def _obey(self, answer: dict[str, Any]) -> None:
+        if answer.get("answer") == "wait":  # the driver's loop is busy, as with the start of many workers
+            return
+        self._asked, self.why = int(answer["wanted"]), str(answer["why"])
+        if answer["dump"] and self.on_dump is not None:
+            self.on_dump()
 
     def _beat_once(self, connection: SignedConnection) -> dict[str, Any]:
         beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}

@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import socketserver
+import sys
 import threading
 from typing import Any
 
@@ -91,7 +92,9 @@ class Connections(socketserver.ThreadingTCPServer):
             _shut(one)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error of a worker that was killed during a request: the driver reports it elsewhere."""
+        """Print an exception; but a worker that was killed during a request is reported by the driver elsewhere."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 def _shut(connection: socket.socket) -> None:

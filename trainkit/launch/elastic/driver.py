@@ -51,7 +51,7 @@ def run_elastic(args: argparse.Namespace) -> int:
     environ = dict(os.environ)
     config_parser.set_env_from_args(environ, args)
     try:
-        ended = run(settings_of(args, environ))
+        ended = run(settings_of(args, environ, sys.argv))
     except ConfigError as error:
         print(f"[elastic] {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -70,7 +70,7 @@ def run(settings: Settings) -> int | Network:
         if discovery is not None:
             stack.callback(discovery.close)
         hosts = _first_hosts(settings, discovery, output)
-        network = choose(hosts, settings.interfaces)
+        network = choose(hosts, settings.interfaces, settings.driver_interface)
         code = drive(Driver(settings, network, output, HostBackend(settings)), hosts, discovery)
         return network if code is None else code
 
@@ -169,7 +169,7 @@ class Driver:
             self._refused.add(host)
             self._output.say(
                 f"{host} is ignored: the job started on this host only, at {self._network.address}; start it with "
-                "--network-interface to allow other hosts later"
+                "--network-interfaces driver=NAME to allow other hosts later"
             )
         self.post(lambda now: self.state_machine.hosts(now, reachable))
 

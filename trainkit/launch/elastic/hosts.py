@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from trainkit.errors import ConfigError
+from trainkit.safety.threads import printed, start_thread
 
 EVERY_S = 1.0
 TIMEOUT_S = 30.0  # a longer run of the script counts as failed
@@ -108,7 +109,7 @@ class Discovery:
                     last = list(hosts.items())
                     on_change(hosts)
 
-        threading.Thread(target=run, name="hosts", daemon=True).start()
+        start_thread("hosts", run, printed("The hosts stay unchanged until the script has run again.", retry_s=EVERY_S))
 
     def close(self) -> None:
         """Stop; end the script if it is running."""

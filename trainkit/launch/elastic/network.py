@@ -1,4 +1,9 @@
-"""Network: which host names mean this host, and the interface on which a job's processes connect."""
+"""Network: which host names mean this host, and the interfaces on which a job's processes connect.
+
+choose               the driver's: by name, or by the route to the hosts
+worker_interface     a worker's: by name, or by the route to the driver. Hosts name their cards as they like: a login node's
+                     may be bond0, and a compute node's eth0
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,13 @@ import fcntl
 import functools
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
 
+FINDS_INTERFACE = "TRAINKIT_FINDS_INTERFACE"  # "1" in a worker's environment: it looks for its interface itself
+DRIVER = "driver="  # before the name of the driver's interface
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -19,7 +26,8 @@ class Network:
     """The network of a job's processes."""
 
     address: str  # IPv4 address of the rendezvous server
-    interfaces: tuple[str, ...]  # network interfaces; Gloo uses the first, NCCL all
+    # network interfaces of workers that do not look for their own; Gloo uses the first, NCCL all
+    interfaces: tuple[str, ...]
     # whether the address is unreachable from other hosts; never set for an interface chosen by the user
     is_closed: bool = False
 
@@ -39,29 +47,56 @@ def is_local(host: str) -> bool:
     return True
 
 
-def choose(hosts: Iterable[str], interfaces: Iterable[str] | None) -> Network:
+def choose(hosts: Iterable[str], interfaces: Sequence[str], driver: str | None = None) -> Network:
     """Choose the network for these hosts.
 
     Args:
         hosts: names; at least one.
-        interfaces: the user's choice, if any.
+        interfaces: the user's choice for the workers, if any.
+        driver: the user's choice for the driver's own; None: the first of `interfaces`.
 
     Raises:
         ConfigError: an interface does not exist, or a host is unreachable.
     """
-    if interfaces:
-        names = tuple(sorted(interfaces))
-        return Network(address_of(names[0]), names)
+    if interfaces or driver:
+        own = driver or interfaces[0]
+        return Network(address_of(own), tuple(interfaces) or (own,))
     remote = [host for host in hosts if not is_local(host)]
     if not remote:
         return Network("127.0.0.1", ("lo",), is_closed=True)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((remote[0], 9))  # sends nothing; makes the system choose a route
-        except OSError as error:
-            raise ConfigError(_unreachable(remote[0], error)) from None
-        address = str(probe.getsockname()[0])
+    try:
+        address = _own_address(remote[0])
+    except OSError as error:
+        raise ConfigError(_unreachable(remote[0], error)) from None
     return Network(address, (_interface_of(address),))
+
+
+def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a worker's interface, if it looks for it itself; check that a named one is here.
+
+    Args:
+        environ: the worker's, as the driver has set it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = environ.get("HOROVOD_GLOO_IFACE")
+    if environ.get(FINDS_INTERFACE) != "1":
+        if name is not None:
+            address_of(name)
+        return {}
+    try:
+        name = _interface_of(_own_address(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]))
+    except OSError as error:
+        raise ConfigError(_unreachable(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], error)) from None
+    return {"HOROVOD_GLOO_IFACE": name, "NCCL_SOCKET_IFNAME": name}
+
+
+def _own_address(host: str) -> str:
+    """Return the address by which this host reaches another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing; makes the system choose a route
+        return str(probe.getsockname()[0])
 
 
 def _unreachable(host: str, error: OSError) -> str:
@@ -89,7 +124,9 @@ def address_of(interface: str) -> str:
         except OSError as error:
             known = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigError(
-                f"--network-interface is '{interface}', which has no IPv4 address here ({error.strerror}); interfaces: {known}."
+                f"--network-interface is '{interface}', which has no IPv4 address here ({error.strerror}); interfaces: {known} "
+                f"(on {socket.gethostname()}). If the driver's has another name than the workers', give it apart: "
+                f"--network-interfaces {DRIVER}NAME, or {DRIVER}NAME,NAME."
             ) from None
 
 

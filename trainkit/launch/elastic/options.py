@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic.hosts import parse
 from trainkit.launch.elastic.messages import Rules
+from trainkit.launch.elastic.network import DRIVER, FINDS_INTERFACE
 from trainkit.launch.elastic.upstream import chosen_driver
 
 _LONGEST_PAUSE_S = 3600
@@ -25,7 +26,8 @@ class Settings:
     script: str | None = None  # the host discovery script, or None
     hosts: Mapping[str, int] = field(default_factory=dict)  # slots by host if there is no script
     slots: int | None = None  # slots of hosts that the script prints without a number; None: 1
-    interfaces: tuple[str, ...] | None = None  # the user's choice, or None
+    interfaces: tuple[str, ...] = ()  # the user's choice for the workers; none: each looks for its own
+    driver_interface: str | None = None  # the user's choice for the driver, if it is another
     ssh_port: int | None = None  # None: ssh's default
     ssh_identity_file: str | None = None  # None: ssh's default
     output: Path | None = None  # folder for the workers' output, or None
@@ -34,8 +36,11 @@ class Settings:
     passes_on: bool = False  # whether a script that calls hvd.init() itself ends the job, for Horovod's own driver to take it
 
 
-def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+def settings_of(args: argparse.Namespace, environ: Mapping[str, str], typed: Sequence[str] = ()) -> Settings:
     """Convert horovodrun's parsed arguments; `environ` is its environment plus the variables of its tuning options.
+
+    Args:
+        typed: the command line, which has the order of interfaces.
 
     Raises:
         ConfigError: an option is missing, out of range, or not available in an elastic job.
@@ -53,7 +58,10 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
     if not command:
         raise ConfigError("horovodrun was given no command; write it at the end: horovodrun -np 2 --min-np 1 python train.py")
     script = args.host_discovery_script
-    interfaces = tuple(sorted(args.nics)) if args.nics else None
+    interfaces = _in_order(args.nics or (), typed)
+    of_driver = [name.removeprefix(DRIVER) for name in interfaces if name.startswith(DRIVER)]
+    if len(of_driver) > 1:
+        raise ConfigError(f"--network-interfaces names {' and '.join(of_driver)} for the driver; it listens at one.")
     return Settings(
         rules=_rules(args, environ),
         command=tuple(command),
@@ -61,7 +69,8 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
         script=script,
         hosts={} if script else parse(args.hosts or f"localhost:{args.num_proc}", args.slots, "--hosts"),
         slots=args.slots,
-        interfaces=interfaces,
+        interfaces=tuple(name for name in interfaces if not name.startswith(DRIVER)),
+        driver_interface=of_driver[0] if of_driver else None,
         ssh_port=args.ssh_port,
         ssh_identity_file=args.ssh_identity_file,
         output=Path(args.output_filename) if args.output_filename else None,
@@ -69,6 +78,17 @@ def settings_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Setting
         verbose=bool(args.verbose),
         passes_on=chosen_driver(environ) is None,
     )
+
+
+def _in_order(names: Iterable[str], typed: Sequence[str]) -> list[str]:
+    """Return names of interfaces as they were typed: horovodrun's parser makes a set of them."""
+    given = [word.partition("=")[2] or after for word, after in zip(typed, [*typed, ""][1:], strict=True) if _names_some(word)]
+    order = [name for value in given for name in value.split(",")]
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _names_some(word: str) -> bool:
+    return word.partition("=")[0] in ("--network-interface", "--network-interfaces")
 
 
 def _rules(args: argparse.Namespace, environ: Mapping[str, str]) -> Rules:
@@ -119,4 +139,4 @@ def worker_environment(settings: Settings, given: Mapping[str, str]) -> dict[str
     """Return a worker's environment: horovodrun's own, without variables of another job, plus `given`."""
     stale = ("HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_SCOPE", "TRAINKIT_WORKER", "TRAINKIT_SLOT")
     own = {name: value for name, value in settings.environ.items() if name not in stale}
-    return own | dict(given)
+    return own | dict(given) | {FINDS_INTERFACE: "" if settings.interfaces else "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import re
 import sys
 import threading
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
+
+from trainkit.safety.threads import printed, start_thread
 
 
 class Output:
@@ -37,9 +40,9 @@ class Output:
     def follow(self, worker: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Copy a worker's output until it ends."""
         for pipe, screen, name in ((stdout, sys.stdout, "stdout"), (stderr, sys.stderr, "stderr")):
-            thread = threading.Thread(target=self._copy, args=(worker, pipe, self._instead or screen, name), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            copy = functools.partial(self._copy, worker, pipe, self._instead or screen, name)
+            effect = f"The {name} of {worker} is not shown from here on."
+            self._threads.append(start_thread(f"{name} {worker}", copy, printed(effect)))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def drain(self, timeout_s: float) -> None:
@@ -55,14 +58,23 @@ class Output:
     def _copy(self, worker: str, pipe: IO[bytes], screen: TextIO, name: str) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(pipe)
-            file = None
-            if self._folder is not None:
-                folder = self._folder / f"worker.{re.sub('[/#]', '-', worker)}"
-                folder.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context((folder / name).open("w", encoding="utf-8"))
+            file = self._open(worker, name)
+            if file is not None:
+                stack.enter_context(file)
             for line in _lines(pipe):
                 when = time.asctime() if self._with_time else ""
                 self._write(screen, file, f"{when}[{self._labels.get(worker, worker)}]<{name}>:{line}")
+
+    def _open(self, worker: str, name: str) -> TextIO | None:
+        if self._folder is None:
+            return None
+        folder = self._folder / f"worker.{re.sub('[/#]', '-', worker)}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return (folder / name).open("w", encoding="utf-8")
+        except OSError as error:  # a full disk must not stop the workers, whose pipe is read here
+            self.say(f"{folder / name} could not be opened, and stays without the output of {worker}: {error}")
+            return None
 
     def _write(self, screen: TextIO, file: TextIO | None, text: str) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 from trainkit.launch.elastic import reaper as reaper_program
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.remote import first_lines, ssh_command
+from trainkit.safety.threads import printed, start_thread, start_timer
 
 _SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL
 
@@ -71,7 +73,8 @@ class Process:
             reaper.tell("-", self.popen.pid)
             on_exit(self._ended_with(code))
 
-        threading.Thread(target=wait, name=f"wait {worker}", daemon=True).start()
+        lost = printed(f"Worker {worker} counts as lost.", then=lambda: on_exit(None))
+        start_thread(f"wait {worker}", wait, lost)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all its children."""
@@ -95,15 +98,15 @@ class RemoteProcess(Process):
         super().__init__(ssh_command(host, port, identity_file, mark, host_keys), os.environ, subprocess.PIPE)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._lines.put(first_lines(environ, os.getcwd(), command, mark))
-        threading.Thread(target=self._write, name=f"ssh {host}", daemon=True).start()
+        broken = printed(f"The ssh connection to {host} is closed.", then=self.popen.kill)
+        start_thread(f"ssh {host}", self._write, broken)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all its children."""
         self._lines.put(f"{number.name.removeprefix('SIG')}\n")
         if number == signal.SIGKILL:
-            timer = threading.Timer(_SSH_S, super().send, [number])  # the host may be down
-            timer.daemon = True
-            timer.start()
+            kill = functools.partial(super().send, number)  # the host may be down
+            start_timer("kill ssh", _SSH_S, kill, printed(f"ssh, process {self.popen.pid}, may still run: kill it."))
 
     def _write(self) -> None:
         assert self.popen.stdin is not None

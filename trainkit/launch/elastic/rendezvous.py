@@ -9,6 +9,7 @@ interface.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 from trainkit.launch.elastic.connections import Connections
 from trainkit.launch.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer
@@ -72,8 +74,8 @@ class Server:
         self._http = Connections((address, 0), handler)
         self.nonces = Nonces()
         self.port: int = self._http.server_address[1]
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="rendezvous", daemon=True)
-        self._thread.start()
+        serve = functools.partial(self._http.serve_forever, 0.1)
+        start_thread("rendezvous", serve, printed("The driver listens again.", retry_s=0.1))
 
     def close(self) -> None:
         """Stop listening, and close all connections."""

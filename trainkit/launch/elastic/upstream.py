@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.network import Network
+from trainkit.launch.elastic.network import DRIVER, Network
 
 CHOICE = "TRAINKIT_ELASTIC_DRIVER"
 HOROVOD = "horovod"
@@ -68,6 +68,8 @@ def run_upstream(args: argparse.Namespace, network: Network) -> int:
     os.environ[CHOICE] = HOROVOD  # _run_elastic asks trainkit for a driver, and gets none
     if network.is_closed:
         args.nics = set(network.interfaces)
+    elif args.nics:
+        args.nics = {name for name in args.nics if not name.startswith(DRIVER)} or None
     hosts = args.hosts or f"localhost:{args.num_proc}"
     if not args.host_discovery_script and "," not in hosts:
         print(_ONE_HOST, file=sys.stderr, flush=True)

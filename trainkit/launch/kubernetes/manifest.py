@@ -18,6 +18,7 @@ from trainkit.launch.kubernetes.options import Options
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 _LABEL = "app.kubernetes.io/name"
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
 
@@ -79,7 +80,10 @@ def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, An
         shares = ", ".join(f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items())
         own.append(f"launcher.resources_per_worker={{{shares}}}")
     head = _pod(name, None, options)
-    head["spec"]["containers"][0].pop("resources", None)
+    container = head["spec"]["containers"][0]
+    container.pop("resources", None)
+    if _STOP_WAIT not in options.env:  # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
+        container["env"] = [*container.get("env", []), {"name": _STOP_WAIT, "value": str(options.grace_s)}]
     workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes, "maxReplicas": options.nodes}
     body: dict[str, Any] = {
         "entrypoint": " ".join(_quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]),

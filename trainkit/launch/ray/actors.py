@@ -18,6 +18,7 @@ from trainkit.launch.ray.backend import last_line
 from trainkit.launch.ray.cluster import free_and_total
 from trainkit.launch.ray.keeper import interface_of
 from trainkit.launch.ray.options import Options
+from trainkit.launch.ray.sent import sendable
 
 _LATER_S = 1.0  # so long other ranks may take to report the same fault, of which one names the cause
 _CONSEQUENCES = ("HorovodInternalError", "PeerError", "JobEnded")  # of another rank's end
@@ -38,6 +39,10 @@ class Rank:
             return fn(*args, **kwargs)
         except SystemExit as ended:  # Ray would end the actor, and lose the code
             raise EngineError(f"rank {os.environ['HOROVOD_RANK']} ended with exit code {ended.code}: {ended}") from ended
+        except Exception as error:
+            if (sent := sendable(error)) is error:
+                raise
+            raise sent from None
 
 
 class Actors:

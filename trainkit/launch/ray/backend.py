@@ -7,6 +7,7 @@ RayBackend.check    the same question to the keepers of all first slots, before 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -27,6 +28,7 @@ from trainkit.launch.elastic.processes import OnExit, code_of
 from trainkit.launch.ray import keeper as keeper_module
 from trainkit.launch.ray.slots import Slots
 from trainkit.launch.shared_folder import not_shared
+from trainkit.safety.threads import printed, start_thread, start_timer
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # Of the driver's environment: the rest is the node's own.
@@ -183,7 +185,8 @@ class RayProcess:
                 end.close()
             self._end(code)
 
-        threading.Thread(target=copy, name=f"wait {self._worker}", daemon=True).start()
+        lost = printed(f"Worker {self._worker} counts as lost.", then=lambda: self._end(None))
+        start_thread(f"wait {self._worker}", copy, lost)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the worker and all its child processes."""
@@ -191,9 +194,8 @@ class RayProcess:
             if (keeper := self._keeper()) is not None:
                 keeper.send.remote(self._worker, int(number))
         if number == signal.SIGKILL:
-            timer = threading.Timer(_GONE_S, self._end, [None])  # the node may be gone
-            timer.daemon = True
-            timer.start()
+            end = functools.partial(self._end, None)  # the node may be gone
+            start_timer(f"end {self._worker}", _GONE_S, end, printed(f"The end of {self._worker} is not seen."))
 
     def _end(self, code: int | None) -> None:
         with self._lock:

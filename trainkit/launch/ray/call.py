@@ -15,6 +15,7 @@ from typing import Any
 from ray import cloudpickle
 
 from trainkit.errors import EngineError, JobEnded
+from trainkit.launch.ray.sent import sendable
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
         code = ended.exit_code
     except Exception as error:
         traceback.print_exc()
-        end["error"] = error
+        end["error"] = sendable(error)
         code = getattr(error, "exit_code", 1)
     _write(folder / "result", end | {"rank": int(os.environ.get("HOROVOD_RANK", "0")), "at": time.time()})
     return code
@@ -42,7 +43,7 @@ def _write(path: Path, end: dict[str, Any]) -> None:
     try:
         content = cloudpickle.dumps(end)
     except Exception as error:  # pickle's errors have no common type
-        what = f"The function's {'value' if end['error'] is None else 'error'} cannot be sent to the driver: {error!r}"
+        what = f"The value of rank {end['rank']}'s function cannot be sent to the driver: {error!r}"
         content = cloudpickle.dumps(end | {"value": None, "is_done": False, "error": EngineError(what)})
     path.write_bytes(content)
 

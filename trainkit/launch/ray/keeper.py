@@ -136,17 +136,19 @@ class Keeper:
         copies: Sequence[threading.Thread],
         chunks: SimpleQueue[tuple[str, bytes]],
     ) -> None:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            del self._workers[worker]
-            self._early.add(worker)  # later signals have no receiver
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its children; wait() has not freed the number yet
-            self._code = process.wait()
-        self._report("-", process.pid)
-        for copy in copies:
-            copy.join(_DRAIN_S)
-        chunks.put(("", b""))
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            with self._lock:
+                del self._workers[worker]
+                self._early.add(worker)  # later signals have no receiver
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its children; wait() has not freed the number yet
+                self._code = process.wait()
+            self._report("-", process.pid)
+            for copy in copies:
+                copy.join(_DRAIN_S)
+        finally:
+            chunks.put(("", b""))  # the stream ends whatever happens here; Ray shows an exception of this thread
 
     def _report(self, sign: str, group: int) -> None:
         assert self._reaper.stdin is not None

@@ -25,6 +25,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.ray.options import Options
 from trainkit.launch.ray.places import Places
 from trainkit.launch.ray_cluster import head_answers
+from trainkit.safety.threads import printed, start_thread
 
 EVERY_S = 0.5
 _LOST_S = 5.0  # so long the head may not answer before the job is asked to end
@@ -126,7 +127,7 @@ class Slots:
                     last = dict(hosts)
                     on_change(hosts)
 
-        threading.Thread(target=run, name="slots", daemon=True).start()
+        start_thread("slots", run, printed("The slots stay unchanged until Ray answers.", retry_s=EVERY_S))
 
     def close(self) -> None:
         """Give the resources back."""

@@ -89,10 +89,10 @@ def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
     """A forked loader worker, and its liveness check, are not disturbed by it."""
     watch = _Watch(SingleEngine("cpu"), tmp_path, 1.0)
     watch.start()
-    assert watch.is_alive()
+    assert watch._thread.is_alive()
     watch.stop()
-    watch.join(5)
-    assert not watch.is_alive()
+    watch._thread.join(5)
+    assert not watch._thread.is_alive()
 
 
 def test_a_slow_disk_is_no_stall() -> None:

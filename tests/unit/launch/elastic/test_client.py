@@ -172,6 +172,38 @@ def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
     wait(lambda: "membership" in threads)
 
 
+def test_a_heartbeat_without_an_answer_is_followed_by_others(driver: Driver) -> None:
+    """A driver that is busy for 10 s answers "wait"; the thread that reads it lives on, and obeys the next answer."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.reply = {"answer": "wait"}
+    m = driver.member()
+    m.join(0)
+    wait(lambda: len(driver.beats) > 2)
+    assert not m.wanted
+    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came"}
+    wait(lambda: m.wanted)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_heartbeats_survive_what_fails_between_them(driver: Driver, capfd: pytest.CaptureFixture[str]) -> None:
+    """As stacks that a full disk does not take: printed once, and the healthy worker does not become a silent one."""
+    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.reply = {"wanted": 0, "dump": True, "why": ""}
+    dumps: list[int] = []
+
+    def dump() -> None:
+        dumps.append(len(driver.beats))
+        raise OSError(28, "No space left on device")
+
+    m = driver.member()
+    m.on_dump = dump
+    m.join(0)
+    wait(lambda: len(dumps) > 2)
+    driver.reply = {"wanted": 4, "dump": False, "why": ""}
+    wait(lambda: m.wanted)
+    assert capfd.readouterr().err.count("The heartbeats continue.") == 1
+
+
 def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
     """With a silent driver, join is requested and raises the reason."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from trainkit.errors import ConfigError
 from trainkit.launch import elastic
 from trainkit.launch.elastic import driver, network
 from trainkit.launch.elastic.hosts import Discovery, parse
-from trainkit.launch.elastic.network import Network, address_of, choose, is_local
+from trainkit.launch.elastic.network import FINDS_INTERFACE, Network, address_of, choose, is_local, worker_interface
 from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
 
 
-def settings(environ: dict[str, str] | None = None, **given: Any) -> Settings:
+def settings(environ: dict[str, str] | None = None, typed: Sequence[str] = (), **given: Any) -> Settings:
     """Return the settings of a command line."""
     defaults: dict[str, Any] = {
         "num_proc": 2,
@@ -38,7 +39,7 @@ def settings(environ: dict[str, str] | None = None, **given: Any) -> Settings:
         "command": ["python", "train.py"],
         "run_func": None,
     }
-    return settings_of(argparse.Namespace(**defaults | given), environ or {})
+    return settings_of(argparse.Namespace(**defaults | given), environ or {}, typed)
 
 
 def test_the_defaults_are_horovodruns() -> None:
@@ -139,7 +140,8 @@ def test_horovodrun_gets_no_driver_where_horovods_own_is_chosen(monkeypatch: pyt
 def test_workers_do_not_inherit_another_jobs_seat() -> None:
     """A driver inside a worker of another job; and stock elastic mode stays off."""
     environ = {"HOROVOD_ELASTIC": "1", "TRAINKIT_WORKER": "x", "HOROVOD_RENDEZVOUS_SCOPE": "g3.", "HOROVOD_CYCLE_TIME": "2"}
-    assert worker_environment(settings(environ), {"A": "b"}) == {"HOROVOD_CYCLE_TIME": "2", "A": "b"}
+    expected = {"HOROVOD_CYCLE_TIME": "2", "A": "b", FINDS_INTERFACE: "1"}
+    assert worker_environment(settings(environ), {"A": "b"}) == expected
 
 
 def test_hosts_keep_their_order() -> None:
@@ -183,7 +185,7 @@ def test_other_hosts_are_not(host: str) -> None:
 
 def test_jobs_on_this_host_meet_at_the_loopback() -> None:
     """No other host can connect."""
-    assert choose(["localhost", "127.0.0.2"], None) == Network("127.0.0.1", ("lo",), is_closed=True)
+    assert choose(["localhost", "127.0.0.2"], ()) == Network("127.0.0.1", ("lo",), is_closed=True)
 
 
 def test_an_interface_that_was_chosen_is_taken() -> None:
@@ -196,6 +198,49 @@ def test_an_interface_that_was_chosen_is_taken() -> None:
 def test_other_hosts_are_met_at_the_interface_that_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's own choice of way; here it leads through the loopback, as there may be no other."""
     monkeypatch.setattr(network, "is_local", lambda host: False)
-    assert choose(["127.0.0.9"], None) == Network("127.0.0.1", ("lo",))
+    assert choose(["127.0.0.9"], ()) == Network("127.0.0.1", ("lo",))
     with pytest.raises(ConfigError, match="no route to host 'nowhere.invalid'"):
-        choose(["nowhere.invalid"], None)
+        choose(["nowhere.invalid"], ())
+
+
+def test_the_driver_listens_at_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node's may be bond0 where the hosts' are eth0; the hosts' names are not looked for here."""
+    assert choose(["localhost"], ["fast0", "fast1"], "lo") == Network("127.0.0.1", ("fast0", "fast1"))
+    assert choose(["localhost"], [], "lo") == Network("127.0.0.1", ("lo",))
+    with pytest.raises(ConfigError, match=r"'fast0', .* --network-interfaces driver=NAME, or driver=NAME,NAME\.$"):
+        choose(["localhost"], ["fast0"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "interfaces", "driver"),
+    [
+        (["--network-interfaces", "eth1,eth0"], ("eth1", "eth0"), None),
+        (["--network-interface=eth1", "--network-interface", "eth0"], ("eth1", "eth0"), None),
+        (["--network-interfaces=driver=bond0,eth1,eth0"], ("eth1", "eth0"), "bond0"),
+        (["--network-interfaces", "driver=bond0"], (), "bond0"),
+        ([], (), None),
+    ],
+)
+def test_interfaces_are_taken_in_order(typed: list[str], interfaces: tuple[str, ...], driver: str | None) -> None:
+    """Gloo uses the first of the workers'; horovodrun's parser returns a set."""
+    words = ",".join(typed).replace("--network-interfaces=", "").replace("--network-interface=", "").split(",")
+    names = {word for word in words if word and not word.startswith("--")}  # as its parser has them
+    one = settings(nics=names or None, typed=["horovodrun", "-np", "2", *typed, "python", "train.py"])
+    assert (one.interfaces, one.driver_interface) == (interfaces, driver)
+
+
+def test_two_interfaces_for_the_driver_are_refused() -> None:
+    """It listens at one."""
+    with pytest.raises(ConfigError, match="names bond0 and bond1 for the driver"):
+        settings(nics={"driver=bond0", "driver=bond1"})
+
+
+def test_a_worker_finds_the_interface_that_leads_to_the_driver() -> None:
+    """Whatever the driver's own is called; but one that the user has named is taken, and must be here."""
+    given = {"HOROVOD_GLOO_IFACE": "bond0", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}
+    environ = worker_environment(settings(), given)
+    assert worker_interface(environ) == {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    named = worker_environment(settings(nics={"bond0"}), given)
+    with pytest.raises(ConfigError, match="--network-interface is 'bond0', which has no IPv4 address here"):
+        worker_interface(named)
+    assert worker_interface(worker_environment(settings(nics={"lo"}), given | {"HOROVOD_GLOO_IFACE": "lo"})) == {}

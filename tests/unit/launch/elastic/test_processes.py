@@ -109,6 +109,15 @@ def test_an_ssh_command_tells_nothing() -> None:
     assert command[-1] == f"exec sh -c {shlex.quote(SCRIPT)} trainkit go-1"
 
 
+def test_a_file_that_cannot_be_opened_costs_no_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its pipe is read all the same: a worker whose output is not taken would end by SIGPIPE, or wait forever."""
+    (tmp_path / "logs").write_text("a file in place of the folder")
+    assert run("head -c 300000 /dev/zero | tr '\\0' x && echo && echo done", Output(tmp_path / "logs", False)) == 0
+    shown = capfd.readouterr()
+    assert "[a/0#1]<stdout>:done" in shown.out
+    assert shown.err.count("could not be opened, and stays without the output of a/0#1: ") == 2
+
+
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "accept-new"), ("yes", "yes")])
 def test_host_keys_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str) -> None:
     """ssh refuses a host whose key has changed, unless TRAINKIT_SSH_HOST_KEYS says otherwise."""

@@ -173,3 +173,18 @@ def test_a_request_has_its_answer_from_another_thread() -> None:
     assert request.wait(0.01) is None
     request.answer({"answer": "wait"})
     assert request.wait(0.01) == {"answer": "wait"}
+
+
+def test_a_mistake_in_a_request_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """A thread that ends by an exception of ours says so; only those of killed workers are silent."""
+
+    def fail(request: Request) -> None:
+        raise KeyError("no such worker")
+
+    server = Server("127.0.0.1", SECRET, fail, fail)
+    connection = SignedConnection(("127.0.0.1", server.port), SECRET, 5.0)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        connection.post("/elastic/beat", BEAT)
+    connection.close()
+    server.close()
+    assert "KeyError: 'no such worker'" in capfd.readouterr().err

@@ -139,6 +139,14 @@ def test_operators_start_their_own_launchers() -> None:
     assert "--rdzv-endpoint=resnet50-ranks-0-0.resnet50:29400" in container([{"spec": job}])["command"]
 
 
+@pytest.mark.parametrize(("env", "seconds"), [({}, ["120"]), ({"RAY_JOB_STOP_WAIT_TIME_S": 300}, ["300"])])
+def test_the_head_of_a_rayjob_waits_for_the_last_checkpoint(env: dict[str, Any], seconds: list[str]) -> None:
+    """As long as a pod's grace, and not Ray's 3 s; the user's own value holds."""
+    (ray,) = objects(**{**ALL, "kind": "RayJob", "env": env, "grace_s": 120})
+    head = ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert [one["value"] for one in head["env"] if one["name"] == "RAY_JOB_STOP_WAIT_TIME_S"] == seconds
+
+
 def test_words_are_not_taken_for_variables() -> None:
     """Kubernetes would put a variable's value in place of $(NAME)."""
     text = manifest_of("a", ["fit", "vars.path=$(HOME)/x"], options_of(PLAIN))
