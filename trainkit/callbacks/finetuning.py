@@ -1,13 +1,14 @@
 """Freezing parts of a model: BaseFinetuning as a base class, BackboneFinetuning for the usual case.
 
 The optimizer holds all parameters from the start, frozen ones too: those have no gradient, and optimizers skip them.
-Thawing sets `requires_grad` and nothing else. So parameter groups, schedules and checkpoints keep their shape, and the epoch
-alone determines which parameters are frozen. (Lightning adds parameter groups during the run.)
+Thawing sets `requires_grad` and nothing else, so the epoch alone determines which parameters are frozen. Where a callback adds
+groups to an optimizer instead, as in Lightning, a checkpoint names them, and a resumed run adds them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,14 +18,19 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
-from trainkit.errors import ConfigError, TaskError, did_you_mean
+from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
+from trainkit.optim.scheduler_state import settings_of
 
 
 class BaseFinetuning(Callback):
     """Override `freeze_before_training` and `finetune_function`; call `freeze` and `make_trainable` in them."""
 
+    _run: RunView
+    _task: Task
+
     def __init__(self) -> None:
         self._next = 0  # the first epoch that finetune_function has not been called for
+        self._added: list[dict[str, Any]] = []  # groups, in their order: optimizer, names of parameters, settings
 
     def freeze_before_training(self, task: Task) -> None:
         """Freeze the parameters that the first epoch does not train."""
@@ -52,11 +58,7 @@ class BaseFinetuning(Callback):
     @staticmethod
     def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
         """Train the parameters of modules and their submodules, and let batch norms update their statistics."""
-        for part in _parts(modules):
-            for parameter in part.parameters(recurse=False):
-                parameter.requires_grad_(True)
-            if isinstance(part, _BatchNorm):
-                part.train()
+        _train(_parts(modules))
 
     def unfreeze_and_add_param_group(
         self,
@@ -68,19 +70,16 @@ class BaseFinetuning(Callback):
     ) -> None:
         """Train modules from now on, as a new parameter group of an optimizer; call it in `finetune_function`.
 
-        A checkpoint that is written after it cannot be resumed: a new run makes its optimizers without the group. To resume,
-        give configure_optimizers all groups, each with its lr, and call `make_trainable`.
-
         Args:
             modules: one module or several.
             optimizer: it has none of their parameters yet, or those that it has are left out.
             lr: the group's rate, scaled for the ranks as the optimizer's own. Default: the first group's, divided.
             initial_denom_lr: the divisor of that default.
-            train_bn: train batch norms too.
+            train_bn: train batch norms too; false leaves them frozen.
         """
-        self.make_trainable(modules)
-        there = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         parts = [part for part in _parts(modules) if train_bn or not isinstance(part, _BatchNorm)]
+        _train(parts)
+        there = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         new = [parameter for part in parts for parameter in part.parameters(recurse=False) if id(parameter) not in there]
         first = float(optimizer.param_groups[0]["lr"])
         if new:
@@ -90,8 +89,31 @@ class BaseFinetuning(Callback):
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""
         if stage == "fit":
-            self._next = 0
+            self._next, self._added, self._run, self._task = 0, [], trainer, task
             self.freeze_before_training(task)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the groups that were added to optimizers."""
+        return {"added": self._added} if self._added else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add those groups again. Callbacks are restored before the optimizers, whose states have these groups.
+
+        Raises:
+            CheckpointError: the task has no such parameters.
+        """
+        parameters = dict(self._task.named_parameters())
+        for group in state.get("added", []):
+            if lacking := [name for name in group["names"] if name not in parameters]:
+                raise CheckpointError(
+                    f"The checkpoint's run added {lacking[0]} to an optimizer, and {type(self._task).__name__} has no such "
+                    "parameter: they do not fit."
+                )
+            settings = group["settings"] | {"lr": group["settings"]["lr"] * self._run.rates.factor}
+            own = [parameters[name] for name in group["names"]]
+            self._run.optimizers[group["optimizer"]].add_param_group({"params": own, **settings})
+            self._added.append(group)
+        self._run.rates.take_users()
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Call `finetune_function` for this epoch and, after a resume, for the epochs before it.
@@ -101,10 +123,17 @@ class BaseFinetuning(Callback):
         """
         self._factor = trainer.rates.factor
         frozen = [parameter for parameter in task.parameters() if not parameter.requires_grad]
+        sizes = [len(optimizer.param_groups) for optimizer in trainer.optimizers]
         for epoch in range(self._next, trainer.current_epoch + 1):
             for optimizer in trainer.optimizers:
                 self.finetune_function(task, epoch, optimizer)
         self._next = trainer.current_epoch + 1
+        names = {id(parameter): name for name, parameter in task.named_parameters()}
+        for place, (optimizer, size) in enumerate(zip(trainer.optimizers, sizes, strict=True)):
+            for group in optimizer.param_groups[size:]:
+                own = [names[id(parameter)] for parameter in group["params"]]
+                settings = settings_of(group, float(group["lr"]) / self._factor)
+                self._added.append({"optimizer": place, "names": own, "settings": settings})
         _check_optimized(task, trainer.optimizers, [parameter for parameter in frozen if parameter.requires_grad])
 
 
@@ -183,6 +212,14 @@ class BackboneFinetuning(BaseFinetuning):
 def _parts(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
     several = [modules] if isinstance(modules, nn.Module) else modules
     return [part for module in several for part in module.modules()]
+
+
+def _train(parts: Iterable[nn.Module]) -> None:
+    for part in parts:
+        for parameter in part.parameters(recurse=False):
+            parameter.requires_grad_(True)
+        if isinstance(part, _BatchNorm):
+            part.train()
 
 
 def _no_module(task: Task, name: str, known: list[str]) -> str:

@@ -84,5 +84,6 @@ def restore(
         words += [f"{type(scheduler).__name__}.{key} {old} -> {new}" for key, (old, new) in changes.items()]
         is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
         rates = rates_now(scheduler) if is_alone and (changes or isinstance(scheduler, LambdaLR)) else None
-        curves += zip(scheduler.optimizer.param_groups, rates or (), strict=False)
+        moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]  # not those added since its last step
+        curves += zip(moved, rates or (), strict=False)
     return words, curves

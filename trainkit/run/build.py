@@ -250,10 +250,10 @@ def _contents(run: Run) -> Contents:
         parts={
             **of_data,
             "state": run.state,
+            "callbacks": CallbacksPart(run.callbacks),  # first: one may add groups to an optimizer
             "optimizers": OptimizersPart(run.engine, run.optimizers),
             "rates": RatesPart(run.rates, run.state),
             "scaler": ScalerPart(run.precision),
-            "callbacks": CallbacksPart(run.callbacks),
             "values": ValuesPart(run.callback_metrics),
             "validations": run.evaluator,
             "contract": PlanPart(lambda: run.batch_plan),

@@ -234,6 +234,7 @@ class TwoLayers(Line):
     def __init__(self) -> None:
         super().__init__()
         self.extra = nn.Linear(3, 1)
+        fill(self.extra)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Return the squared error of the sum of both."""
@@ -258,13 +259,62 @@ def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
     assert torch.equal(one, other)
 
 
-def test_a_run_with_such_a_group_is_not_resumed_in_silence(tmp_path: Path) -> None:
-    """A new run has no such group: the checkpoint is refused."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_with_such_a_group_is_resumed(ranks: int, tmp_path: Path) -> None:
+    """A run that stops after the group was added, also inside that epoch, ends as one that did not stop."""
 
-    def train(epochs: int, **start: Any) -> None:
-        callbacks = [Late(), ModelCheckpoint()]
-        quiet(tmp_path, max_epochs=epochs, callbacks=callbacks, enable_checkpointing=True).fit(TwoLayers(), loader(8), **start)
+    def train(folder: str, stop: int | None = None, ckpt_path: str | None = None) -> Any:
+        def work(engine: Any) -> Any:
+            task, callbacks = TwoLayers(), [Late(), ModelCheckpoint(every_n_train_steps=1)]
+            limits = {"max_epochs": 4} if stop is None else {"max_epochs": 4, "max_steps": stop}
+            trainer = quiet(tmp_path / folder, engine=engine, callbacks=callbacks, enable_checkpointing=True, **limits)
+            trainer.fit(task, loader(16), ckpt_path=ckpt_path)
+            momenta = [state["momentum_buffer"] for state in trainer.optimizers[0].state.values()]
+            return trainer.run.rates.last(), [*task.parameters(), *momenta]
 
-    train(2)
-    with pytest.raises(CheckpointError, match="different number of parameter groups"):
-        train(4, ckpt_path="last")
+        return World(ranks).run(work)
+
+    whole = train("whole")
+    steps = 4 * 16 // (4 * ranks)
+    for stop in (steps // 4 + 1, steps // 2):
+        train(f"stopped {stop}", stop)
+        resumed = train(f"stopped {stop}", ckpt_path="last")
+        for (rates, tensors), (expected, others) in zip(resumed, whole, strict=True):
+            assert rates == expected and len(rates) == 2
+            assert all(torch.equal(one, other) for one, other in zip(tensors, others, strict=True))
+
+
+def test_a_group_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    """The checkpoint of a run that added a layer that this task does not have names the parameter."""
+
+    class Renamed(TwoLayers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = self.extra
+            del self.extra
+
+    state = {"added": [{"optimizer": 0, "names": ["extra.weight"], "settings": {"lr": 0.01}}]}
+    callback = Late()
+    callback._task, callback._added = Renamed(), []
+    with pytest.raises(CheckpointError, match="added extra.weight to an optimizer, and Renamed has no such parameter"):
+        callback.load_state_dict(state)
+
+
+def test_norms_that_are_not_thawed_need_no_group(tmp_path: Path) -> None:
+    """unfreeze_and_add_param_group(train_bn=False) trains the rest, and leaves the norms frozen, as published scripts do."""
+
+    class Rest(BaseFinetuning):
+        def freeze_before_training(self, task: Any) -> None:
+            self.freeze(task.backbone, train_bn=False)
+
+        def finetune_function(self, task: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(task.backbone, optimizer, train_bn=False)
+
+    class Head(Parts):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    watch = Watch()
+    quiet(tmp_path, max_epochs=2, callbacks=[Rest(), watch]).fit(Head(), loader(24))
+    assert watch.changed == [HEAD, HEAD | LINEAR]
