@@ -1,21 +1,19 @@
 """Allow-list of the objects that a config may name; checks the name first, then the object.
 
 A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages of trainkit that are meant
-for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, and modules in the current
-folder or named with `trust=[...]` on the command line. An alias does not help: the object's own module must be on the list
-too.
+for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the user's own modules
+(users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the object's own module must
+be on the list too.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import sys
-from collections.abc import Sequence
-from importlib.machinery import PathFinder
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from trainkit.config.users_code import folder_without_init, is_shipped, is_users_own, module_of
 from trainkit.errors import ConfigError
 
 ALLOWED = (
@@ -41,8 +39,14 @@ _KINDS = {
 }
 
 
-def check_name(target: str, key: str, trusted: Sequence[str]) -> None:
+def check_name(target: str, key: str, trusted: Sequence[str], named: Collection[str] | None = None) -> None:
     """Refuse a dotted path that is not on the list; imports nothing.
+
+    Args:
+        target: the dotted path.
+        key: of the config.
+        trusted: modules of `trust=[...]`.
+        named: if the config is that of a run, the only modules of the user's own that it may name (named_by_user).
 
     Raises:
         ConfigError: it is not.
@@ -52,6 +56,13 @@ def check_name(target: str, key: str, trusted: Sequence[str]) -> None:
         raise ConfigError(f"{key} is '{target}'; it must be the dotted path of a class or function, as my_task.MyTask.")
     if any(part.startswith("_") for part in parts) or not _listed(target, trusted):
         raise ConfigError(_refusal(target, key))
+    is_given = _is_below(target, (*(prefix for prefix in ALLOWED if prefix != "recipes"), *trusted))
+    if named is not None and not is_given and module_of(target) not in named and not is_shipped(target):
+        raise ConfigError(
+            f"{key} is '{target}' in the config of a run, whose folder may come from anyone, and neither this command nor a "
+            f"file of your conf/ names the module {module_of(target)}. If it is your own, say so on the command line: "
+            f"trust=[{module_of(target)}]"
+        )
 
 
 def locate(target: str, key: str, trusted: Sequence[str]) -> Any:
@@ -105,27 +116,18 @@ def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
 
 
 def _listed(path: str, trusted: Sequence[str]) -> bool:
-    if any(path == prefix or path.startswith(prefix + ".") for prefix in (*ALLOWED, *trusted)):
-        return True
-    return is_users_own(path.split(".")[0])
+    return _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
 
 
-def is_users_own(top: str) -> bool:
-    """Return whether a top-level name is imported from the current folder, and is no installed package."""
-    if top in sys.stdlib_module_names or top == "trainkit":
-        return False
-    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if spec is None:
-        return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
-    here = Path.cwd().resolve()
-    return bool(places) and all(
-        Path(place).resolve().is_relative_to(here) and "site-packages" not in Path(place).parts for place in places
-    )
+def _is_below(path: str, prefixes: Sequence[str]) -> bool:
+    return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)
 
 
 def _refusal(target: str, key: str) -> str:
+    folder = folder_without_init(target)
+    hint = f" ({folder} has no __init__.py, and only packages that have one count as yours.)" if folder else ""
     return (
-        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and modules in the current "
-        f"folder. If you trust it, allow it on the command line: trust=[{target.rpartition('.')[0]}]"
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and your modules in the current "
+        f"folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
+        f"trust=[{module_of(target)}]"
     )

@@ -39,6 +39,7 @@ from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
+from trainkit.config.users_code import named_by_user
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import job_started
@@ -248,7 +249,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
     try:
-        schema.check(plain | {"launcher": launcher}, command, unused)
+        named = named_by_user(overrides) if primary.is_of_a_run else None
+        schema.check(plain | {"launcher": launcher}, command, unused, named)
     except ConfigError as error:
         raise ConfigError(with_origin(str(error), choices, conf_folders(Path.cwd()))) from error
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))

@@ -38,6 +38,7 @@ class Primary:
         overrides: those of the command line, and what follows from the run.
         saved: the resolved config of the run, if there is one.
         typed: the overrides of the run's earlier starts.
+        is_of_a_run: whether it is the run's own config, which may have come with the folder from anyone.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Primary:
     overrides: list[str]
     saved: dict[str, Any] | None = None
     typed: Sequence[str] = ()
+    is_of_a_run: bool = False
 
 
 def primary_of(
@@ -85,7 +87,7 @@ def primary_of(
     kept = {key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced}
     kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
     (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(kept)))
-    return Primary(scratch, _NAME, name, overrides, saved, _typed_for(run_dir))
+    return Primary(scratch, _NAME, name, overrides, saved, _typed_for(run_dir), is_of_a_run=True)
 
 
 def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,12 @@ _OF_THE_CALLER = ("params", "optimizer", "total_steps")
 _ACCELERATOR = Parameter("Literal['auto', 'cpu', 'gpu', 'cuda'] | None", required=False)
 
 
-def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
+def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Collection[str] | None = None) -> None:
     """Check a whole config.
 
     Args:
         unused: groups that nothing refers to.
+        named: if the config is that of a run, the modules of the user's own that it may name; see check_name.
 
     Raises:
         ConfigError: the first mistake found, by its key.
@@ -77,16 +79,16 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str]) -> None:
         legal = problem(PLAIN_KEYS[key], value) if key in PLAIN_KEYS else None
         if legal is not None:
             raise ConfigError(illegal(key, value, legal))
-    trusted = config.get("trust") or []
+    allow = functools.partial(check_name, trusted=config.get("trust") or [], named=named)
     for key in ONE_OBJECT:
         if config.get(key) is not None:
             own = config[key]
             if key == "data" and isinstance(own, dict):
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
-            _check_node(own, key, trusted, engine_started_by(config) if starts_ranks(config) else None)
+            _check_node(own, key, allow, engine_started_by(config) if starts_ranks(config) else None)
     for key in SEVERAL_OBJECTS:
         for name, node in (config.get(key) or {}).items():
-            _check_node(node, f"{key}.{name}", trusted)
+            _check_node(node, f"{key}.{name}", allow)
     samples_of(config)
     _check_trainer(config.get("trainer"), command)
     with_accelerator(config)
@@ -157,24 +159,24 @@ def _check_trainer(node: Any, command: str) -> None:
         )
 
 
-def _check_node(node: Any, key: str, trusted: Sequence[str], launched: str | None = None) -> None:
+def _check_node(node: Any, key: str, allow: Callable[[str, str], None], launched: str | None = None) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
         raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
     target = node["_target_"]
-    check_name(target, f"{key}._target_", trusted)
+    allow(target, f"{key}._target_")
     checked, explained = target_of(target, launched) if key == "engine" else (target, {})
     _check_arguments(node, key, read_signature(checked, f"{key}._target_"), explained)
-    _check_inside(node, key, trusted)
+    _check_inside(node, key, allow)
 
 
-def _check_inside(value: Any, key: str, trusted: Sequence[str]) -> None:
+def _check_inside(value: Any, key: str, allow: Callable[[str, str], None]) -> None:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         if isinstance(item, dict) and "_target_" in item:
-            _check_node(item, f"{key}.{name}", trusted)
+            _check_node(item, f"{key}.{name}", allow)
         else:
-            _check_inside(item, f"{key}.{name}", trusted)
+            _check_inside(item, f"{key}.{name}", allow)
 
 
 def _check_arguments(node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]) -> None:

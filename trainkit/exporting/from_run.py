@@ -22,6 +22,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.config.kept import from_manifest
+from trainkit.config.users_code import named_by_user
 from trainkit.console import short
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
@@ -143,7 +144,7 @@ def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str], wit
     if not with_data:
         config["data"] = None
     config = from_manifest(config, bool(trust))
-    schema.check(config, "export", [])
+    schema.check(config, "export", [], named_by_user(()))
     return config
 
 

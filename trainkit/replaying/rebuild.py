@@ -23,6 +23,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
 from trainkit.config.kept import from_manifest
+from trainkit.config.users_code import named_by_user
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.replaying.watch import Watch
@@ -67,7 +68,7 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     own = merged(own, parts)
     own.setdefault("seed", 0)
     own = from_manifest(own, bool(trust))
-    schema.check(own, "replay", [])
+    schema.check(own, "replay", [], named_by_user([str(overrides)]))
     seed_everything(own["seed"])
     task = instantiate(own["task"], "task", own["trust"])
     if not isinstance(task, Task):

@@ -68,11 +68,13 @@ def config(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a module of the user's."""
+    """A working directory with a module of the user's, which a file of conf/ names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "users_task", raising=False)
     (tmp_path / "users_task.py").write_text(USERS)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text("task: {_target_: users_task.Mine}\n")
     return tmp_path
 
 
@@ -247,6 +249,17 @@ def test_a_name_from_a_manifest_stays_in_the_folder(name: str | None, file: str,
 
 
 # -- the example --------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_only_the_checkpoint_names_needs_trust(here: Path) -> None:
+    """The config of a checkpoint may name a module that the user's conf/ names, and another one if the user trusts it."""
+    (here / "conf" / "mine.yaml").unlink()
+    run(here / "r", users("pair"))
+    with pytest.raises(
+        ConfigError, match=r"task\._target_ is 'users_task\.Mine' in the config of a run.* trust=\[users_task\]"
+    ):
+        exported(here / "r")
+    exported(here / "r", trust=["users_task"])
 
 
 @pytest.mark.parametrize("batch", ["pair", "several", "one", "set", "list"])

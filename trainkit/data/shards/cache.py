@@ -1,6 +1,7 @@
 """Whole shards on this host's disk: shared by its ranks and loader workers, up to a size, the longest unused ones evicted.
 
-    open -> is it there? -> else, under the shard's lock: make room -> fetch to NAME.part -> size and sha256 -> rename
+    open -> is it there? -> else, under the shard's lock: make room -> fetch to NAME.part -> size and sha256 -> fsync -> rename
+         -> size and sha256, unless it was fetched now -> another content: remove it, print that once, fetch it again
 
 A shard that is open when it is evicted stays readable to its reader: the file system keeps it until it is closed. Shards of
 this machine's own file system are read where they are.
@@ -45,7 +46,7 @@ class ShardCache:
         return {**self.__dict__, "_pool": None}
 
     def open(self, shard: Shard) -> BinaryIO:
-        """Return a shard's file; it is fetched if it is not there.
+        """Return a shard's file; it is fetched if it is not there, or has another content than the index says.
 
         Raises:
             DataError: it is missing, cannot be reached, or has another content than the index says; or the disk is full.
@@ -53,15 +54,20 @@ class ShardCache:
         path = self.path_of(shard)
         if is_local(shard.url):
             return _open_local(path, shard)
+        is_new = False  # whether this call has fetched it, and with that checked it
         while True:
             try:
                 file = path.open("rb")
             except FileNotFoundError:
-                self.fetch(shard)
+                is_new = self.fetch(shard)
                 continue
-            with contextlib.suppress(OSError):
-                os.utime(path)  # it was used now
-            return file
+            difference = "" if is_new else _difference(file, shard)
+            if not difference:
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # it was used now
+                return file
+            with file:
+                self._remove(path, file, f"{shard.name} in data.cache_dir={self.folder} {difference}: it is fetched again")
 
     def path_of(self, shard: Shard) -> Path:
         """Return where a shard's file is, or will be."""
@@ -70,22 +76,27 @@ class ShardCache:
         digest = hashlib.sha256(f"{shard.url}|{shard.size}|{shard.sha256}".encode()).hexdigest()[:16]
         return self.folder / f"{digest}-{shard.name}"
 
-    def fetch(self, shard: Shard) -> None:
-        """Fetch a shard, unless it is there."""
+    def fetch(self, shard: Shard) -> bool:
+        """Fetch a shard, unless it is there; return whether it was fetched."""
         path = self.path_of(shard)
         if is_local(shard.url) or path.exists():
-            return
+            return False
         with self.locked(path.name):
             if path.exists():  # another worker has fetched it
-                return
+                return False
             part = path.with_name(f"{path.name}.{shard.size}{_PART}")
+            part.unlink(missing_ok=True)  # of a process that was killed: this one has its lock
             try:
-                with self.locked("room"):
-                    self._make_room(shard)
-                    part.touch()  # its size counts from here on: see `_sizes`
+                while (other := self._reserve(shard, part)) is not None:
+                    with self.locked(_shard_of(other)):  # until it is fetched: then it may be evicted
+                        pass
                 self.store.fetch(shard.url, part)
-                _check(part, shard)
+                with part.open("r+b") as file:
+                    if difference := _difference(file, shard):
+                        raise _other_content(shard, difference)
+                    os.fsync(file.fileno())  # a crash of the host leaves no file with a name and without content
                 part.replace(path)
+                return True
             except FileNotFoundError as error:
                 raise DataError(
                     f"{shard.url} does not exist; its index lists it. Upload it again, or remove the index."
@@ -138,8 +149,24 @@ class ShardCache:
                 "local disk."
             ) from error
 
-    def _make_room(self, shard: Shard) -> None:
-        """Evict the longest unused shards until the new one fits."""
+    def _remove(self, path: Path, file: BinaryIO, message: str) -> None:
+        """Remove a damaged file, unless another worker has replaced it; the one that removes it prints it."""
+        with self.locked(path.name):
+            found = _stat(path)
+            if found is not None and os.path.samestat(found, os.fstat(file.fileno())):
+                path.unlink()
+                print(message, flush=True)
+
+    def _reserve(self, shard: Shard, part: Path) -> Path | None:
+        """Make room for a shard and return None; or return a part of another job or thread that has to be complete first."""
+        with self.locked("room"):
+            waited_for = self._make_room(shard)
+            if waited_for is None:
+                part.touch()  # its size counts from here on: see `_promised`
+            return waited_for
+
+    def _make_room(self, shard: Shard) -> Path | None:
+        """Evict the longest unused shards until the new one fits; if parts leave too little room, return one of them."""
         if shard.size > self.max_bytes:
             raise ConfigError(
                 f"data.cache_size_gb is {self.max_bytes / 1e9:g}, and {shard.name} alone has {shard.size / 1e9:.3g} GB; "
@@ -158,13 +185,16 @@ class ShardCache:
             if not path.name.endswith(_PART):
                 path.unlink(missing_ok=True)
                 used -= sizes[path]
+        if used + shard.size > self.max_bytes:
+            return next(path for path in files if path.name.endswith(_PART))
         free = shutil.disk_usage(self.folder).free
         if shard.size > free:
             raise OSError(errno.ENOSPC, f"{free / 1e9:.2f} GB are free")
+        return None
 
     def _is_left(self, part: Path) -> bool:
         """Whether the process that fetched into a file has ended: its lock is free."""
-        with self._lock_file(part.name.rsplit(".", 2)[0]) as lock:
+        with self._lock_file(_shard_of(part)) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -192,6 +222,11 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
+def _shard_of(part: Path) -> str:
+    """Return the name that a part will have, which is that of its lock."""
+    return part.name.rsplit(".", 2)[0]
+
+
 def _promised(path: Path) -> int:
     """Return the size that a part will have."""
     return int(path.name.rsplit(".", 2)[1]) if path.name.endswith(_PART) else 0
@@ -209,17 +244,25 @@ def _open_local(path: Path, shard: Shard) -> BinaryIO:
     return file
 
 
-def _check(part: Path, shard: Shard) -> None:
-    size = part.stat().st_size
+def _difference(file: BinaryIO, shard: Shard) -> str:
+    """Return how a file's content differs from what the index says; "" if it does not, at the file's beginning."""
+    size = os.fstat(file.fileno()).st_size
     if size != shard.size:
-        raise _other_content(shard, f"has {size:,} bytes")
+        return f"has {size:,} bytes"
     if shard.sha256:
-        found = hashlib.sha256()
-        with part.open("rb") as file:
-            while block := file.read(_READ):
-                found.update(block)
-        if found.hexdigest() != shard.sha256:
-            raise _other_content(shard, "has another checksum (sha256)")
+        found = sha256_of(file)
+        file.seek(0)
+        if found != shard.sha256:
+            return "has another checksum (sha256)"
+    return ""
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the checksum of the rest of a file."""
+    found = hashlib.sha256()
+    while block := file.read(_READ):
+        found.update(block)
+    return found.hexdigest()
 
 
 def _other_content(shard: Shard, found: str) -> DataError:

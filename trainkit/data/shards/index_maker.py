@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainkit.console import plural
-from trainkit.data.shards.cache import ShardCache
+from trainkit.data.shards.cache import ShardCache, sha256_of
 from trainkit.data.shards.index import INDEX, Index, Shard, find_index, index_of
+from trainkit.data.shards.store import is_local
 from trainkit.data.shards.tar import Members
 from trainkit.errors import DataError
 
@@ -73,7 +75,12 @@ def _read(urls: Sequence[str], sizes: Sequence[int], cache: ShardCache, label: s
                 if at is not None:
                     file.seek(at[0])
                     labels.add(file.read(at[1]))
-        return Shard(url, len(members), size, classes=len(labels))
+            file.seek(0)
+            checksum = "" if is_local(url) else sha256_of(file)  # what is read in place is not copied, and not checked
+        shard = Shard(url, len(members), size, checksum, len(labels))
+        with contextlib.suppress(FileNotFoundError):  # it was evicted
+            cache.path_of(Shard(url, 0, size)).replace(cache.path_of(shard))  # the name in the cache has the checksum
+        return shard
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(read, urls, sizes))
