@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.launch.kubernetes.manifest import manifest_of
+from trainkit.launch.kubernetes import schemas
+from trainkit.launch.kubernetes.manifest import manifest_of, objects_of
 from trainkit.launch.kubernetes.options import name_of, options_of
 
 _FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
@@ -22,23 +24,26 @@ class KubernetesLauncher:
     Args:
         image: that holds trainkit.
         kind: of the object: Job, JobSet (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
-        nodes: number of pods that train.
+        nodes: number of pods that train; of a RayJob also a range, [2, 8].
         gpus_per_node: GPUs of each.
         nproc_per_node: ranks of each; null: gpus_per_node, or 1.
         cpu, memory: of each pod, as 8 and 64Gi.
         gpu_resource: the cluster's name for a GPU.
-        volumes: claims and where they are mounted: {runs: /runs}.
+        head_resources: of a RayJob's head and an MPIJob's launcher, which train nothing: {cpu: 4, memory: 16Gi}.
+        volumes: claims and where they are mounted: {runs: /runs}; other kinds as Kubernetes writes them, with mountPath.
         env: variables of the ranks.
         env_from_secrets: names of Secrets; their entries are variables of the ranks.
         node_selector, tolerations, service_account, priority_class, image_pull_secrets: of the pods.
         pod_spec: further fields of the pods' spec.
+        security_context: of each container: "restricted" for what namespaces of that name require, or a mapping.
+        labels, annotations: of all objects and pods.
         namespace: null: that of kubectl's context.
         job_name: null: the config's name.
         shm_size: of /dev/shm, as 16Gi: loader workers use it.
         max_failures: so often the job may lose a pod, or fail, and start again.
         grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
         ttl_s: seconds until an ended job is removed; null: it stays.
-        dry_run: print the manifest, and create nothing.
+        dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is there; create nothing.
 
     Raises:
         ConfigError: a setting is not legal.
@@ -49,13 +54,14 @@ class KubernetesLauncher:
         *,
         image: str | None = None,
         kind: str = "Job",
-        nodes: int = 1,
+        nodes: int | list[int] = 1,
         gpus_per_node: int | None = None,
         nproc_per_node: int | None = None,
         cpu: int | float | str | None = None,
         memory: str | None = None,
         gpu_resource: str = "nvidia.com/gpu",
-        volumes: dict[str, str] | None = None,
+        head_resources: dict[str, Any] | None = None,
+        volumes: dict[str, Any] | None = None,
         env: dict[str, Any] | None = None,
         env_from_secrets: list[str] | None = None,
         node_selector: dict[str, str] | None = None,
@@ -64,6 +70,9 @@ class KubernetesLauncher:
         priority_class: str | None = None,
         image_pull_secrets: list[str] | None = None,
         pod_spec: dict[str, Any] | None = None,
+        security_context: str | dict[str, Any] | None = None,
+        labels: dict[str, Any] | None = None,
+        annotations: dict[str, Any] | None = None,
         namespace: str | None = None,
         job_name: str | None = None,
         shm_size: str | None = None,
@@ -93,7 +102,10 @@ class KubernetesLauncher:
             self._check_folder(run_dir)
         text = manifest_of(name, words, self.options)
         if self.dry_run:
+            why = schemas.check(objects_of(name, words, self.options))
             print(text, end="")
+            if why is not None:
+                print(f"[kubernetes] {why}", file=sys.stderr)
             return None
         file = Path(_FOLDER) / f"{name}.yaml"
         _create(text)
@@ -103,13 +115,14 @@ class KubernetesLauncher:
         return file
 
     def _check_folder(self, run_dir: str) -> None:
-        paths = list(self.options.volumes.values())
+        paths = [volume.path for volume in self.options.volumes if volume.holds_runs]
         folder = PurePosixPath(run_dir)
         if not any(folder.is_relative_to(path) for path in paths):
             mounted = f"there: {', '.join(paths)}" if paths else "of a claim: launcher.volumes={runs: /runs}"
             raise ConfigError(
-                f"run_dir is '{run_dir}', which is on no volume: its checkpoints would end with their pods. Give a folder on "
-                f"one {mounted}, as run_dir=/runs/mine, or keep checkpoints in a store: callbacks.checkpoint.dirpath=s3://..."
+                f"run_dir is '{run_dir}', which is on no volume that outlives its pods: its checkpoints would end with them. "
+                f"Give a folder on one {mounted}, as run_dir=/runs/mine, or keep checkpoints in a store: "
+                "callbacks.checkpoint.dirpath=s3://..."
             )
 
     def _say(self, name: str, file: Path) -> None:

@@ -30,8 +30,13 @@ def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
         words: of the command, after "python -m trainkit".
         options: what the user set.
     """
+    return str(yaml.safe_dump_all(objects_of(name, words, options), sort_keys=False, width=120))
+
+
+def objects_of(name: str, words: Sequence[str], options: Options) -> list[dict[str, Any]]:
+    """Return the objects of that manifest."""
     make = {"Job": _job, "JobSet": _job_set, "MPIJob": _mpi_job, "RayJob": _ray_job}[options.kind]
-    return str(yaml.safe_dump_all(make(name, list(words), options), sort_keys=False, width=120))
+    return make(name, list(words), options)
 
 
 def _job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
@@ -57,8 +62,7 @@ def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, An
 def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
     ranks = options.nodes * options.ranks
     command = ["horovodrun", "-np", str(ranks), "--hostfile", _HOSTS, "python", "-m", "trainkit", *words]
-    launcher = _pod(name, command, options)
-    launcher["spec"]["containers"][0].pop("resources", None)  # it trains nothing
+    launcher = _without_training(_pod(name, command, options), options)
     worker = _pod(name, None, options)
     body = {
         "slotsPerWorker": options.ranks,
@@ -75,27 +79,39 @@ def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, An
 
 def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
     each = {key: value for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options))) if value}
-    own = [f"launcher.num_workers={options.nodes * options.ranks}"]
+    counts = [str(count * options.ranks) for count in (options.nodes, options.max_nodes)]
+    grows = options.max_nodes > options.nodes
+    own = [f"launcher.num_workers=[{','.join(counts)}]" if grows else f"launcher.num_workers={counts[0]}"]
     if each:
         shares = ", ".join(f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items())
         own.append(f"launcher.resources_per_worker={{{shares}}}")
-    head = _pod(name, None, options)
+    head = _without_training(_pod(name, None, options), options)
     container = head["spec"]["containers"][0]
-    container.pop("resources", None)
     if _STOP_WAIT not in options.env:  # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
         container["env"] = [*container.get("env", []), {"name": _STOP_WAIT, "value": str(options.grace_s)}]
-    workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes, "maxReplicas": options.nodes}
+    workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes}
     body: dict[str, Any] = {
         "entrypoint": " ".join(_quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]),
         "shutdownAfterJobFinishes": True,
         "backoffLimit": options.max_failures,
         "rayClusterSpec": {
+            **({"enableInTreeAutoscaling": True} if grows else {}),
             "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
-            "workerGroupSpecs": [{**workers, "rayStartParams": {}, "template": _pod(name, None, options)}],
+            "workerGroupSpecs": [
+                {**workers, "maxReplicas": options.max_nodes, "rayStartParams": {}, "template": _pod(name, None, options)}
+            ],
         },
     }
     body |= {} if options.ttl_s is None else {"ttlSecondsAfterFinished": options.ttl_s}
     return [_object("ray.io/v1", "RayJob", name, body, options)]
+
+
+def _without_training(pod: dict[str, Any], options: Options) -> dict[str, Any]:
+    """Give a pod that trains nothing the resources of the head, in place of the ranks'."""
+    container = pod["spec"]["containers"][0]
+    container.pop("resources", None)
+    container |= {"resources": {"limits": dict(options.head)}} if options.head else {}
+    return pod
 
 
 def _gpus(options: Options) -> str | None:
@@ -141,8 +157,8 @@ def _service(name: str, options: Options) -> dict[str, Any]:
 
 def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, Any]:
     """Return a pod's template; without a command the image's, or the operator's, is run."""
-    mounts = [{"name": claim, "mountPath": path} for claim, path in options.volumes.items()]
-    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in options.volumes]
+    mounts = [{"name": volume.name, **volume.mount} for volume in options.volumes]
+    volumes = [{"name": volume.name, **volume.source} for volume in options.volumes]
     if options.shm_size is not None:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}})
@@ -154,17 +170,24 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
         "envFrom": [{"secretRef": {"name": secret}} for secret in options.secrets],
         "resources": {"limits": dict(options.resources)} if options.resources else None,
         "volumeMounts": mounts,
+        "securityContext": dict(options.security_context),
     }
     container |= {field: value for field, value in fields.items() if value}
     spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": options.grace_s, **options.pod}
     spec |= {"containers": [container]}
     spec |= {"volumes": volumes} if volumes else {}
-    return {"metadata": {"labels": {_LABEL: name}}, "spec": spec}
+    return {"metadata": _metadata(name, options), "spec": spec}
+
+
+def _metadata(name: str, options: Options) -> dict[str, Any]:
+    own = {"labels": {_LABEL: name, **options.labels}}
+    return own | ({"annotations": dict(options.annotations)} if options.annotations else {})
 
 
 def _object(version: str, kind: str, name: str, spec: dict[str, Any], options: Options) -> dict[str, Any]:
     where = {} if options.namespace is None else {"namespace": options.namespace}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where, "labels": {_LABEL: name}}, "spec": spec}
+    metadata = {"name": name, **where, **_metadata(name, options)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _quoted(word: str) -> str:

@@ -9,10 +9,17 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
+from trainkit.launch.kubernetes.volumes import Volume, volume_of
 
 KINDS = ("Job", "JobSet", "MPIJob", "RayJob")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MOST = 50  # letters of a name: pods' names add to it, and may have 63
+RESTRICTED: Mapping[str, Any] = {  # what namespaces of Pod Security "restricted" require of each container
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 
 
@@ -24,11 +31,15 @@ class Options:
         kind: of the object: one of KINDS.
         image: that holds trainkit.
         nodes, ranks: number of pods, and of ranks in each.
+        max_nodes: what a RayJob grows to; nodes for other kinds.
         resources: limits of each pod, by Kubernetes' names.
-        volumes: name of a PersistentVolumeClaim -> where it is mounted.
+        head: limits of the pod that trains nothing: a RayJob's head, an MPIJob's launcher.
+        volumes: of all pods.
         env: variables of the ranks.
         secrets: names of Secrets; their entries are variables of the ranks.
         pod: further fields of the pods' spec.
+        security_context: of each container.
+        labels, annotations: of all objects and pods.
         namespace: None for the one of kubectl's context.
         shm_size: of /dev/shm, which loader workers use; None for the runtime's.
         max_failures: so often the job may lose a pod, or fail, and start again.
@@ -39,12 +50,17 @@ class Options:
     kind: str
     image: str
     nodes: int
+    max_nodes: int
     ranks: int
     resources: Mapping[str, str]
-    volumes: Mapping[str, str]
+    head: Mapping[str, str]
+    volumes: tuple[Volume, ...]
     env: Mapping[str, str]
     secrets: tuple[str, ...]
     pod: Mapping[str, Any]
+    security_context: Mapping[str, Any]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
     namespace: str | None
     shm_size: str | None
     max_failures: int
@@ -66,7 +82,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
             f"launcher.image is {show(image)}; it must be an image that holds trainkit, as registry.example.com/trainkit:1 "
             "(the Dockerfile in trainkit's repository builds one)."
         )
-    for name, least in (("nodes", 1), ("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("grace_s", 1)):
+    nodes, max_nodes = _nodes(given["nodes"], given["kind"])
+    for name, least in (("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("grace_s", 1)):
         _check_count(name, given[name], least, optional=name in ("gpus_per_node", "nproc_per_node"))
     _check_count("ttl_s", given["ttl_s"], 0, optional=True)
     gpus, ranks = given["gpus_per_node"], given["nproc_per_node"] or given["gpus_per_node"] or 1
@@ -84,13 +101,18 @@ def options_of(given: Mapping[str, Any]) -> Options:
     return Options(
         kind=given["kind"],
         image=image,
-        nodes=given["nodes"],
+        nodes=nodes,
+        max_nodes=max_nodes,
         ranks=ranks,
         resources=resources,
-        volumes=_volumes(given["volumes"]),
+        head=_head(given["head_resources"], given["kind"]),
+        volumes=tuple(volume_of(name, one) for name, one in _mapping("volumes", given["volumes"], "{claim: /path}").items()),
         env={name: str(value) for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()},
         secrets=_secrets(given["env_from_secrets"]),
         pod=_pod(given),
+        security_context=_security(given["security_context"]),
+        labels=_texts("labels", given["labels"], "{kueue.x-k8s.io/queue-name: team}"),
+        annotations=_texts("annotations", given["annotations"], "{team: vision}"),
         namespace=_name("namespace", given["namespace"]),
         shm_size=given["shm_size"],
         max_failures=given["max_failures"],
@@ -135,12 +157,55 @@ def _mapping(name: str, value: Any, example: str) -> Mapping[str, Any]:
     return found
 
 
-def _volumes(given: Any) -> dict[str, str]:
-    found = _mapping("volumes", given, "{claim: /path}")
-    for claim, path in found.items():
-        if not isinstance(path, str) or not path.startswith("/") or path.rstrip("/") == "":
-            raise ConfigError(f"launcher.volumes.{claim} is {show(path)}; it must be an absolute path in the pods, as /runs.")
-    return {claim: path.rstrip("/") for claim, path in found.items()}
+def _nodes(given: Any, kind: str) -> tuple[int, int]:
+    """Return the number of pods that train, and what it may grow to."""
+    several = given if isinstance(given, (list, tuple)) else [given]
+    if len(several) == 2 and kind != "RayJob":
+        raise ConfigError(
+            f"launcher.nodes is {show(given)}, a range, which launcher.kind=RayJob alone can use; give one number."
+        )
+    for count in several:
+        if len(several) > 2 or not isinstance(count, int) or isinstance(count, bool) or count < 1 or count < several[0]:
+            raise ConfigError(
+                f"launcher.nodes is {show(given)}; it must be a whole number, 1 or more (with launcher.kind=RayJob also a "
+                "range, as [2,8])."
+            )
+    if not several:
+        raise ConfigError("launcher.nodes is []; it must be a whole number, 1 or more.")
+    return several[0], several[-1]
+
+
+def _head(given: Any, kind: str) -> dict[str, str]:
+    resources = _texts("head_resources", given, "{cpu: 4, memory: 16Gi}")
+    if resources and kind not in ("MPIJob", "RayJob"):
+        raise ConfigError(
+            f"launcher.head_resources is {show(given)}, and launcher.kind={kind} has no pod that trains nothing: it is of "
+            "RayJob's head and MPIJob's launcher. Leave it out."
+        )
+    for name, amount in resources.items():
+        if not _QUANTITY.fullmatch(amount):
+            raise ConfigError(f"launcher.head_resources.{name} is {show(amount)}; it must be a quantity, as 4 or 16Gi.")
+    return resources
+
+
+def _security(given: Any) -> Mapping[str, Any]:
+    if given == "restricted":
+        return RESTRICTED
+    if isinstance(given, str):
+        raise ConfigError(
+            f"launcher.security_context is {show(given)}; it must be restricted, or a mapping: {{runAsUser: 1000}}."
+        )
+    return _mapping("security_context", given, "{runAsUser: 1000}")
+
+
+def _texts(name: str, given: Any, example: str) -> dict[str, str]:
+    """Return a mapping of texts; true and false as YAML and Kubernetes write them."""
+    texts = {}
+    for key, value in _mapping(name, given, example).items():
+        if not isinstance(value, (str, int, float)):
+            raise ConfigError(f"launcher.{name}.{key} is {show(value)}; it must be a text.")
+        texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return texts
 
 
 def _secrets(given: Any) -> tuple[str, ...]:

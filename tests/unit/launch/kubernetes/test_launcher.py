@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ({"image": None}, "launcher.image is null; it must be an image that holds trainkit"),
         ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, MPIJob, RayJob."),
-        ({"nodes": 0}, "launcher.nodes is 0; it must be a whole number, 1 or more."),
+        ({"nodes": 0}, "launcher.nodes is 0; it must be a whole number, 1 or more"),
         ({"gpus_per_node": 2, "nproc_per_node": 4}, "each rank takes a GPU"),
         ({"memory": "64 GB"}, "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi."),
         ({"volumes": {"runs": "runs"}}, "launcher.volumes.runs is 'runs'; it must be an absolute path in the pods"),
         ({"volumes": "runs"}, "launcher.volumes is 'runs'; it must be a mapping, as {claim: /path}."),
+        ({"volumes": {"a": {"nfs": {}}}}, "launcher.volumes.a.mountPath is null; it must be an absolute path"),
+        (
+            {"volumes": {"a": {"mountPath": "/a", "nfs": {}, "csi": {}}}},
+            "launcher.volumes.a has nfs and csi; a volume is of one",
+        ),
+        ({"volumes": {"a": 3}}, "launcher.volumes.a is 3; it must be an absolute path"),
+        ({"nodes": [2, 8]}, "launcher.nodes is [2, 8], a range, which launcher.kind=RayJob alone can use"),
+        ({"nodes": [8, 2], "kind": "RayJob"}, "launcher.nodes is [8, 2]; it must be a whole number"),
+        ({"nodes": []}, "launcher.nodes is []; it must be a whole number"),
+        ({"head_resources": {"cpu": 1}}, "launcher.kind=Job has no pod that trains nothing"),
+        ({"head_resources": {"memory": "4 GB"}, "kind": "RayJob"}, "launcher.head_resources.memory is '4 GB'; it must be"),
+        ({"security_context": "strict"}, "launcher.security_context is 'strict'; it must be restricted, or a mapping"),
+        ({"labels": {"team": ["a"]}}, "launcher.labels.team is ['a']; it must be a text."),
         ({"env_from_secrets": "wandb"}, "launcher.env_from_secrets is 'wandb'; it must be a list"),
         ({"namespace": "My Space"}, "launcher.namespace is 'My Space'; it must be a name as Kubernetes takes it"),
         ({"tolerations": "gpu"}, "launcher.tolerations is 'gpu'; it must be a list"),
@@ -119,5 +133,21 @@ def test_a_runs_folder_outlives_its_pods(capsys: pytest.CaptureFixture[str]) -> 
     launcher = KubernetesLauncher(**IMAGE, volumes={"runs": "/runs"}, dry_run=True)
     with pytest.raises(ConfigError, match="run_dir is '/other/mine', which is on no volume.*on one there: /runs"):
         launcher.run("mlp", WORDS, "/other/mine")
+    lost = {"a": {"mountPath": "/a", "readOnly": True, "nfs": {}}, "b": {"mountPath": "/b", "emptyDir": {}}}
+    for folder in ("/a/mine", "/b/mine"):
+        with pytest.raises(ConfigError, match="on no volume that outlives its pods"):
+            KubernetesLauncher(**IMAGE, volumes=lost, dry_run=True).run("mlp", WORDS, folder)
     with pytest.raises(ConfigError, match="of a claim: launcher.volumes={runs: /runs}"):
         KubernetesLauncher(**IMAGE, dry_run=True).run("mlp", WORDS, "runs/mine")
+
+
+def test_a_dry_run_is_compared_with_the_schemas(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt field is refused; where the schemas are not installed, one line says that nothing was compared."""
+    pytest.importorskip("kubernetes_validate")
+    launcher = KubernetesLauncher(**IMAGE, pod_spec={"schedulerNam": "volcano"}, dry_run=True)
+    with pytest.raises(ConfigError, match="schedulerNam"):
+        launcher.run("mlp", WORDS, None)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setitem(sys.modules, "kubernetes_validate", None)
+    launcher.run("mlp", WORDS, None)
+    assert "schedulerNam" in (printed := capsys.readouterr()).out and "not compared" in printed.err

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 import yaml
 
+from trainkit.errors import ConfigError
 from trainkit.launch.kubernetes.manifest import manifest_of
-from trainkit.launch.kubernetes.options import KINDS, name_of, options_of
+from trainkit.launch.kubernetes.options import KINDS, RESTRICTED, name_of, options_of
+from trainkit.launch.kubernetes.schemas import check, known
 
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(
         ("gpus_per_node", "nproc_per_node", "cpu", "memory", "volumes", "env", "env_from_secrets", "node_selector")
     ),
     **dict.fromkeys(("tolerations", "service_account", "priority_class", "image_pull_secrets", "pod_spec", "namespace")),
-    **dict.fromkeys(("shm_size", "ttl_s")),
+    **dict.fromkeys(("shm_size", "ttl_s", "head_resources", "security_context", "labels", "annotations")),
     "image": "registry.example.com/trainkit:1",
     "kind": "Job",
     "nodes": 1,
@@ -28,7 +30,15 @@ ALL: dict[str, Any] = {
     "gpus_per_node": 8,
     "cpu": 64,
     "memory": "512Gi",
-    "volumes": {"runs": "/runs", "data": "/data/"},
+    "head_resources": {"cpu": 4, "memory": "16Gi"},
+    "volumes": {
+        "runs": "/runs",
+        "data": {"mountPath": "/data/", "readOnly": True, "nfs": {"server": "filer", "path": "/data"}},
+        "keys": {"mountPath": "/keys", "subPath": "a", "secret": {"secretName": "wandb"}},
+    },
+    "security_context": "restricted",
+    "labels": {"kueue.x-k8s.io/queue-name": "team", "sidecar.istio.io/inject": False},
+    "annotations": {"cost-center": 7},
     "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 8},
     "env_from_secrets": ["wandb"],
     "node_selector": {"pool": "gpu"},
@@ -45,24 +55,11 @@ WORDS = ["fit", "conf=resnet50", "run_dir='/runs/mine'", "resume=auto"]
 
 
 def objects(**given: Any) -> list[dict[str, Any]]:
-    """Return the documents of a manifest."""
-    return [*yaml.safe_load_all(manifest_of("resnet50", WORDS, options_of({**PLAIN, **given})))]
-
-
-def known(kind: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what Kubernetes itself knows of the objects: of an operator's kind the job, or the pods, that it holds."""
-    *others, last = found
-    if kind == "Job":
-        return found
-    if kind == "JobSet":
-        (jobs,) = last["spec"]["replicatedJobs"]
-        return [*others, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **jobs["template"]}]
-    if kind == "MPIJob":
-        templates = [replicas["template"] for replicas in last["spec"]["mpiReplicaSpecs"].values()]
-    else:
-        cluster = last["spec"]["rayClusterSpec"]
-        templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    return [*others, *({"apiVersion": "v1", "kind": "Pod", **template} for template in templates)]
+    """Return the documents of a manifest; only of kinds that have a head, it has resources."""
+    settings = {**PLAIN, **given}
+    if settings["kind"] not in ("MPIJob", "RayJob"):
+        settings["head_resources"] = None
+    return [*yaml.safe_load_all(manifest_of("resnet50", WORDS, options_of(settings)))]
 
 
 @pytest.mark.parametrize("version", ["1.27", "1.33"])
@@ -71,7 +68,7 @@ def known(kind: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_objects_are_legal(given: dict[str, Any], kind: str, version: str) -> None:
     """By the schemas of two releases of Kubernetes: no unknown field, none that is missing, no wrong type."""
     schemas: Any = pytest.importorskip("kubernetes_validate")
-    found = known(kind, objects(**{**given, "kind": kind}))
+    found = [*known(objects(**{**given, "kind": kind}))]
     for one in found:
         schemas.validate(one, version, strict=True)
     found[-1]["spec"]["restartpolicy"] = "Never"
@@ -113,9 +110,14 @@ def test_settings_reach_the_pods() -> None:
     assert {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]} == {
         "runs": "/runs",
         "data": "/data",
+        "keys": "/keys",
         "shm": "/dev/shm",
     }
     assert pod["volumes"][0] == {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}
+    assert pod["volumes"][1] == {"name": "data", "nfs": {"server": "filer", "path": "/data"}}
+    assert [m["readOnly"] for m in own["volumeMounts"] if "readOnly" in m] == [True]
+    assert [m["subPath"] for m in own["volumeMounts"] if "subPath" in m] == ["a"]
+    assert own["securityContext"] == RESTRICTED
     assert pod["volumes"][-1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
     assert (pod["nodeSelector"], pod["schedulerName"]) == ({"pool": "gpu"}, "volcano")
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
@@ -129,7 +131,7 @@ def test_operators_start_their_own_launchers() -> None:
     assert mpi["spec"]["slotsPerWorker"] == 8
     launcher = mpi["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     assert launcher["command"][:5] == ["horovodrun", "-np", "32", "--hostfile", "/etc/mpi/hostfile"]
-    assert "resources" not in launcher
+    assert launcher["resources"]["limits"] == {"cpu": "4", "memory": "16Gi"}
     (ray,) = objects(**{**ALL, "kind": "RayJob"})
     assert "launcher=ray launcher.num_workers=32" in ray["spec"]["entrypoint"]
     assert "'launcher.resources_per_worker={CPU: 8, GPU: 1}'" in ray["spec"]["entrypoint"]
@@ -145,6 +147,44 @@ def test_the_head_of_a_rayjob_waits_for_the_last_checkpoint(env: dict[str, Any],
     (ray,) = objects(**{**ALL, "kind": "RayJob", "env": env, "grace_s": 120})
     head = ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert [one["value"] for one in head["env"] if one["name"] == "RAY_JOB_STOP_WAIT_TIME_S"] == seconds
+
+
+def metadata_of(value: Any) -> list[dict[str, Any]]:
+    """Return the metadata of all objects and templates in a manifest."""
+    if isinstance(value, list):
+        return [found for one in value for found in metadata_of(one)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["metadata"]] if "spec" in value and "metadata" in value else []
+    return own + metadata_of(list(value.values()))
+
+
+@pytest.mark.parametrize(("kind", "count"), [("Job", 3), ("JobSet", 2), ("MPIJob", 3), ("RayJob", 3)])
+def test_labels_are_on_all_objects_and_pods(kind: str, count: int) -> None:
+    """A queue reads those of the job, an injector those of pods; ours stays beside them."""
+    there = metadata_of(objects(**{**ALL, "kind": kind}))
+    labels = {"app.kubernetes.io/name": "resnet50", "kueue.x-k8s.io/queue-name": "team", "sidecar.istio.io/inject": "false"}
+    assert len(there) == count
+    assert all(one["labels"] == labels and one["annotations"] == {"cost-center": "7"} for one in there)
+
+
+def test_a_rayjob_grows() -> None:
+    """A range of nodes is one of KubeRay's autoscaler and of launcher=ray."""
+    (ray,) = objects(kind="RayJob", nodes=[2, 8], gpus_per_node=4)
+    cluster = ray["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (2, 2, 8)
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert "'launcher.num_workers=[8,32]'" in ray["spec"]["entrypoint"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_misspelt_field_is_noticed_before_a_cluster_sees_it(kind: str) -> None:
+    """By the schema of a pod, inside the operators' kinds too."""
+    pytest.importorskip("kubernetes_validate")
+    assert check(objects(kind=kind)) is None
+    with pytest.raises(ConfigError, match=r"does not know this manifest, at .*schedulerNam"):
+        check(objects(kind=kind, pod_spec={"schedulerNam": "volcano"}))
 
 
 def test_words_are_not_taken_for_variables() -> None:
