@@ -53,7 +53,7 @@ MinJobAge=86400
 FirstJobId={first}
 SlurmdParameters=config_overrides
 PartitionName=main Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=urgent Nodes=ALL MaxTime=UNLIMITED State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=urgent Nodes=ALL MaxTime=120 State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 

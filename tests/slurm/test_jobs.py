@@ -156,6 +156,18 @@ def test_what_slurm_refuses_is_shown_in_its_words(cluster: Path, tmp_path: Path)
     assert "Invalid license specification" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_job_that_can_never_start_is_said(cluster: Path, tmp_path: Path) -> None:
+    """Slurm takes a job whose time is above its partition's, and lets it wait forever; the line's command ends it."""
+    place = "launcher.partition=urgent launcher.time=1-00 run_dir=here/run"
+    done = run_in(tmp_path, f"{TRAINKIT} fit conf=mlp launcher=slurm {place}")
+    assert done.returncode == 0, done.stderr
+    assert "cannot start: PartitionTimeLimit in partition urgent, which is about launcher.time" in done.stdout
+    (tmp_path / "elsewhere").mkdir()
+    command = done.stdout.strip().rpartition("python -m trainkit ")[2]
+    ended = run_in(tmp_path / "elsewhere", f"{TRAINKIT} {command}")
+    assert ended.returncode == 0 and "is cancelled: it had not started" in ended.stdout, ended.stderr
+
+
 def test_a_time_limit_is_one_run(limited: Submitted, undisturbed: list[float]) -> None:
     """Slurm itself signals before the limit; the job is queued again until the fit ends, with each step once."""
     limited.wait_for(lambda: "SIGUSR1 on rank 0" in limited.text, "Slurm's signal")

@@ -6,6 +6,7 @@ everywhere, and a plain script in the run's folder can be read, changed and subm
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,16 @@ from trainkit.launch.slurm.programs import error_of, partitions, run_program
 from trainkit.launch.slurm.script import SLURM, Fit, script_of
 
 _SCRIPT = "job.sh"
+# Reasons for which a job waits forever, as it is and as the cluster is, and the setting that each is about.
+_NEVER = {
+    "BadConstraints": "launcher.constraint",
+    "PartitionConfig": "launcher.partition",
+    "PartitionInactive": "launcher.partition",
+    "PartitionNodeLimit": "launcher.nodes",
+    "PartitionTimeLimit": "launcher.time",
+}
+_FIRST = ("", "PartitionConfig")  # reasons of a job that Slurm's scheduler has not looked at yet
+_ASKS, _ASK_AGAIN_S = 4, 1.0
 
 
 class SlurmLauncher:
@@ -113,7 +124,9 @@ class SlurmLauncher:
         ends = "is queued again, and resumes" if options.requeue else "ends (launcher.requeue=false)"
         print(f"[slurm] {options.signal} before the time limit: all ranks save a checkpoint, and the job {ends}")
         print("[slurm] elastic is off: the number of ranks stays; if one is lost, the job ends")
-        print(f"[slurm] output: python -m trainkit jobs logs {job.number}; all jobs: python -m trainkit jobs", flush=True)
+        folder, above = (shlex.quote(str(path)) for path in (job.run_dir, job.run_dir.parent))
+        print(f"[slurm] output: python -m trainkit jobs logs {folder}; all jobs: python -m trainkit jobs {above}", flush=True)
+        _warn_if_it_waits_forever(job)
 
 
 def _refuse_second(run_dir: Path) -> None:
@@ -122,8 +135,26 @@ def _refuse_second(run_dir: Path) -> None:
         if not state.is_over:
             raise ConfigError(
                 f"run_dir is '{run_dir}', for which job {job.number} is {state.state} already: two would overwrite each "
-                f"other's files. Give another folder (run_dir=...), or end it: python -m trainkit jobs cancel {job.number}"
+                f"other's files. Give another folder (run_dir=...), or end it: "
+                f"python -m trainkit jobs cancel {shlex.quote(str(run_dir))}"
             )
+
+
+def _warn_if_it_waits_forever(job: Job) -> None:
+    """Print a line if Slurm's reason says that the job cannot start as it was asked for."""
+    state = states_of([job])[job.number]
+    for _ in range(_ASKS - 1):
+        if state.state == "PENDING" and state.reason in _FIRST:
+            time.sleep(_ASK_AGAIN_S)
+            state = states_of([job])[job.number]
+    setting = "what one job may ask for" if state.reason.endswith("PerJobLimit") else _NEVER.get(state.reason)
+    if state.state == "PENDING" and setting is not None:
+        print(
+            f"[slurm] job {job.number} cannot start: {state.reason} in partition {state.partition}, which is about {setting} "
+            "(`scontrol show partition`, `sacctmgr show qos`). End it, and submit it with other settings: "
+            f"python -m trainkit jobs cancel {shlex.quote(str(job.run_dir))}",
+            flush=True,
+        )
 
 
 def _submit(script: str) -> int:

@@ -144,3 +144,36 @@ def test_only_fit_is_submitted(capsys: pytest.CaptureFixture[str], command: str)
     """Other commands take weights, and run here."""
     assert run(command=command) == 2
     assert f"launcher is slurm, which is for fit; {command} runs in this process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reasons", "line"),
+    [
+        (["PartitionNodeLimit"], "PartitionNodeLimit in partition main, which is about launcher.nodes"),
+        (["None", "PartitionConfig", "PartitionTimeLimit"], "which is about launcher.time"),
+        (["QOSMaxCpuPerJobLimit"], "which is about what one job may ask for"),
+        (["Priority"], None),
+        (["QOSMaxJobsPerUserLimit"], None),
+    ],
+)
+def test_a_submitted_job(
+    reasons: list[str],
+    line: str | None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commands that are printed hold in any folder; a job that waits forever is said, whenever Slurm gives the reason."""
+    answers = iter(reasons)
+
+    def program(name: str, words: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        out = "7" if name == "sbatch" else f"7|PENDING|{next(answers)}|0:00|1:00|main|"
+        return subprocess.CompletedProcess([name], 0, out, "")
+
+    monkeypatch.setattr("trainkit.launch.slurm.launcher.run_program", program)
+    monkeypatch.setattr("trainkit.launch.slurm.jobs.run_program", program)
+    monkeypatch.setattr("trainkit.launch.slurm.launcher._ASK_AGAIN_S", 0.0)
+    assert run("run_dir=far away/run") == 0
+    text = capsys.readouterr().out
+    assert f"jobs logs '{tmp_path}/far away/run'" in text and f"trainkit jobs '{tmp_path}/far away'" in text
+    assert (line in text) if line else "cannot start" not in text
