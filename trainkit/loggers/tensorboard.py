@@ -102,7 +102,7 @@ class TensorBoardLogger(Placed, Logger):
 
     def require(self) -> None:
         """Imported here because the import takes a while, which a run without this logger need not pay."""
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
 
