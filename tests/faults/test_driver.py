@@ -101,7 +101,7 @@ class Job:
             assert self.process.poll() is None, self.err
             return {told.size for told in newest()} == {size} and len(newest()) == size
 
-        wait_for(formed, f"a generation of {size}", timeout_s=60)
+        wait_for(formed, f"a generation of {size}", timeout_s=300)
         return sorted(newest(), key=lambda told: told.rank)
 
     def tell(self, name: str, text: str = "") -> None:
@@ -109,7 +109,7 @@ class Job:
         (self.folder / f".{name}").write_text(text)
         (self.folder / f".{name}").rename(self.folder / name)
 
-    def code(self, timeout_s: float = 60) -> int:
+    def code(self, timeout_s: float = 240) -> int:
         """Wait for the job's end; return its exit code."""
         return self.process.wait(timeout_s)
 
@@ -123,7 +123,7 @@ class Job:
         """What the driver has printed."""
         return (self.folder / "err").read_text()
 
-    def says(self, text: str, timeout_s: float = 60) -> None:
+    def says(self, text: str, timeout_s: float = 240) -> None:
         """Wait until the driver prints a text."""
         wait_for(lambda: text in self.err, f"'{text}' in {self.err}", timeout_s)
 

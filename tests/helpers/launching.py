@@ -38,7 +38,7 @@ class Done:
 Command = Callable[..., Done]
 
 
-def run_command(line: str, cwd: Path, timeout_s: float = 240, **environment: str) -> Done:
+def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str) -> Done:
     """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {"PATH": f"{_forks().folder}:{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
@@ -109,7 +109,7 @@ def _end_all(mark: str) -> None:
 def command(tmp_path: Path) -> Command:
     """A function that runs a command in the test's own empty folder."""
 
-    def run(line: str, timeout_s: float = 240, **environment: str) -> Done:
+    def run(line: str, timeout_s: float = 480, **environment: str) -> Done:
         return run_command(line, tmp_path, timeout_s, **environment)
 
     return run

@@ -49,7 +49,7 @@ class Job:
             return -1, 0
         return int(step), int(ranks)
 
-    def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float = 90) -> float:
+    def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float = 240) -> float:
         """Wait until something holds while the job lives; return the seconds."""
         began = time.monotonic()
         while not holds():
@@ -68,7 +68,7 @@ class Job:
         """The exit code of the first command that ended, or None."""
         return next((code for p in self.processes if (code := p.poll()) is not None), None)
 
-    def end(self, timeout_s: float = 120) -> int:
+    def end(self, timeout_s: float = 300) -> int:
         """Wait until all its commands have ended; return the largest exit code (a signal's number is one)."""
         try:
             return max(abs(process.wait(timeout_s)) for process in self.processes)

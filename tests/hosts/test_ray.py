@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parallel
 PORT = 6379
 
 
-def wait_for(holds: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+def wait_for(holds: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
     """Wait until something holds."""
     end = time.monotonic() + timeout_s
     while not holds():

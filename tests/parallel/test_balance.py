@@ -65,7 +65,7 @@ def test_ranks_are_dealt_by_speed_and_resumed_alike(engine: str, command: Comman
     stopped, dropout included."""
     (tmp_path / "fit.py").write_text(FIT)
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
-    done = command(f"{start} fit.py {engine}", timeout_s=180, PYTHONPATH=str(ROOT))
+    done = command(f"{start} fit.py {engine}", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     found = take_found(tmp_path)
     for rank, size in zip(found, (12, 4), strict=True):

@@ -77,7 +77,7 @@ except TrainkitError as error:
 def fit(command: Command, folder: Path, layers: int, width: int, weights: str = "-", code: int = 0) -> str:
     """Run the script on two ranks; return its output."""
     (folder / "wide.py").write_text(FIT)
-    done = command(f"torchrun --nproc-per-node 2 wide.py {layers} {width} {weights}", timeout_s=120, PYTHONPATH=str(ROOT))
+    done = command(f"torchrun --nproc-per-node 2 wide.py {layers} {width} {weights}", timeout_s=300, PYTHONPATH=str(ROOT))
     assert (done.code == 0) == (code == 0), done.text
     return done.text
 

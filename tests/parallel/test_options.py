@@ -275,7 +275,7 @@ def test_options_reach_horovod_from_the_command_line(command: Command) -> None:
     """Autotuning writes its log; options overridden by the environment are reported once."""
     options = "engine.autotune=true engine.autotune_log_file=tuned.csv engine.cycle_time_ms=3 engine.compression=fp16"
     line = f"horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=here {options} && head -1 tuned.csv"
-    done = command(line, timeout_s=90, HOROVOD_CYCLE_TIME="2")
+    done = command(line, timeout_s=300, HOROVOD_CYCLE_TIME="2")
     assert done.code == 0, done.text
     assert done.text.count("engine.cycle_time_ms is 3, but HOROVOD_CYCLE_TIME=2 is set in the environment, and wins.") == 1
     assert "score" in done.out

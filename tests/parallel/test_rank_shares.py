@@ -69,7 +69,7 @@ def test_shares_change_no_result(engine: str, command: Command, tmp_path: Path) 
     (tmp_path / "fit.py").write_text(FIT)
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
     shares = json.dumps({"even": None, "alike": [2, 2], "uneven": [3, 1]}).replace(" ", "")
-    done = command(f"{start} fit.py {engine} '{shares}'", timeout_s=120, PYTHONPATH=str(ROOT))
+    done = command(f"{start} fit.py {engine} '{shares}'", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     ranks = take_found(tmp_path)
     assert len(ranks) == 2
@@ -92,7 +92,7 @@ def test_shares_change_no_result(engine: str, command: Command, tmp_path: Path) 
 def test_shares_that_do_not_fit_are_refused(shares: str, message: str, command: Command) -> None:
     """In one message, before training."""
     line = f"torchrun --nproc-per-node 2 -m trainkit fit conf=mlp trainer.max_steps=2 'trainer.rank_shares={shares}'"
-    done = command(line, timeout_s=120)
+    done = command(line, timeout_s=300)
     assert done.code != 0
     assert done.err.count(message) == 1, done.text
 
@@ -103,7 +103,7 @@ def test_the_pages_commands_run(command: Command) -> None:
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL) for line in block.splitlines()]
     assert len(lines) == 4
     for line in lines:
-        done = command(line + " trainer.max_steps=2", timeout_s=120)
+        done = command(line + " trainer.max_steps=2", timeout_s=300)
         assert done.code == 0, done.text
         assert ("dealt 3:1" in done.out) == ("rank_shares" in line), done.text
 
@@ -111,7 +111,7 @@ def test_the_pages_commands_run(command: Command) -> None:
 def test_a_resumed_run_reports_other_shares(command: Command) -> None:
     """The contract holds the shares; a run that resumes with others names both."""
     line = "torchrun --nproc-per-node 2 -m trainkit fit conf=mlp run_dir=run"
-    done = command(f"{line} trainer.max_steps=2 'trainer.rank_shares=[3,1]'", timeout_s=120)
+    done = command(f"{line} trainer.max_steps=2 'trainer.rank_shares=[3,1]'", timeout_s=300)
     assert done.code == 0 and "dealt 3:1" in done.out, done.text
-    done = command(f"{line} trainer.max_steps=4 ckpt_path=last", timeout_s=120)
+    done = command(f"{line} trainer.max_steps=4 ckpt_path=last", timeout_s=300)
     assert done.code == 0 and "rank_shares was 3:1, is even" in done.out, done.text

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parallel
 )
 def test_a_mismatch_of_launcher_and_engine_raises(line: str, words: str, command: Command) -> None:
     """The message names the launcher and the engine to use, once, and nothing is trained."""
-    done = command(line, timeout_s=90)
+    done = command(line, timeout_s=300)
     assert done.code != 0
     assert done.text.count(words) == 1, done.text
     assert "epoch 1" not in done.text
@@ -36,7 +36,7 @@ def test_ranks_with_other_settings_end_before_the_first_step(launcher: str, comm
     line = "exec python -m trainkit fit conf=mlp trainer.max_steps=3 run_dir=run"
     script = f'if [ "${{HOROVOD_RANK:-$RANK}}" = 1 ]; then {line} optimizer.lr=0.2; else {line}; fi\n'
     (tmp_path / "start.sh").write_text(script)
-    done = command(f"{launcher} bash start.sh", timeout_s=90)
+    done = command(f"{launcher} bash start.sh", timeout_s=300)
     assert done.code != 0
     assert done.text.count("Ranks differ in what must be equal on all: ") == 1, done.text
     assert "; optimizer.lr is 0.05 on rank 0 and 0.2 on rank 1." in done.text

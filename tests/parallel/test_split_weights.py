@@ -161,7 +161,7 @@ def test_a_lost_rank_is_named_as_the_cause(command: Command, tmp_path: Path) -> 
     """The others report in a line that a rank has ended, in place of the traceback of a gather inside their forward."""
     (tmp_path / "lost.py").write_text(LOST)
     # By default torchrun looks every 0.1 s, and may send SIGTERM before the other rank has said anything.
-    done = command("torchrun --nproc-per-node 2 --monitor-interval 5 lost.py", timeout_s=120, PYTHONPATH=str(ROOT))
+    done = command("torchrun --nproc-per-node 2 --monitor-interval 5 lost.py", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code != 0
     assert done.text.count("Another rank ended") == 1, done.text
     assert "trainkit/loop.py" not in done.text
@@ -191,7 +191,7 @@ quiet("run", engine="fsdp", max_steps=4, callbacks=policy).fit(Line(), loader(64
 def test_a_rank_that_can_write_nothing_costs_a_checkpoint(command: Command, tmp_path: Path) -> None:
     """Not even a report: rank 0 gets it over the group, says so at once, and training and later checkpoints continue."""
     (tmp_path / "full.py").write_text(FULL)
-    done = command("torchrun --nproc-per-node 2 full.py", timeout_s=60, PYTHONPATH=str(ROOT))
+    done = command("torchrun --nproc-per-node 2 full.py", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     assert done.text.count("step=2 was NOT written: rank 1: ") == 1 and "Not a directory" in done.text, done.text
     assert {path.name for path in (tmp_path / "run/checkpoints").glob("step=*")} == {"step=1", "step=3", "step=4"}

@@ -122,7 +122,7 @@ def test_the_banner_shows_the_groups(command: Command) -> None:
     done = command(
         f"torchrun --nproc-per-node 2 -m trainkit fit conf=gpt {small} engine=fsdp engine.tensor=2 {plan} logger=none "
         "trainer.limit_val_batches=0",
-        timeout_s=120,
+        timeout_s=300,
         PYTHONPATH=str(ROOT),
     )
     assert done.code == 0, done.text

@@ -31,7 +31,7 @@ class Started(Journal):
         wait_for(lambda: self.has_step(step, ranks), f"step {step} on {ranks} ranks", self)
         return self.lines()
 
-    def end(self, timeout_s: float = 90) -> int:
+    def end(self, timeout_s: float = 240) -> int:
         """Wait for the end; return the exit code."""
         try:
             return self.process.wait(timeout_s)
@@ -39,7 +39,7 @@ class Started(Journal):
             raise AssertionError(f"the job did not end within {timeout_s} s:\n{self.text[-3000:]}") from None
 
 
-def wait_for(condition: Callable[[], bool], what: str, job: Started | None = None, timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], what: str, job: Started | None = None, timeout_s: float = 240) -> None:
     """Poll a condition; fail if it does not hold in time, or if the job has ended."""
 
     def holds() -> bool:

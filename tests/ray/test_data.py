@@ -90,3 +90,16 @@ def test_files_by_config(cluster: str, command: Command, tmp_path: Path) -> None
     assert lost.code == 1 and "/no/such/folder" in lost.err.splitlines()[-1]
     other = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.reader=parket run_dir=lost")
     assert other.code == 2 and "Did you mean 'parquet'?" in other.err
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python"])
+def test_a_cluster_of_rank_0s_own_asks_for_its_token(launcher: str, command: Command, tmp_path: Path) -> None:
+    """With authentication as Ray ships it, which no variable here switches off: the other rank joins with the token."""
+    write_digits(tmp_path)
+    (tmp_path / "home").mkdir()
+    start = f"env -u RAY_AUTH_MODE -u RAY_ADDRESS HOME={tmp_path}/home {launcher}"
+    paths = f"data.train={tmp_path}/train data.val={tmp_path}/val"
+    line = f"{start} python -m trainkit fit conf=mlp data=ray {paths} 'data.columns=[image,label]' data.num_classes=10"
+    done = command(f"{line} trainer.max_steps=2 run_dir=run")
+    assert done.code == 0, done.text
+    assert (tmp_path / "home" / ".ray" / "auth_token").is_file()

@@ -31,9 +31,9 @@ def test_a_submitted_job_runs_and_stops(cluster: Any, tmp_path: Path) -> None:
     variables = {"TRAINKIT_JOURNAL": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     given = ("--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": variables}), "--submission-id")
     command = ("submit", *given, "first", "--no-wait", "--", *fit)  # a new cluster takes no jobs for some seconds
-    wait_for(lambda: ray_job(cluster, *command, cwd=tmp_path).returncode == 0, "a job", timeout_s=90)
+    wait_for(lambda: ray_job(cluster, *command, cwd=tmp_path).returncode == 0, "a job", timeout_s=300)
     try:
-        wait_for(lambda: any(tmp_path.glob("journal-*")), "training", timeout_s=90)
+        wait_for(lambda: any(tmp_path.glob("journal-*")), "training", timeout_s=300)
     except AssertionError:
         raise AssertionError(ray_job(cluster, "logs", "first", cwd=tmp_path).stdout) from None
     assert "succeeded" not in ray_job(cluster, "stop", "first", cwd=tmp_path).stdout

@@ -63,7 +63,8 @@ class LearningRateMonitor(Callback):
             write(trainer, self._used)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        if not self._by_steps and trainer.is_global_zero:
+        is_new = trainer.state.step_in_epoch == 0  # of an epoch that a run resumes the rates were logged
+        if not self._by_steps and trainer.is_global_zero and is_new:
             write(trainer, self.read(trainer))
 
     def read(self, trainer: RunView) -> dict[str, float]:

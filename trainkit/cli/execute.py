@@ -30,6 +30,8 @@ class RunFiles(Callback):
     context manager it writes how training ended.
     """
 
+    may_differ = True  # the settings are compared one by one
+
     def __init__(self, files: dict[str, str], masked_values: Sequence[str] = ()) -> None:
         self._files, self._masked_values = files, masked_values
         self._run_dir: Path | None = None  # once it is written to

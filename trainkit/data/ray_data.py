@@ -24,7 +24,7 @@ from trainkit.arguments import PositiveInt, checked
 from trainkit.data.order import mix
 from trainkit.data.streams import Stream
 from trainkit.errors import ConfigError, DataError, TrainkitError
-from trainkit.launch.ray_cluster import connect_ray, load_ray
+from trainkit.launch.ray_cluster import access, connect_ray, load_ray, take_access
 
 _SEEDS = 2**31  # Ray shuffles by a seed of 32 bits
 _PREFETCH = 2
@@ -179,7 +179,8 @@ class RayStream(Stream):
     def _split(self, epoch: int) -> Any:
         """Return this rank's share of an epoch, which rank 0 splits."""
         rank, size = self._ranks
-        address, shares = self._on_main(lambda: _named(lambda: self._send(epoch)))
+        address, variables, shares = self._on_main(lambda: _named(lambda: self._send(epoch)))
+        take_access(variables)
         joined = str(connect(address).get_runtime_context().gcs_address)
         if joined != address:
             raise ConfigError(
@@ -190,12 +191,12 @@ class RayStream(Stream):
             self._share = pickle.loads(shares[rank])
         return self._share
 
-    def _send(self, epoch: int) -> tuple[str, list[bytes]]:
-        """Split an epoch on rank 0; return the cluster's address and the shares, pickled."""
+    def _send(self, epoch: int) -> tuple[str, dict[str, str], list[bytes]]:
+        """Split an epoch on rank 0; return the cluster's address, what a process needs to join it, and the shares, pickled."""
         shares = self._blocks(epoch).streaming_split(self._ranks[1], equal=False)
         self._share = shares[0]
         dumps = load_ray("ray.cloudpickle", _WHAT).dumps
-        return str(connect().get_runtime_context().gcs_address), [dumps(share) for share in shares]
+        return str(connect().get_runtime_context().gcs_address), access(), [dumps(share) for share in shares]
 
 
 def connect(address: str | None = None) -> Any:

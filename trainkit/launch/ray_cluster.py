@@ -5,15 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
 
-NO_CLUSTER = (
+_NO_CLUSTER = (
     "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running cluster's head (host:6379), or "
     "unset RAY_ADDRESS to start a cluster on this machine."
 )
+_NOT_REACHED = (
+    "rank 0's Ray cluster, which it started or joined, is at '{}', and this rank cannot join it ({}). Start all ranks "
+    "where they reach that address, or set RAY_ADDRESS to a cluster that all of them reach."
+)
+_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
 _HEAD_S = 1.0  # time for the head to accept a connection
 
@@ -41,7 +48,7 @@ def fault_of_address(address: str) -> str:
             "from a node of the cluster use RAY_ADDRESS=auto."
         )
     if address not in ("", "auto", "local") and not head_answers(address):  # Ray itself would try for minutes
-        return NO_CLUSTER.format(address, "the connection is refused")
+        return _NO_CLUSTER.format(address, "the connection is refused")
     return ""
 
 
@@ -71,6 +78,7 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
     ray = load_ray("ray", what)
     if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
         return ray
+    unreached = _NO_CLUSTER if address is None else _NOT_REACHED
     address = address or os.environ.get("RAY_ADDRESS") or "local"  # without an address Ray joins what last ran on this host
     if fault := fault_of_address(address):
         raise ConfigError(f"{what}: {fault}")
@@ -79,7 +87,7 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
     try:
         ray.init(address=address, runtime_env=dict(runtime_env) if runtime_env else None, **given)
     except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
-        raise ConfigError(f"{what}: {NO_CLUSTER.format(address, _first_line(error))}") from None
+        raise ConfigError(f"{what}: {unreached.format(address, _first_line(error))}") from None
     except (ValueError, TypeError, RuntimeError) as error:
         cause = (
             f" launcher.runtime_env is {dict(runtime_env)}; it must be as Ray takes it, and not repeat what "
@@ -89,6 +97,27 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
         )
         raise ConfigError(f"{what}: Ray cannot start: {_first_line(error)}{cause}") from None
     return ray
+
+
+def access() -> dict[str, str]:
+    """Return the variables by which another process joins this one's cluster, which may ask for a token.
+
+    Ray turns tokens on for a cluster that `ray.init()` starts, in that process alone.
+    """
+    if os.environ.get(_MODE, "").lower() != "token":
+        return {}
+    own = os.environ.get(_TOKEN_PATH)
+    file = Path(own) if own else Path.home() / ".ray" / "auth_token"
+    token = os.environ.get(_TOKEN) or file.read_text().strip()
+    return {_MODE: "token", _TOKEN: token}
+
+
+def take_access(variables: Mapping[str, str]) -> None:
+    """Take what `access` returned on another rank, for this process's first connection; the user's own settings hold."""
+    if variables and _MODE not in os.environ:
+        os.environ |= variables
+        if "ray" in sys.modules:  # it has read the mode already
+            load_ray("ray._raylet", "A cluster's token").Config.initialize("")
 
 
 def _first_line(error: BaseException) -> str:

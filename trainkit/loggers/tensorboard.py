@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -101,21 +102,28 @@ class TensorBoardLogger(Placed, Logger):
 
     def require(self) -> None:
         """Imported here because the import takes a while, which a run without this logger need not pay."""
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._make_writer: Any = SummaryWriter
         self._hparam_summaries: Any = hparams
+        self._events_of: Any = EventFileLoader
 
     def open(self, run: RunFacts) -> None:
-        """Open the writer; a resumed run hides the steps that it repeats."""
+        """Open the writer; a resumed run hides the steps that it repeats, and writes nothing twice of the one it begins at."""
+        folder = self.place.of(run.run_dir, "tensorboard")
+        self._resumed_at, self._there = run.global_step, set[str]()
+        if run.global_step:
+            self._there = self._names_at(folder, run.global_step)
         hides = run.global_step + 1 if run.global_step else None
-        self._writer = self._make_writer(str(self.place.of(run.run_dir, "tensorboard")), purge_step=hides)
+        self._writer = self._make_writer(str(folder), purge_step=hides)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write scalars, with the time at which they were logged."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step, walltime=self.logged_at)
+            if step != self._resumed_at or name not in self._there:
+                self._writer.add_scalar(name, value, step, walltime=self.logged_at)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Write the settings: as a text, and for the HPARAMS tab."""
@@ -156,6 +164,17 @@ class TensorBoardLogger(Placed, Logger):
             self._writer.file_writer.add_summary(self._ended)
         self._writer.close()
         self._writer = None
+
+    def _names_at(self, folder: Path, step: int) -> set[str]:
+        """Return the names that earlier starts of the run have written at a step, and no later start has hidden."""
+        names: set[str] = set()
+        for file in sorted(folder.glob("events.out.tfevents.*")):
+            for event in self._events_of(str(file)).Load():
+                if event.HasField("session_log") and event.step <= step:
+                    names.clear()
+                elif event.step == step:
+                    names |= {value.tag for value in event.summary.value}
+        return names
 
     def _write_histograms(self, taken: dict[str, Tensor], step: int) -> None:
         for name, values in taken.items():

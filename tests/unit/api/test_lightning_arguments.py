@@ -260,7 +260,7 @@ def test_loggers_may_have_a_folder_of_their_own(tmp_path: Path) -> None:
     assert WandbLogger(offline=True).mode == "offline"  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"folders below its save_dir"):
         CSVLogger(name="x")
-    with pytest.raises(ConfigError, match=r"logger\.wandb\.save_dir: there is no such setting"):
-        WandbLogger(save_dir="x")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"WandbLogger\.dir is 'x', and there is no such setting: give it as save_dir"):
+        WandbLogger(dir="x")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"CSVLogger\.save_dri is not a setting\. Did you mean 'save_dir'"):
         CSVLogger(save_dri="x")  # type: ignore[call-arg]
