@@ -9,7 +9,7 @@ No kernel deletes the file when its process is killed. The next run replaces it 
 ended, or if the file stays the same for _EXPIRES_S seconds by the next run's own clock: clocks of hosts are not compared.
 
 Where a store can create a file on condition that there is none (S3, GCS), one of two runs that start together gets it. A
-store without conditional writes may let both go on: `check` then ends the one whose file was replaced, before it writes.
+store without conditional writes may let both start: `check` then ends the one whose file was replaced, before it writes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StoreLease:
                     f"ModelCheckpoint.dirpath is '{self._store.place}', which cannot be written: {error}. Give another URL or "
                     "folder: callbacks.checkpoint.dirpath=..."
                 ) from error
-        effect = "It goes on; should it fail for a minute, another run can take the URL, and this run ends then."
+        effect = "It is started again. If it fails for a minute, another run can take the URL, and this run ends then."
         self._beating = start_thread("trainkit-lease", self._beat, printed(effect, retry_s=_BEAT_S))
         return self._owner
 

@@ -220,7 +220,7 @@ def test_a_later_attempt_of_an_elastic_job_takes_its_own_lease(
 
 
 def test_a_url_that_cannot_be_written_is_refused(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before training, with the store's own reason; a later attempt of an elastic job goes on."""
+    """Before training, with the store's own reason; a later attempt of an elastic job continues."""
 
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError("Access Denied")
