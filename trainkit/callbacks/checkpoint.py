@@ -110,7 +110,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Find the store, and refuse one that another ModelCheckpoint has."""
-        self.store: Store = self.store_of(trainer.run_dir)
+        own = self.store_of(trainer.run_dir)
+        self.store: Store = next((store for store in trainer.checkpoints.stores if store.place == own.place), own)
         places = [c.store_of(trainer.run_dir).place for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
         if places.count(self.store.place) > 1:
             raise ConfigError(

@@ -27,7 +27,7 @@ from trainkit.checkpoint.find import load, locate
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
-from trainkit.checkpoint.store import Store
+from trainkit.checkpoint.store import LeaseLost, Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError, TrainkitError
@@ -177,6 +177,8 @@ class CheckpointManager:
             else:
                 self._write_part(store, name, snapshot.part)
                 store.write(name, snapshot, self._engine.comm.take)
+        except LeaseLost:
+            raise
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
             print(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.", flush=True)
@@ -278,9 +280,7 @@ class CheckpointManager:
         if not self._engine.ranks.is_main or self._undo is None:
             return
         if self._engine.saves_together:
-            print(
-                "No checkpoint of this error: the state is split over the ranks, and rank 0 cannot save it alone.", flush=True
-            )
+            print("No checkpoint of this error: rank 0 cannot save alone what is split over the ranks.", flush=True)
             return
         parts = self._undo.undo()
         if parts is None:

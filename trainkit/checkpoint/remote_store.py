@@ -1,7 +1,7 @@
 """RemoteStore: checkpoints at an fsspec URL.
 
 Object stores cannot rename: the manifest is uploaded last, and a folder without one is no checkpoint. `last` and `best` are
-small files.
+small files, and so is the lease by which one run at a time writes here (run/lease.py): `guard` asks for it before each change.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from trainkit.errors import ConfigError
 
 
 class RemoteStore(Store):
-    """An fsspec URL. Errors of its file system are raised as OSError."""
+    """An fsspec URL. Errors of its file system are raised as OSError.
+
+    Attributes:
+        guard: called before each change of a checkpoint; raises LeaseLost if the URL is another run's by now.
+    """
 
     def __init__(self, url: str) -> None:
         self.place = url.rstrip("/")
+        self.guard: Callable[[], None] = lambda: None
         try:
             self._files: Any = fsspec.filesystem(url.partition("://")[0])
         except (ValueError, ImportError) as error:
             raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
 
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
+        self.guard()
         part, there = snapshot.part, self.path_of(name)
         try:
             parts = {} if part is None else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
@@ -46,6 +52,7 @@ class RemoteStore(Store):
             raise
 
     def write_part(self, name: str, part: Part) -> dict[str, Any]:
+        self.guard()
         there = self.path_of(name)
         with tempfile.TemporaryDirectory(prefix="trainkit-part-") as folder:
             about = write_part(Path(folder), part)
@@ -82,19 +89,41 @@ class RemoteStore(Store):
         return sorted(str(path).split("/")[-2] for path in found)
 
     def remove(self, name: str) -> None:
+        self.guard()
         with contextlib.suppress(OSError):
             _as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
             _as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
 
     def point(self, link: str, name: str) -> None:
-        _as_os_error(lambda: self._files.pipe_file(f"{self.place}/{link}", name.encode()), self.path_of(link))
+        self.guard()
+        self.write_file(link, name.encode())
 
     def target(self, link: str) -> str | None:
+        name = self.read_file(link)
+        return None if name is None else name.decode(errors="replace").strip()
+
+    def read_file(self, name: str) -> bytes | None:
+        """Return the content of a small file beside the checkpoints, None if there is none."""
         try:
-            name: bytes = _as_os_error(lambda: self._files.cat_file(f"{self.place}/{link}"), self.path_of(link))
+            content: bytes = _as_os_error(lambda: self._files.cat_file(self.path_of(name)), self.path_of(name))
         except FileNotFoundError:
             return None
-        return name.decode(errors="replace").strip()
+        return content
+
+    def write_file(self, name: str, content: bytes, is_new: bool = False) -> None:
+        """Write a small file beside the checkpoints.
+
+        Args:
+            is_new: raise OSError if it exists: atomically if the store has conditional writes (S3, GCS).
+        """
+        if is_new:
+            _as_os_error(lambda: self._files.makedirs(self.place, exist_ok=True), self.place)
+        mode = {"mode": "create"} if is_new else {}
+        _as_os_error(lambda: self._files.pipe_file(self.path_of(name), content, **mode), self.path_of(name))
+
+    def remove_file(self, name: str) -> None:
+        """Delete a small file beside the checkpoints."""
+        _as_os_error(lambda: self._files.rm_file(self.path_of(name)), self.path_of(name))
 
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:

@@ -24,11 +24,16 @@ from typing import Any
 from trainkit.checkpoint.files import flush
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, write
 from trainkit.checkpoint.parts import Part, await_parts, write_part
+from trainkit.errors import CheckpointError
 
 LINKS = ("last", "best")
 Take = Callable[[str], bytes | None]
 _LEFT = re.compile(r"\.(?P<name>.+)\.(?P<number>\d+)\.(?P<kind>draft|before)")
 _PID = 1 << 32  # numbers of drafts below are process ids, those above tokens of parts
+
+
+class LeaseLost(CheckpointError):  # noqa: N818 - an event
+    """Another run has taken this run's URL: nothing there may be changed, and the run ends."""
 
 
 def nothing_left(key: str) -> bytes | None:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.checkpoint.places import make_store
+from trainkit.checkpoint.store import Store
 from trainkit.console import short
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
@@ -85,6 +87,13 @@ def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
             with contextlib.suppress(OSError):
                 run_dir.rmdir()  # empty: made for this start
         raise ConfigError(not_shared(run_dir, blind))
+
+
+def stores_of(run: RunView) -> list[Store]:
+    """Return the stores of a run's checkpoints, those of policies first."""
+    stores = [policy.store_of(run.run_dir) for policy in checkpoint_policies(run.callbacks)]
+    own = make_store(run.run_dir / "checkpoints")
+    return stores if own.place in [store.place for store in stores] else [*stores, own]
 
 
 def _new_folder(path: Path) -> Path:

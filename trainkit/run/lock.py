@@ -87,7 +87,7 @@ class RunLock:
             if not locked and holder is not None:
                 _refuse_described(run_dir, holder)
             try:
-                _write(self._file, _describe_self())
+                _write(self._file, describe_self())
             except OSError:  # a full disk
                 if not locked:
                     raise  # the text is the lock
@@ -96,7 +96,9 @@ class RunLock:
             self._file = None
             raise
         if holder is not None and not patience_s:
-            print(f"{run_dir} was held by {_name(holder)}, which was killed or lost its host; this run takes over.", flush=True)
+            print(
+                f"{run_dir} was held by {name_of(holder)}, which was killed or lost its host; this run takes over.", flush=True
+            )
 
     def release(self) -> None:
         """Release the folder, if it is held. In a forked process it does not release the parent's lock."""
@@ -196,7 +198,7 @@ def _refuse_own(path: Path, run_dir: Path) -> None:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(number), wanted) and (holder := _content(number) or {}).get("pid") == os.getpid():
                 raise ConfigError(
-                    f"run_dir is '{run_dir}', where a fit of this same process ({_name(holder)}) is in progress. Let it "
+                    f"run_dir is '{run_dir}', where a fit of this same process ({name_of(holder)}) is in progress. Let it "
                     "end first, or give another folder: run_dir=..."
                 )
 
@@ -213,7 +215,8 @@ def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
         )
 
 
-def _describe_self() -> dict[str, Any]:
+def describe_self() -> dict[str, Any]:
+    """Return what describes this process to another run: host, number, command line, start of the run, birth."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -250,8 +253,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _content(file: int) -> dict[str, Any] | None:
+    return described(os.pread(file, _MOST_BYTES, 0))
+
+
+def described(content: bytes) -> dict[str, Any] | None:
     """Return the described holder; {} if the text cannot be read, None if there is none."""
-    content = os.pread(file, _MOST_BYTES, 0)
     if not content.strip(b"\0"):  # a crash of the host can leave zeros
         return None
     try:
@@ -266,7 +272,8 @@ def _write(file: int, about: dict[str, Any]) -> None:
     os.pwrite(file, json.dumps(about).encode() + b"\n", 0)
 
 
-def _name(holder: dict[str, Any]) -> str:
+def name_of(holder: dict[str, Any]) -> str:
+    """Return a holder in words."""
     if not holder:
         return "an unidentified run"
     return f"process {holder['pid']} on {holder.get('host')} (`{holder.get('command')}`, since {holder.get('started')})"
@@ -275,6 +282,6 @@ def _name(holder: dict[str, Any]) -> str:
 def _refusal(run_dir: Path, holder: dict[str, Any]) -> str:
     whom = "that process" if holder else f"the process that `fuser {run_dir / LOCK}` names on its host"
     return (
-        f"run_dir is '{run_dir}', where another run is going on: {_name(holder)}. Two would overwrite each other's files: "
+        f"run_dir is '{run_dir}', where another run is going on: {name_of(holder)}. Two would overwrite each other's files: "
         f"give another folder (run_dir=...), or end {whom}."
     )

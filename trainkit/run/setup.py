@@ -1,7 +1,7 @@
 """Stage: everything around a fit, validate, test or predict.
 
-enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed and locked
-        -> hooks -> data prepared and set up -> model made -> modules compiled
+enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed, it
+        and URLs of checkpoints locked -> hooks -> data prepared and set up -> model made -> modules compiled
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
@@ -18,10 +18,7 @@ from trainkit.api.datamodule import StageName
 from trainkit.api.dispatch import Hooks
 from trainkit.api.options import Limit, Options
 from trainkit.api.task import Task
-from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.manager import CheckpointManager
-from trainkit.checkpoint.places import make_store
-from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
@@ -39,8 +36,9 @@ from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources, eval_feeds
 from trainkit.run.elastic import ElasticRun, ElasticState
-from trainkit.run.folder import agreed_run_dir
+from trainkit.run.folder import agreed_run_dir, stores_of
 from trainkit.run.kept import Kept
+from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
 from trainkit.run.logged import hook_log_of
 from trainkit.run.model import make_model
@@ -116,6 +114,10 @@ class Stage:
         return self.elastic is not None and self.elastic.is_resumed_here
 
     @property
+    def _is_later_attempt(self) -> bool:
+        return self.is_resumed_here or self.engine.ranks.joins_late
+
+    @property
     def checkpoints(self) -> CheckpointManager:
         """Of the run."""
         return self.run.checkpoints
@@ -166,7 +168,9 @@ class Stage:
         run.run_dir = self._agree_on_folder()
         self._stack.enter_context(output_of_rank()).report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
-        run.checkpoints = CheckpointManager(engine, self._stores(), run.say, writer)
+        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer)
+        if self.kind == "fit" and not _is_rehearsal(self):
+            self._stack.enter_context(leased(run, self._is_later_attempt))
         self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
@@ -188,14 +192,9 @@ class Stage:
         requested = (self.elastic and self.elastic.run_dir) or self.options.run_dir
         run_dir = agreed_run_dir(requested, type(self.task).__name__, self.run, self.is_elastic or self.kind == "predict")
         if self.kind == "fit":
-            lock, joins = self._stack.enter_context(RunLock()), self.is_resumed_here or self.engine.ranks.joins_late
-            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * joins))
+            lock = self._stack.enter_context(RunLock())
+            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self._is_later_attempt))
         return run_dir
-
-    def _stores(self) -> list[Store]:
-        stores = [policy.store_of(self.run.run_dir) for policy in checkpoint_policies(self.run.callbacks)]
-        own = make_store(self.run.run_dir / "checkpoints")
-        return stores if own.place in [store.place for store in stores] else [*stores, own]
 
     def _prepare_data(self) -> None:
         prepared = self.is_resumed_here or self.has_data
