@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def _release(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of files that the failed run has open: this closes them
+        gc.collect()
 
 
 def ended_cleanly(work: Callable[[], int]) -> int:
