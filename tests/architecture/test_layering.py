@@ -72,7 +72,8 @@ HOMES = {
     "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
     "pynvml": ["device/stats.py"],
-    "tensorboard": [],  # torch brings it
+    "kubernetes_validate": ["launch/kubernetes/schemas.py"],
+    "tensorboard": ["loggers/tensorboard.py"],
     "plotly": ["report/page.py", "report/*/page.py"],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
 }
@@ -280,6 +281,8 @@ def test_core_imports_at_the_top() -> None:
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
         ("loggers.mlflow", "mlflow"),
         ("loggers.prometheus", "prometheus_client.core"),
+        ("launch.kubernetes.schemas", "kubernetes_validate"),
+        ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
         ("loggers.tensorboard", "torch.utils.tensorboard.writer"),
         ("loggers.wandb", "wandb"),
