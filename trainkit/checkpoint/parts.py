@@ -77,26 +77,26 @@ def await_parts(
     Raises:
         OSError: a rank could not write its part, or has not done so for half an hour; or rank 0 does not see it.
     """
-    found: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     failures: list[str] = []
     end = time.monotonic() + _PATIENCE_S
     for rank in range(part.ranks):
         content = _poll(lambda rank=rank: take(_key_of(part.token, rank)), end)  # type: ignore[misc]
         if content is None:
             raise OSError(f"rank {rank} has not written its part in {_PATIENCE_S / 60:.0f} minutes")
-        found[file_of(rank, part.ranks)] = about = json.loads(content)
+        reports[file_of(rank, part.ranks)] = about = json.loads(content)
         failures += [f"rank {rank}: {about['error']}"] if "error" in about else []
     if failures:
         raise OSError(failures[0] + (f" (and {len(failures) - 1} more of {part.ranks} ranks)" if failures[1:] else ""))
     end = time.monotonic() + _SEEN_S
-    for rank, (file, about) in enumerate(found.items()):
+    for rank, (file, about) in enumerate(reports.items()):
         if _poll(lambda file=file, size=about["bytes"]: size_of(file) == size or None, end) is None:  # type: ignore[misc]
             raise OSError(
                 f"rank {rank} has written {file} ({about['bytes']} bytes), and rank 0 does not see it after {_SEEN_S:g} s. "
                 "The run's folder must be on storage that all hosts share, or the checkpoints at a URL "
                 "(ModelCheckpoint.dirpath)"
             )
-    return found
+    return reports
 
 
 def _poll(look: Callable[[], Any], end: float) -> Any:

@@ -35,7 +35,7 @@ def is_shipped(target: str) -> bool:
     spec, module = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]), None
     if package == "recipes" and rest and spec is not None and spec.submodule_search_locations is not None:
         module = PathFinder.find_spec(rest[0], list(spec.submodule_search_locations))
-    origins = [found.origin for found in (spec, module) if found is not None and found.origin is not None]
+    origins = [part.origin for part in (spec, module) if part is not None and part.origin is not None]
     return module is not None and all(Path(origin).resolve().is_relative_to(shipped_root()) for origin in origins)
 
 
@@ -47,8 +47,8 @@ def named_by_user(texts: Iterable[str]) -> frozenset[str]:
     here = Path.cwd().resolve()
     is_of_a_run = any(map(is_run, (here, *here.parents)))
     files = [] if is_of_a_run else sorted((here / "conf").rglob("*.yaml"))
-    found = [*texts, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
-    return frozenset(module_of(target) for text in found for target in _TARGET.findall(text))
+    sources = [*texts, *(file.read_text(encoding="utf-8", errors="replace") for file in files)]
+    return frozenset(module_of(target) for text in sources for target in _TARGET.findall(text))
 
 
 def module_of(target: str) -> str:

@@ -152,8 +152,8 @@ class ShardCache:
     def _remove(self, path: Path, file: BinaryIO, message: str) -> None:
         """Remove a damaged file, unless another worker has replaced it; the one that removes it prints it."""
         with self.locked(path.name):
-            found = _stat(path)
-            if found is not None and os.path.samestat(found, os.fstat(file.fileno())):
+            there = _stat(path)
+            if there is not None and os.path.samestat(there, os.fstat(file.fileno())):
                 path.unlink()
                 print(message, flush=True)
 
@@ -250,19 +250,19 @@ def _difference(file: BinaryIO, shard: Shard) -> str:
     if size != shard.size:
         return f"has {size:,} bytes"
     if shard.sha256:
-        found = sha256_of(file)
+        checksum = sha256_of(file)
         file.seek(0)
-        if found != shard.sha256:
+        if checksum != shard.sha256:
             return "has another checksum (sha256)"
     return ""
 
 
 def sha256_of(file: BinaryIO) -> str:
     """Return the checksum of the rest of a file."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while block := file.read(_READ):
-        found.update(block)
-    return found.hexdigest()
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _other_content(shard: Shard, found: str) -> DataError:

@@ -68,12 +68,12 @@ def objects(**given: Any) -> list[dict[str, Any]]:
 def test_objects_are_legal(given: dict[str, Any], kind: str, version: str) -> None:
     """By the schemas of two releases of Kubernetes: no unknown field, none that is missing, no wrong type."""
     schemas: Any = pytest.importorskip("kubernetes_validate")
-    found = [*known(objects(**{**given, "kind": kind}))]
-    for one in found:
+    parts = [*known(objects(**{**given, "kind": kind}))]
+    for one in parts:
         schemas.validate(one, version, strict=True)
-    found[-1]["spec"]["restartpolicy"] = "Never"
+    parts[-1]["spec"]["restartpolicy"] = "Never"
     with pytest.raises(schemas.ValidationError):
-        schemas.validate(found[-1], version, strict=True)
+        schemas.validate(parts[-1], version, strict=True)
 
 
 def container(found: list[dict[str, Any]]) -> dict[str, Any]:
