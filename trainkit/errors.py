@@ -98,7 +98,13 @@ def summary(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 
 
+# What users type -> the usual name, where another one is nearer by its letters, or none is.
+_USUAL = {"epochs": "max_epochs", "steps": "max_steps", "learning_rate": "lr"}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest known name, or "" if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    names = list(known)
+    usual = _USUAL.get(name)
+    near = [usual] if usual in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
