@@ -6,8 +6,8 @@ elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, 
 `setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone between outer steps, and a
 ledger of goodput is kept.
 
-While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer, so that a new worker can join
-in time on a machine that has other work too.
+While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer, so that a new worker can
+join in time on a machine that has other work too.
 """
 
 from __future__ import annotations
