@@ -23,7 +23,8 @@ class KubernetesLauncher:
 
     Args:
         image: that holds trainkit.
-        kind: of the object: Job, JobSet (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        kind: of the object: Job, JobSet, TrainJob (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        runtime: of a TrainJob: a ClusterTrainingRuntime; null: torch-distributed.
         nodes: number of pods that train; of a RayJob also a range, [2, 8].
         gpus_per_node: GPUs of each.
         nproc_per_node: ranks of each; null: gpus_per_node, or 1.
@@ -40,7 +41,7 @@ class KubernetesLauncher:
         namespace: null: that of kubectl's context.
         job_name: null: the config's name.
         shm_size: of /dev/shm, as 16Gi: loader workers use it.
-        max_failures: so often the job may lose a pod, or fail, and start again.
+        max_failures: so often the job may lose a pod, or fail, and start again; null: 10.
         grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
         ttl_s: seconds until an ended job is removed; null: it stays.
         dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is there; create nothing.
@@ -54,6 +55,7 @@ class KubernetesLauncher:
         *,
         image: str | None = None,
         kind: str = "Job",
+        runtime: str | None = None,
         nodes: int | list[int] = 1,
         gpus_per_node: int | None = None,
         nproc_per_node: int | None = None,
@@ -76,7 +78,7 @@ class KubernetesLauncher:
         namespace: str | None = None,
         job_name: str | None = None,
         shm_size: str | None = None,
-        max_failures: int = 10,
+        max_failures: int | None = None,
         grace_s: int = 120,
         ttl_s: int | None = None,
         dry_run: bool = False,

@@ -45,7 +45,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("given", "message"),
     [
         ({"image": None}, "launcher.image is null; it must be an image that holds trainkit"),
-        ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, MPIJob, RayJob."),
+        ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, TrainJob, MPIJob, RayJob."),
         ({"nodes": 0}, "launcher.nodes is 0; it must be a whole number, 1 or more"),
         ({"gpus_per_node": 2, "nproc_per_node": 4}, "each rank takes a GPU"),
         ({"memory": "64 GB"}, "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi."),
