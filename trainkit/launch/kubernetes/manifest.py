@@ -19,7 +19,7 @@ from trainkit.launch.kubernetes import train_job
 from trainkit.launch.kubernetes.options import Options
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
-_LABEL = "app.kubernetes.io/name"
+NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
@@ -160,7 +160,7 @@ def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
 
 def _service(name: str, options: Options) -> dict[str, Any]:
     """Return the headless Service that gives pods their host names, also before they are ready."""
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_LABEL: name}}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {NAME_LABEL: name}}
     return _object("v1", "Service", name, spec, options)
 
 
@@ -189,7 +189,7 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
 
 
 def _metadata(name: str, options: Options) -> dict[str, Any]:
-    own = {"labels": {_LABEL: name, **options.labels}}
+    own = {"labels": {NAME_LABEL: name, **options.labels}}
     return own | ({"annotations": dict(options.annotations)} if options.annotations else {})
 
 

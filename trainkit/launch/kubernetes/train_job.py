@@ -1,7 +1,7 @@
-"""A TrainJob of Kubeflow Trainer 2.2 or newer: what a runtime of the cluster, torch-distributed, is told of a fit.
+"""A TrainJob of Kubeflow Trainer 2.2 or newer: how a fit is described to a runtime of the cluster.
 
-The runtime makes a JobSet of it, whose job is named "node", as its container is. It gives torchrun the number of nodes and
-ranks, and where to meet, as variables; how often pods start again is the runtime's.
+The runtime, by default torch-distributed, makes a JobSet of it, whose job is named "node", as its container is. It gives
+torchrun the number of nodes and ranks, and where to meet, as variables; how often pods start again is the runtime's.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def spec_of(pod: Mapping[str, Any], runtime: str, nodes: int, ranks: int) -> dic
         "command": container["command"],
         "numNodes": nodes,
         "numProcPerNode": ranks,
-        **{"env": env for env in [container.get("env")] if env},
-        **{"resourcesPerNode": resources for resources in [container.get("resources")] if resources},
     }
+    trainer |= {"env": container["env"]} if "env" in container else {}
+    trainer |= {"resourcesPerNode": container["resources"]} if "resources" in container else {}
     patch = {field: spec[field] for field in ("volumes", *_PATCHED) if field in spec}
     mounted = {field: container[field] for field in ("volumeMounts", "securityContext") if field in container}
     if mounted:

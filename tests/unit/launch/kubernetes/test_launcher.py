@@ -89,7 +89,7 @@ def test_a_job_is_checked_then_created(cluster: Any, tmp_path: Path, capsys: pyt
     assert calls.read_text().splitlines() == ["create --dry-run=server -f -", "create -o name -f -"]
     assert file == Path("kubernetes/mlp.yaml") and file.read_text() == (tmp_path / "text").read_text()
     out = capsys.readouterr().out
-    assert "Job mlp is created: 2 x 1 ranks" in out and "kubectl get pods -l app.kubernetes.io/name=mlp -n research" in out
+    assert "Job mlp is created: 2 x 1 ranks" in out and "python -m trainkit jobs logs mlp" in out
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_labels_are_on_all_objects_and_pods(kind: str, count: int) -> None:
     assert all(one["labels"] == labels and one["annotations"] == {"cost-center": "7"} for one in there)
 
 
-def test_a_runtime_is_told_of_the_fit() -> None:
+def test_a_trainjob_describes_the_fit_to_its_runtime() -> None:
     """A TrainJob says what its trainer runs, and patches of the pods what a TrainJob may."""
     (job,) = objects(**{**ALL, "kind": "TrainJob", "runtime": "torch-h100"})
     spec = job["spec"]
