@@ -174,6 +174,7 @@ class Stage:
         self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
+        self._stack.enter_context(run.hooks.fixed())
         make_model(self.task, engine)
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         if self.kept is not None:
