@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LocalStore, Store
+from trainkit.errors import CheckpointError
 
 
 def make_store(place: str | Path) -> Store:
@@ -22,10 +23,21 @@ def make_store(place: str | Path) -> Store:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """Yield a path on this machine for a path or the URL of a checkpoint."""
+    """Yield a path on this machine for a path or the URL of a checkpoint.
+
+    Raises:
+        CheckpointError: the URL cannot be read.
+    """
     if "://" not in path:
         yield path
         return
     place, _, name = path.rstrip("/").rpartition("/")
-    with make_store(place).fetch(name) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(make_store(place).fetch(name))
+        except OSError as error:
+            raise CheckpointError(
+                f"'{path}' cannot be read: {type(error).__name__}: {error}. Check its spelling, that this machine reaches it, "
+                "and its credentials; or copy it to a folder, and give that one's path."
+            ) from error
         yield str(folder)
