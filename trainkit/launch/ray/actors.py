@@ -70,7 +70,7 @@ class Actors:
         if not self._group.wait(options.start_timeout_s):
             raise ConfigError(
                 f"num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total()}. Ask for less, wait for other jobs to "
+                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total(options)}. Ask for less, wait for other jobs to "
                 "end, or add nodes."
             )
         kind = ray.remote(Rank)
