@@ -125,7 +125,9 @@ def test_a_function_without_trainer_needs_a_fixed_number(cluster: Any) -> None:
 def test_resources_that_never_come_are_reported(cluster: Any) -> None:
     """As many workers as the cluster can have, but not on one node: what was asked, what is free, the largest node."""
     executor = RayExecutor(4, placement_strategy="STRICT_PACK", start_timeout_s=2)
-    text = r"asks for 4 x \{CPU: 1\} .* within 2 s .*free now: .*CPU: .* on one node, \{CPU: 4\}: the largest node has \{CPU: 2\}"
+    text = (
+        r"asks for 4 x \{CPU: 1\} .* within 2 s .*free now: .*CPU: .* on one node, \{CPU: 4\}: the largest node has \{CPU: 2\}"
+    )
     with pytest.raises(ConfigError, match=text):
         executor.__enter__()
 

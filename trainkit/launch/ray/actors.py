@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.rendezvous import Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
-from trainkit.launch.ray.backend import last_line
+from trainkit.launch.ray.backend import cause_of
 from trainkit.launch.ray.cluster import free_and_total
 from trainkit.launch.ray.keeper import interface_of
 from trainkit.launch.ray.options import Options
@@ -70,8 +70,8 @@ class Actors:
         if not self._group.wait(options.start_timeout_s):
             raise ConfigError(
                 f"num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total(options)}. Ask for less, wait for other jobs to "
-                "end, or add nodes."
+                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total(options)}. Ask for less, wait for other "
+                "jobs to end, or add nodes."
             )
         kind = ray.remote(Rank)
         for number in range(options.least):
@@ -81,7 +81,7 @@ class Actors:
             nodes = [node for node, _ in ray.get([actor.where.remote() for actor in self._actors])]
         except RayError as error:
             raise ConfigError(
-                f"The actors of the ranks cannot start: {last_line(error)} They need trainkit and its Horovod: name them in "
+                f"The actors of the ranks cannot start: {cause_of(error)} They need trainkit and its Horovod: name them in "
                 "runtime_env (env_vars: {PYTHONPATH: ...}, or an image), or install them on all nodes."
             ) from None
         order = sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
