@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,16 @@ def test_workers_that_never_come_are_reported(cluster: Any, tmp_path: Path) -> N
     text = r"Error: launcher.num_workers asks for 9 x \{CPU: 1\} \(PACK\), and they did not come within 2 s .*free now: .*CPU"
     assert re.search(text, job.text), job.text
     assert not (tmp_path / "run").exists() and "Traceback" not in job.text
+
+
+def test_sigterm_while_workers_are_waited_for_ends_the_job(cluster: Any, tmp_path: Path) -> None:
+    """With a sentence, in place of Ray's addresses of its C++ code; no colours are in the file that it is written to."""
+    with started(tmp_path, "launcher.num_workers=9") as job:
+        wait_for(lambda: "[elastic] waiting for 9 x {CPU: 1}" in job.text, "the wait", job)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == 143, job.text
+    assert "SIGTERM received: this process ends, and with it what it has on the Ray cluster" in job.text
+    assert "*** SIGTERM" not in job.text and "PC: @" not in job.text and "\x1b" not in job.text, job.text
 
 
 def test_a_folder_that_is_not_shared_is_found_before_training(cluster: Any, tmp_path: Path) -> None:
