@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainkit.console import without_colors
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.rendezvous import Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
@@ -159,7 +160,7 @@ def _error_of(reference: Any, timeout_s: float | None) -> BaseException | None:
         if not isinstance(cause, Exception):
             return error
         if hasattr(cause, "add_note"):  # Python 3.11
-            cause.add_note("".join(str(error).splitlines(keepends=True)[:-1]))
+            cause.add_note("".join(without_colors(str(error)).splitlines(keepends=True)[:-1]))
         return cause
     except RayError as error:
         return error

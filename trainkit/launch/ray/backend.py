@@ -20,6 +20,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError
 
+from trainkit.console import without_colors
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic import reaper
 from trainkit.launch.elastic.messages import Start
@@ -227,7 +228,7 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
 
 def cause_of(error: BaseException) -> str:
     """Return the line of an error of Ray's that holds the cause: the first of pip's own errors in it, or else its last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in without_colors(str(error)).splitlines() if line.strip()]
     of_pip = [line for line in lines if line.startswith("ERROR: ")]
     return (of_pip[0] if of_pip else lines[-1] if lines else repr(error))[:300]
 

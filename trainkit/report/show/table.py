@@ -110,9 +110,7 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal, searched: Collection[str] 
     return Grid("", columns, rows, (len(columns) - 1,))
 
 
-def print_table(
-    runs: Sequence[FinishedRun], goal: Goal, console: Console, searched: Collection[str] | None = None
-) -> None:
+def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console, searched: Collection[str] | None = None) -> None:
     """Print the table as wide as the console is; below it what it leaves out, and the first errors."""
     grid, left_out = table_of(runs, goal, searched).fitted(console.width, ("state", goal.metric or ""))
     console.print(grid.rich())
