@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LocalStore, Store
+from trainkit.errors import CheckpointError
 
 
 def make_store(place: str | Path) -> Store:
@@ -22,10 +23,20 @@ def make_store(place: str | Path) -> Store:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-    """Yield a path on this machine for a path or the URL of a checkpoint."""
+    """Yield a path on this machine for a path or the URL of a checkpoint.
+
+    Raises:
+        CheckpointError: the URL cannot be read.
+        ConfigError: no file system is known for it.
+    """
     if "://" not in path:
         yield path
         return
     place, _, name = path.rstrip("/").rpartition("/")
-    with make_store(place).fetch(name) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(make_store(place).fetch(name))
+        except OSError as error:
+            text = str(error).strip() or type(error).__name__
+            raise CheckpointError(f"'{path}' cannot be read: {text}. Look at the URL, and at what may read it.") from error
         yield str(folder)

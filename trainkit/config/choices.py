@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainkit.config.explain import options_of
 from trainkit.config.resources import conf_folders
+from trainkit.config.yaml_file import check_yaml
 from trainkit.errors import ConfigError, did_you_mean
 
 _SCHEME = "trainkit"
@@ -71,9 +72,10 @@ class ChoiceSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a file's config with the sections of the choices in force."""
+        file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
+        check_yaml(file)
         result: ConfigResult = self._files.load_config(config_path)
         if isinstance(result.config, DictConfig):
-            file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
             result.config = _with_sections(result.config, file)
         return result
 

@@ -110,17 +110,22 @@ def force(override: str, folders: Sequence[Path]) -> str:
     key = override.split("=", 1)[0]
     is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
     _, sign, value = override.partition("=")
-    if is_group and sign and override[0] not in "+~" and any(map(_is_number, value.split(","))):
+    if is_group and sign and override[0] not in "+~" and not _names_a_config(value):
         raise ConfigError(
             _NO_NUMBER.format(key, value, ", ".join(options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
         )
     return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
 
 
+def _names_a_config(value: str) -> bool:
+    """Return whether Hydra would read a value as the name of a config, or as a list of names."""
+    names = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    return not any(name.strip()[:1] in ("[", "{") or _is_number(name.strip()) for name in names.split(","))
+
+
 def _is_number(value: str) -> bool:
-    """Whether Hydra would read a value as something other than the name of a config."""
     try:
         float(value)
     except ValueError:
-        return value.lower() in ("true", "false")
+        return value.lower() in ("true", "false", "null")
     return True

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
+from trainkit.config.yaml_file import check_yaml
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
 
@@ -130,7 +131,10 @@ def read_overrides(run_dir: Path) -> dict[str, str]:
 def _typed_for(run_dir: Path) -> list[str]:
     path = run_dir / OVERRIDES
     try:
-        held = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else []
+        if not path.is_file():
+            return []
+        check_yaml(path)
+        held = OmegaConf.to_container(OmegaConf.load(path))
     except Exception:  # YAML's errors have no common type; a table of runs does without
         held = []
     return [str(line) for line in held] if isinstance(held, list) else []
@@ -181,6 +185,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read.
     """
     try:
+        check_yaml(path)
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OmegaConfBaseException, YAMLError, RecursionError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{unreadable(path, error)} Mend the file, or name another config.") from error
