@@ -141,8 +141,9 @@ def train_step(run: Run, step: Step) -> None:
         state.skipped_steps += 1  # the schedule waits for the update that was held back
     if run.step.manual is None:
         end_last_batch(run)
-    if is_logged and run.engine.ranks.is_main:
+    if is_logged:
         run.step.watch.report()
+    if is_logged and run.engine.ranks.is_main:
         run.log_metrics(run.step.log.step_values() | {"lr": run.rates.last()[0]})
 
 

@@ -37,6 +37,7 @@ REFUSED = {
         "augment",
         "trivialaugment",
     ): "train_image_size is 176, and the model takes 224 x 224",
+    ("resnet50_a3", "task", "vit_b16"): "train_image_size is 160, and the model takes 224 x 224",
     ("mlp", "task", "vit_b16"): "'image_size': 8",
     ("resnet18", "task", "mlp"): "so an image is 3072 numbers (3 x 32 x 32)",
     ("resnet50", "task", "mlp"): "so an image is 3072 numbers (3 x 32 x 32)",

@@ -137,7 +137,9 @@ def _are_names(override: str) -> bool:
         return True
     if parsed.value_type is ValueType.GLOB_CHOICE_SWEEP:
         return True  # of names that exist
-    choices = parsed.sweep_iterator() if parsed.is_sweep_override() else [parsed.value()]
+    choices = list(parsed.sweep_iterator() if parsed.is_sweep_override() else [parsed.value()])
+    if all(choice and isinstance(choice, dict) for choice in choices):
+        return True  # settings, which Hydra merges
     if parsed.is_delete():
         return all(choice in (None, "") or isinstance(choice, str) for choice in choices)
     return all(isinstance(name, str) for choice in choices for name in (choice if isinstance(choice, list) else [choice]))

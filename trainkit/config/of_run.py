@@ -170,7 +170,7 @@ def read_config(path: Path) -> dict[str, Any]:
     check_yaml(path)
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OmegaConfBaseException, YAMLError, RecursionError) as error:
+    except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")

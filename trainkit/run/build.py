@@ -215,7 +215,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
             engine.needs_even_rounds,
         ),
         EpochMetrics(run.task),
-        LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks),
+        LossWatch(partial(alert, run, "non-finite"), run.state, run.engine.ranks, lambda: run.engine.approximation.steps_alone),
         clears_late=run.hooks.has("on_before_zero_grad"),
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,

@@ -1,12 +1,14 @@
 """Losses that are not finite.
 
-LossWatch      always: rank 0 reports the first one when it next logs a step; until then nothing waits for the device
+LossWatch      always: rank 0 reports the first one when it next logs a step; until then nothing waits for the device. Where
+               ranks step alone (LocalSGD, DiLoCo), each reports its own
 FiniteLosses   `trainer.stop_on_nonfinite`: all ranks end before the update and name the samples. Opt-in, because each step
                waits once for the device and costs one small sum over ranks.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -24,10 +26,17 @@ _SHOWN = 64  # samples named at most
 
 
 class LossWatch:
-    """Reports once that a loss of this rank was not finite."""
+    """Reports once that a loss of this rank was not finite.
 
-    def __init__(self, say: Callable[[str], None], state: TrainState, ranks: Ranks) -> None:
-        self._say, self._state, self._ranks = say, state, ranks
+    Args:
+        say: prints on rank 0.
+        steps_alone: whether this rank takes its steps alone, so that the others do not have its loss at the next one.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], state: TrainState, ranks: Ranks, steps_alone: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._say, self._state, self._ranks, self._steps_alone = say, state, ranks, steps_alone
         self._last: Tensor | None = None
         self._reported = False
 
@@ -36,15 +45,18 @@ class LossWatch:
         self._last = loss  # detach() would cost more than all else here; its graph is freed by backward
 
     def report(self) -> None:
-        """Print on rank 0 if the latest loss is not finite, which waits for its device. The graph of the loss, and with it the
-        model, is held no longer.
+        """Print if the latest loss is not finite, which waits for its device. The graph of the loss, and with it the model, is
+        held no longer.
         """
         last, self._last = self._last, None
-        if not self._ranks.is_main or self._reported or last is None or math.isfinite(loss := float(last.detach())):
+        speaks = self._ranks.is_main or self._steps_alone()
+        if not speaks or self._reported or last is None or math.isfinite(loss := float(last.detach())):
             return
         self._reported = True
-        self._say(
-            f"WARNING: the loss is {loss} at step {self._state.global_step} (epoch {self._state.current_epoch}), so the "
+        whose = f" of rank {self._ranks.rank}" if self._steps_alone() else ""
+        say = self._say if self._ranks.is_main else functools.partial(print, flush=True)
+        say(
+            f"WARNING: the loss{whose} is {loss} at step {self._state.global_step} (epoch {self._state.current_epoch}), so the "
             "weights are probably not finite now. Training continues. trainer.stop_on_nonfinite=true ends a run before such an "
             "update and names the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."
         )

@@ -64,7 +64,7 @@ MISTAKES = {
     ],
     "engine=null": ["engine is null", "auto, ddp", "~engine leaves it out"],
     "augment=[1,2]": ["augment is [1,2]", "randaugment"],
-    "augment={a:1}": ["augment is {a:1}", "randaugment"],
+    "augment={}": ["augment is {}", "randaugment"],
     "+augment=-1": ["augment is -1", "randaugment"],
     "~callbacks=[{}]": ["~callbacks=[{}] takes back a choice", "~callbacks=NAME"],
     "hydra=1_000": ["hydra is 1_000, and hydra names a config"],

@@ -11,8 +11,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.api.state import TrainState
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import DivergenceError
-from trainkit.run.finite import FiniteLosses
+from trainkit.launch.environment import read_launcher
+from trainkit.run.finite import FiniteLosses, LossWatch
 
 
 def poisoned(value: float, *indices: int) -> TensorDataset:
@@ -98,3 +101,26 @@ def test_a_short_run_reports_at_the_epochs_end(tmp_path: Path, capsys: pytest.Ca
     assert "WARNING: the loss is" in capsys.readouterr().out
     quiet(tmp_path).fit(Line(), loader())
     assert "WARNING" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rank", "alone", "text"),
+    [
+        (0, False, "WARNING: the loss is nan at step 7 (epoch 2)"),
+        (1, False, ""),  # rank 0 has it at the next step
+        (0, True, "WARNING: the loss of rank 0 is nan at step 7 (epoch 2)"),
+        (1, True, "WARNING: the loss of rank 1 is nan at step 7 (epoch 2)"),
+    ],
+)
+def test_a_rank_that_steps_alone_reports_its_own_loss(
+    rank: int, alone: bool, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once; with LocalSGD the others do not have it before the next outer step."""
+    ranks = Ranks(read_launcher())
+    ranks.assign(rank, 2, rank, 2)
+    watch = LossWatch(print, TrainState(global_step=7, current_epoch=2), ranks, lambda: alone)
+    for _ in range(2):
+        watch.look(torch.tensor(float("nan")))
+        watch.report()
+    out = capsys.readouterr().out
+    assert out.startswith(text) and out.count("WARNING") == bool(text)
