@@ -78,9 +78,8 @@ def _find(
             yield _newest(stores, resume, say, stack, ckpt_path == "auto")
             return
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
-        folder = stack.enter_context(store.fetch(name))
         try:
-            verify(folder)
+            folder, _ = _fetch_whole(store, name, stack)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {OTHER}") from error
         yield store.path_of(name), folder
@@ -93,9 +92,8 @@ def _newest(
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
     weights_alone, damaged = "", False
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
-        folder = stack.enter_context(store.fetch(name))
         try:
-            manifest = verify(folder)
+            folder, manifest = _fetch_whole(store, name, stack)
         except CheckpointError as error:
             say(f"{error} The one before it is taken.")
             damaged = True
@@ -116,13 +114,19 @@ def _newest(
     raise CheckpointError(_nothing("last", stores))
 
 
+def _fetch_whole(store: Store, name: str, stack: ExitStack) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint's folder on this machine and its manifest; raises CheckpointError if it is damaged."""
+    folder = stack.enter_context(store.fetch(name))
+    return folder, read_manifest(folder) if store.compares else verify(folder)
+
+
 def written(store: Store, name: str) -> str:
     """Return the time of writing as text that sorts by time; if it cannot be read, text that sorts last."""
-    with store.fetch(name, manifest_alone=True) as folder:
-        try:
+    try:
+        with store.fetch(name, manifest_alone=True) as folder:
             return str(read_manifest(folder)["written"])
-        except (CheckpointError, KeyError):
-            return "unknown"  # sorts after all digits: tried first, and so reported
+    except (CheckpointError, KeyError):
+        return "unknown"  # sorts after all digits: tried first, and so reported
 
 
 def _best(stores: Sequence[Store]) -> tuple[Store, str]:
