@@ -93,7 +93,7 @@ def start(tmp_path: Path) -> Run:
         elastic = f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
         run_dir = tmp_path / "run"
         line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
-        done = run_command(line, tmp_path, 150, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         return read(done.code, done.text, run_dir)
 
     return run

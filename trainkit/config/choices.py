@@ -2,7 +2,8 @@
 
 `optimizer=adamw: {lr: 4e-3}` in a YAML file is `optimizer: {lr: 4e-3}`, at its place in the file,
 if the composed config has that choice, and nothing if it has another. Without it, a recipe's rate
-of AdamW would be that of any optimizer that the command line names.
+of AdamW would be that of any optimizer that the command line names. `trainer if optimizer=adamw:`
+is `trainer:` likewise: a number of another key that belongs to the choice.
 
 OtherFolders     makes Hydra search the user's folder, then the shipped one, through ChoiceSource
 ChoiceSource     reads a file, and takes the sections of the choices in force
@@ -32,10 +33,10 @@ from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 
 _SCHEME = "trainkit"
-_NO_GROUP = "{0} has the key '{1}'; it must be GROUP=NAME. The groups are {2}.{3}"
+_NO_GROUP = "{0} has the key '{1}'; it must be GROUP=NAME, or KEY if GROUP=NAME. The groups are {2}.{3}"
 _NO_CHOICE = "{0} has settings of '{1}', and {2} has no '{3}'.{4} There are {5}."
 _NO_MAPPING = "{0}: '{1}' is {2!r}; it must be a mapping of {3}'s settings, as {{KEY: VALUE}}."
-_SECTION = re.compile(r"(\w+)=([\w.-]+)")
+_SECTION = re.compile(r"(?:(\w+) if )?(\w+)=([\w.-]+)")
 _IN_FORCE: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=None)
 
 
@@ -126,9 +127,9 @@ def _with_sections(config: DictConfig, file: Path) -> DictConfig:
         if "=" not in key:
             composed = OmegaConf.merge(composed, {key: value})
             continue
-        group, choice = _parts(key, value, file)
+        node, group, choice = _parts(key, value, file)
         if choices.get(group) == choice:
-            composed = OmegaConf.merge(composed, {group: value or {}})
+            composed = OmegaConf.merge(composed, {node: value or {}})
     assert isinstance(composed, DictConfig)
     return composed
 
@@ -139,23 +140,23 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in held.items()}
 
 
-def _parts(key: str, value: Any, file: Path) -> tuple[str, str]:
-    """Return group and choice of a section's key.
+def _parts(key: str, value: Any, file: Path) -> tuple[str, str, str]:
+    """Return what a section sets, and the group and choice for which it holds.
 
     Raises:
         ConfigError: there is no such choice, or the section does not hold settings.
     """
     matched, folders = _SECTION.fullmatch(key), conf_folders(Path.cwd())
-    names = options_of(matched[1], folders) if matched is not None else []
+    names = options_of(matched[2], folders) if matched is not None else []
     if matched is None or not names:
         files = [path for folder in folders for path in folder.glob("*/*.yaml")]
         groups = sorted({path.parent.name for path in files})
-        near = did_you_mean(key.partition("=")[0], groups)
+        near = did_you_mean(key.partition("=")[0].split()[-1], groups)
         raise ConfigError(_NO_GROUP.format(file, key, ", ".join(groups), near))
-    group, choice = matched.groups()
+    node, group, choice = matched[1] or matched[2], matched[2], matched[3]
     if choice not in names:
         near = did_you_mean(choice, names)
         raise ConfigError(_NO_CHOICE.format(file, key, group, choice, near, ", ".join(names)))
     if value is not None and not isinstance(value, dict):
-        raise ConfigError(_NO_MAPPING.format(file, key, value, group))
-    return group, choice
+        raise ConfigError(_NO_MAPPING.format(file, key, value, node))
+    return node, group, choice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,6 +117,7 @@ class TensorBoardLogger(Placed, Logger):
         self._resumed_at, self._there = run.global_step, set[str]()
         if run.global_step:
             self._there = self._names_at(folder, run.global_step)
+            _wait_for_a_later_name(folder)
         hides = run.global_step + 1 if run.global_step else None
         self._writer = self._make_writer(str(folder), purge_step=hides)
 
@@ -184,6 +186,16 @@ class TensorBoardLogger(Placed, Logger):
             if finite.numel() < values.numel():
                 count = values.numel() - finite.numel()
                 self._writer.add_scalar(f"nonfinite/{name}", count, step)
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait, at most a second, until a new file's name follows those that are there.
+
+    TensorBoard reads a folder's files in the order of their names: the second of their creation, host, process, and a counter
+    whose 10 precedes its 9.
+    """
+    newest = max((int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")), default=0)
+    time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, 
 `setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone between outer steps, and a
 ledger of goodput is kept.
 
-While there are fewer ranks than "waits_for", steps take longer, so that a new worker can join in time.
+While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer, so that a new worker can
+join in time on a machine that has other work too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Journal(Callback):
 
     def __init__(self, run_dir: Path, waits_for: int) -> None:
         self._waits_for = waits_for
+        self._short_steps = 0
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
 
@@ -52,7 +54,9 @@ class Journal(Callback):
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         is_short = trainer.world_size < self._waits_for and "TORCHELASTIC_RUN_ID" not in os.environ
-        time.sleep(4 * STEP_S if is_short else STEP_S)  # a newcomer is to come
+        self._short_steps += is_short
+        patience = 1 if not is_short else 4 if self._short_steps < 20 else 20
+        time.sleep(patience * STEP_S)
 
 
 class Slow(Numbers):

@@ -15,6 +15,7 @@ defaults: [_base, {task: mlp}, {data: digits}, {optimizer: adamw}, {lr: step}, _
 trainer: {max_epochs: 1}
 optimizer=adamw: {lr: 0.004, weight_decay: 0.1}
 optimizer=lars: {lr: 3.0}
+trainer if optimizer=adamw: {lr_scaling: sqrt}
 lr=step: {gamma: "${vars.gamma}"}
 vars: {gamma: 0.3}
 data: {image_size: 8}
@@ -52,6 +53,13 @@ def test_a_section_holds_for_its_choice(conf: Path) -> None:
     assert rates("conf=own", "optimizer=lars") == [3.0]
     assert rates("conf=own", "optimizer=sgd") == [0.1]
     assert configs("conf=own", "lr=cosine")[0]["lr"].keys() == {"_target_", "_partial_", "end"}
+
+
+def test_another_key_may_follow_a_choice(conf: Path) -> None:
+    """The rule by which AdamW's rate follows the batch is not SGD's."""
+    scaling = [configs("conf=own", *typed)[0]["trainer"]["lr_scaling"] for typed in ([], ["optimizer=sgd"])]
+    assert scaling == ["sqrt", "linear"]
+    assert configs("conf=own", "trainer.lr_scaling=none")[0]["trainer"]["lr_scaling"] == "none"
 
 
 def test_what_is_typed_wins(conf: Path) -> None:
@@ -108,6 +116,8 @@ def test_a_run_is_resumed_with_its_numbers(conf: Path, tmp_path: Path) -> None:
 MISTAKES = {
     "optimizer=adamv: {lr: 1}": ["settings of 'optimizer=adamv'", "Did you mean 'adamw'?"],
     "optimzer=adamw: {lr: 1}": ["it must be GROUP=NAME", "Did you mean 'optimizer'?"],
+    "trainer if optimzer=adamw: {lr_scaling: none}": ["or KEY if GROUP=NAME", "Did you mean 'optimizer'?"],
+    "trainer if optimizer=adamw: 3": ["'trainer if optimizer=adamw' is 3; it must be a mapping of trainer's settings"],
     "optimizer=: {lr: 1}": ["the key 'optimizer='", "it must be GROUP=NAME"],
     "optimizer=adamw: 0.1": ["'optimizer=adamw' is 0.1; it must be a mapping"],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import backend_context, metadata
 from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.summary.writer import event_file_writer
 
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
@@ -48,6 +50,16 @@ def test_what_is_trained_anew_is_shown_once(tmp_path: Path) -> None:
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
     reader = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
     assert [e.step for e in reader.Scalars("lr")] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_is_read_after_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads files in the order of their names, in which the counter of one second's files puts 10 before 9."""
+    train(tmp_path / "warm", max_epochs=1)
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+    time.sleep(1 - time.time() % 1)  # both begin in the same second
+    train(tmp_path, max_epochs=1)
+    reader = train(tmp_path, max_epochs=3, ckpt_path="last")
+    assert [e.step for e in reader.Scalars("lr")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_failed_run_is_closed(tmp_path: Path) -> None:
