@@ -23,7 +23,7 @@ from torch import nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
-from trainkit.checkpoint.find import load, locate
+from trainkit.checkpoint.find import Difference, as_any, load, locate
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
@@ -46,9 +46,14 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, engine: Engine, stores: Sequence[Store], say: Callable[[str], None], writer: Writer | None = None
+        self,
+        engine: Engine,
+        stores: Sequence[Store],
+        say: Callable[[str], None],
+        writer: Writer | None = None,
+        difference: Difference = as_any,
     ) -> None:
-        self._engine, self.stores, self._say = engine, list(stores), say
+        self._engine, self.stores, self._say, self._difference = engine, list(stores), say, difference
         self.writer = writer or Writer()
         self.resumed_from: str | None = None
         self.saves_alone = False
@@ -240,7 +245,7 @@ class CheckpointManager:
 
     def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
         """Rank 0: load a checkpoint's weights into the task; see find.load, also for what is returned."""
-        return load(ckpt_path, self.stores, task, resume, self._say)
+        return load(ckpt_path, self.stores, task, resume, self._say, self._difference)
 
     def open(self, ckpt_path: str, resume: bool = True) -> dict[str, Any] | None:
         """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call it on all ranks.
@@ -251,7 +256,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is none, it is damaged, or a rank cannot read it.
         """
-        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say))
+        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say, self._difference))
         if found is None:
             return None
         self.resumed_from, self.opened = found, split.Opened(self._engine, found, resume)

@@ -45,6 +45,7 @@ from trainkit.run.model import make_model
 from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
+from trainkit.run.saved import difference
 from trainkit.run.signals import Signals
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
 
@@ -168,7 +169,7 @@ class Stage:
         run.run_dir = self._agree_on_folder()
         self._stack.enter_context(output_of_rank()).report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
-        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer)
+        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer, difference)
         if self.kind == "fit" and not _is_rehearsal(self):
             self._stack.enter_context(leased(run, self._is_later_attempt))
         self.attach()
