@@ -7,7 +7,6 @@ small files, and so is the lease by which one run at a time writes here (run/lea
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from trainkit.checkpoint.files import check_files
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, read_manifest, write
 from trainkit.checkpoint.parts import Part, await_parts, file_of, is_file_of_rank, write_part
 from trainkit.checkpoint.store import Store, Take, nothing_left
+from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.safety.foreign import check_name
 
@@ -41,16 +41,17 @@ class RemoteStore(Store):
             self._files: Any = fsspec.filesystem(url.partition("://")[0])
         except (ValueError, ImportError) as error:
             raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
+        remove_left_folders()
 
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         self.guard()
         part, there = snapshot.part, self.path_of(name)
         try:
             parts = {} if part is None else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
-            with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-                write(Path(folder), snapshot, parts)
+            with transfer_folder() as folder:
+                write(folder, snapshot, parts)
                 keeps = () if part is None else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
-                _as_os_error(lambda: self._upload(there, Path(folder), keeps), there)
+                _as_os_error(lambda: self._upload(there, folder, keeps), there)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
                 if not self._files.exists(f"{there}/{MANIFEST}"):  # else it is a former checkpoint's
@@ -60,9 +61,9 @@ class RemoteStore(Store):
     def write_part(self, name: str, part: Part) -> dict[str, Any]:
         self.guard()
         there = self.path_of(name)
-        with tempfile.TemporaryDirectory(prefix="trainkit-part-") as folder:
-            about = write_part(Path(folder), part)
-            _as_os_error(lambda: self._put(Path(folder, file_of(part.rank, part.ranks)), there), there)
+        with transfer_folder() as folder:
+            about = write_part(folder, part)
+            _as_os_error(lambda: self._put(folder / file_of(part.rank, part.ranks), there), there)
         return about
 
     def _put(self, path: Path, there: str) -> None:
@@ -145,14 +146,14 @@ class RemoteStore(Store):
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
         there = self.path_of(name)
-        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
+        with transfer_folder() as folder:
             try:
-                self._fetch_into(Path(folder), there, manifest_alone)
-                yield Path(folder)
+                self._fetch_into(folder, there, manifest_alone)
+                yield folder
             except CheckpointError as error:
-                if folder not in str(error):
+                if str(folder) not in str(error):
                     raise
-                raise CheckpointError(str(error).replace(folder, there)) from error
+                raise CheckpointError(str(error).replace(str(folder), there)) from error
 
     def _fetch_into(self, folder: Path, there: str, manifest_alone: bool) -> None:
         others = [] if manifest_alone else self._files_in(there)
