@@ -30,6 +30,7 @@ from trainkit.errors import CheckpointError
 
 OTHER = "Take another one: ckpt_path=PATH."
 Difference = Callable[[Any], str]
+Say = Callable[[str], None]
 
 
 def as_any(saved: Any) -> str:
@@ -42,7 +43,7 @@ def load(
     stores: Sequence[Store],
     model: nn.Module,
     resume: bool,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     difference: Difference = as_any,
 ) -> tuple[str, dict[str, Any]] | None:
     """Find a checkpoint, verify it, and load its weights into the model.
@@ -74,7 +75,7 @@ def locate(
     ckpt_path: str,
     stores: Sequence[Store],
     resume: bool,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     difference: Difference = as_any,
 ) -> str | None:
     """Find a checkpoint and verify it; return its path or URL. See `load`."""
@@ -121,9 +122,7 @@ class _Reader(NamedTuple):
 
 
 @contextmanager
-def _find(
-    ckpt_path: str, stores: Sequence[Store], say: Callable[[str], None], reader: _Reader
-) -> Iterator[tuple[str, Path] | None]:
+def _find(ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
             yield _newest(stores, say, reader, stack, ckpt_path == "auto")
@@ -138,9 +137,7 @@ def _find(
         yield store.path_of(name), folder
 
 
-def _newest(
-    stores: Sequence[Store], say: Callable[[str], None], reader: _Reader, stack: ExitStack, or_none: bool
-) -> tuple[str, Path] | None:
+def _newest(stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack, or_none: bool) -> tuple[str, Path] | None:
     """Return the newest complete checkpoint as (path or URL, its folder on this machine), or None."""
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
     weights_alone, damaged = "", ""

@@ -23,7 +23,7 @@ from torch import nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
-from trainkit.checkpoint.find import Difference, as_any, load, locate
+from trainkit.checkpoint.find import Difference, Say, as_any, load, locate
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
@@ -46,12 +46,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        stores: Sequence[Store],
-        say: Callable[[str], None],
-        writer: Writer | None = None,
-        difference: Difference = as_any,
+        self, engine: Engine, stores: Sequence[Store], say: Say, writer: Writer | None = None, difference: Difference = as_any
     ) -> None:
         self._engine, self.stores, self._say, self._difference = engine, list(stores), say, difference
         self.writer = writer or Writer()
@@ -88,8 +83,6 @@ class CheckpointManager:
         """Whether the run resumed from its own checkpoint, or from memory, and not from another run's checkpoint."""
         source = self.resumed_from or ""
         return self.resumed_from_memory or any(source.startswith(f"{store.place}/") for store in self.stores)
-
-    # -- save -------------------------------------------------------------------------------------------------------
 
     def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING) -> Future[bool]:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
@@ -213,8 +206,6 @@ class CheckpointManager:
             print(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.", flush=True)
             self.writer.unwritten.clear()
 
-    # -- find and restore -------------------------------------------------------------------------------------------
-
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
         """Load on rank 0 the weights that the run resumes from; return what was saved beside them, on all ranks.
 
@@ -272,8 +263,6 @@ class CheckpointManager:
             if name in saved or name not in self.contents.optional_parts:
                 left += rank_part.load_state_dicts(saved[name]) or []
         return left
-
-    # -- after an error ---------------------------------------------------------------------------------------------
 
     def remember_step(self) -> None:
         """Note where this rank is before a step, for `rescue`."""
