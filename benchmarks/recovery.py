@@ -19,6 +19,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import shutil
 import signal
 import statistics
@@ -34,6 +35,7 @@ from typing import Any
 from benchmarks.harness import Cell, Findings, Table, Target, absent, main
 from benchmarks.processes import environment
 from benchmarks.recovery_rank import BATCH, STEP_S
+from trainkit.launch.ray_cluster import take_access
 
 WIDTHS = {"small": 64, "large": 3000}  # the large one has 9.2 million parameters, 110 MB with Adam's state
 ROUNDS = {"small": 2, "large": 1}
@@ -151,9 +153,8 @@ def started(command: Sequence[str], width: int, folder: Path, **more: str) -> It
     """Start a job; it gets SIGTERM at the end, and nothing of it is left."""
     log = folder / "log.txt"
     with log.open("wb") as out:
-        env = environment(**more) | {"RAY_AUTH_MODE": "disabled"}
         words = [*command, str(folder), str(width)]
-        process = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(words, cwd=folder, env=environment(**more), stdout=out, stderr=out, start_new_session=True)
     try:
         yield Job(folder, process, log)
         process.send_signal(signal.SIGTERM)
@@ -186,7 +187,8 @@ class Raylets:
         from ray.cluster_utils import Cluster
 
         self._folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")  # short: sockets' paths have at most 107 characters
-        os.environ |= environment(RAY_TMPDIR=self._folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+        os.environ |= environment(RAY_TMPDIR=self._folder, RAY_USAGE_STATS_ENABLED="0")
+        take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         self._node = {"num_cpus": 1, "object_store_memory": 150 * 2**20, "resources": {"slot": 1}}
         head = {"num_cpus": 0, "object_store_memory": 150 * 2**20, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)

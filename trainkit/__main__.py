@@ -31,7 +31,10 @@ _COMMANDS = {
     "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
     "status": ("status", "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)"),
     "runs": ("runs", "print a table of the runs below a folder (DIR sort=val/acc --json)"),
-    "jobs": ("jobs", "list the jobs on Slurm, print their output, cancel them (jobs logs JOB, jobs cancel JOB)"),
+    "jobs": (
+        "jobs",
+        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs JOB, jobs cancel JOB)",
+    ),
     "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
     "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
     "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),

@@ -96,7 +96,7 @@ def test_the_left_column_is_fabrics() -> None:
 
 
 def test_the_left_column_is_accelerates() -> None:
-    """Methods of its Accelerator, where `make peers` has installed it."""
+    """Methods of its Accelerator."""
     accelerator = pytest.importorskip("accelerate").Accelerator
     known = {"Accelerator", "accelerate launch"} | {f"accelerator.{name}" for name in dir(accelerator)}
     assert [name for theirs, _ in rows("from_accelerate", "Accelerate") for name in theirs if name not in known] == []

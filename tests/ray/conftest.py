@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.launching import BIN, command
+from trainkit.launch.ray_cluster import take_access
 
 __all__ = ["command"]
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")
@@ -38,10 +40,14 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A ray.cluster_utils.Cluster of two nodes with 2 CPUs each; RAY_ADDRESS names it. Tests may add nodes of their own."""
+    """A ray.cluster_utils.Cluster of two nodes with 2 CPUs each; RAY_ADDRESS names it. Tests may add nodes of their own.
+
+    It asks for a token, as each cluster of `ray.init()` does, and those of `ray start` on a machine that has one.
+    """
     folder = tempfile.mkdtemp(prefix="rt", dir="/tmp")  # short: sockets' paths have at most 107 characters
     before = dict(os.environ)
-    os.environ |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}  # the raylets' processes have them
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"  # read by the head: a job gets so long to write its checkpoint

@@ -97,7 +97,7 @@ def test_a_cluster_of_rank_0s_own_asks_for_its_token(launcher: str, command: Com
     """With authentication as Ray ships it, which no variable here switches off: the other rank joins with the token."""
     write_digits(tmp_path)
     (tmp_path / "home").mkdir()
-    start = f"env -u RAY_AUTH_MODE -u RAY_ADDRESS HOME={tmp_path}/home {launcher}"
+    start = f"env -u RAY_AUTH_MODE -u RAY_AUTH_TOKEN -u RAY_ADDRESS HOME={tmp_path}/home {launcher}"
     paths = f"data.train={tmp_path}/train data.val={tmp_path}/val"
     line = f"{start} python -m trainkit fit conf=mlp data=ray {paths} 'data.columns=[image,label]' data.num_classes=10"
     done = command(f"{line} trainer.max_steps=2 run_dir=run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,10 +25,29 @@ def ray_job(cluster: Any, *words: str, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
+def jobs(cluster: Any, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `trainkit jobs ...` as a user does; its output."""
+    address = f"http://{cluster.head_node.address_info['webui_url']}"
+    command = [sys.executable, "-m", "trainkit", "jobs", *words]
+    environment = os.environ | {"RAY_API_SERVER_ADDRESS": address}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def state_of(cluster: Any, job: str, cwd: Path) -> str:
+    """Return the state of a job in `trainkit jobs --json`."""
+    done = jobs(cluster, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    states = {row["job"]: row["state"] for row in json.loads(done.stdout)}
+    return str(states[job])
+
+
 def test_a_submitted_job_runs_and_stops(cluster: Any, tmp_path: Path) -> None:
-    """Its output has the ranks; `ray job stop` leaves a checkpoint, from which the same command resumes to the end."""
+    """Its output has the ranks; stopping it leaves a checkpoint, from which the same command resumes to the end.
+
+    `trainkit jobs` lists it, prints its output, and stops it as `ray job stop` does.
+    """
     write_project(tmp_path)
-    fit = [sys.executable, *FIT.split()[1:], f"run_dir={tmp_path}/run", "resume=auto"]
+    fit = [sys.executable, *FIT.split()[1:], f"run_dir={tmp_path}/run", "resume=auto", "task.pause_s=1"]
     variables = {"TRAINKIT_JOURNAL": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     given = ("--working-dir", ".", "--runtime-env-json", json.dumps({"env_vars": variables}), "--submission-id")
     command = ("submit", *given, "first", "--no-wait", "--", *fit)  # a new cluster takes no jobs for some seconds
@@ -36,7 +56,12 @@ def test_a_submitted_job_runs_and_stops(cluster: Any, tmp_path: Path) -> None:
         wait_for(lambda: any(tmp_path.glob("journal-*")), "training", timeout_s=300)
     except AssertionError:
         raise AssertionError(ray_job(cluster, "logs", "first", cwd=tmp_path).stdout) from None
-    assert "succeeded" not in ray_job(cluster, "stop", "first", cwd=tmp_path).stdout
+    assert state_of(cluster, "first", tmp_path) == "RUNNING"
+    assert "engine         horovod, 2 ranks" in jobs(cluster, "logs", "first", cwd=tmp_path).stdout
+    assert "job first is cancelled: the ranks save" in jobs(cluster, "cancel", "first", cwd=tmp_path).stdout
+    wait_for(lambda: state_of(cluster, "first", tmp_path) == "CANCELLED", "its end")
+    again = jobs(cluster, "cancel", "first", cwd=tmp_path)
+    assert again.returncode == 2 and "Job first is CANCELLED already" in again.stderr
     text = ray_job(cluster, "logs", "first", cwd=tmp_path).stdout
     found = re.search(r"the run ended after step (\d+)", text)
     assert found and "the job ends with exit code 75" in text, text

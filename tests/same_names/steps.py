@@ -251,6 +251,31 @@ def hooks_on_an_instance(kit: Framework) -> Any:
 
 
 @equal
+def hooks_set_in_setup(kit: Framework) -> Any:
+    """Hooks that setup() sets on its instance are called."""
+    calls: list[str] = []
+
+    def setup(self: Any, stage: str) -> None:
+        self.on_train_epoch_end = lambda: calls.append("end")
+
+    kit.trainer().fit(kit.line(setup=setup), data())
+    return calls
+
+
+@refused("on_train_epoch_end is set on the instance while it trains: it would never be called")
+def hooks_set_while_training(kit: Framework) -> Any:
+    """Hooks that are set on an instance while it trains."""
+    calls: list[str] = []
+
+    def on_train_epoch_start(self: Any) -> None:
+        self.on_train_epoch_end = lambda: calls.append("end")
+
+    task = kit.line(on_train_epoch_start=on_train_epoch_start)
+    kit.trainer().fit(task, data())
+    return calls
+
+
+@equal
 def a_step_without_batch_idx(kit: Framework) -> Any:
     """training_step(self, batch) and validation_step(self, batch)."""
 

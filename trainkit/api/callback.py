@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainkit.api.fixed_hooks import FixedHooks
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
@@ -12,7 +13,7 @@ from trainkit.errors import TaskError
 from trainkit.metrics.media import Media
 
 
-class Callback(LogsMedia):
+class Callback(FixedHooks, LogsMedia):
     """Override the hooks that you need; each runs on all ranks. A hook that is not overridden costs nothing.
 
     The order of a fit (a batch is one microbatch of this rank; a step is one optimizer update):

@@ -7,10 +7,11 @@ groups.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from trainkit.api.callback import Callback
@@ -25,6 +26,9 @@ from trainkit.metrics.hook_log import HookLog
 _SPANS = ("fit", "sanity_check", "train", "train_epoch")
 _EVALUATIONS = ("validation", "test", "predict", "validation_epoch", "test_epoch", "predict_epoch")
 _LOGGED = {f"on_{what}_{end}" for what in (*_SPANS, *_EVALUATIONS) for end in ("start", "end")}
+
+
+Around = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]  # of a call: its owner's class, the hook, what to call
 
 
 def _place(callback: Callback) -> int:
@@ -47,12 +51,31 @@ class Hooks:
                 raise ConfigError(_no_hook(type(callback), stray, "Callback", names))
         _check_task(task, names)
         self.log = log or HookLog(lambda value: [value], lambda values: None)
-        self._table: dict[str, list[Callable[..., Any]]] = {}
         for callback in callbacks:
             callback._task = task
-        callbacks = [c for c in callbacks if not c.needs_several_ranks or trainer.world_size > 1]
-        for name in names:
-            overriding = [c for c in callbacks if _overrides(c, Callback, name)]
+        self._trainer, self._task, self._names = trainer, task, names
+        self._owners: list[Task | Callback] = [task, *callbacks]
+        self._callbacks = [c for c in callbacks if not c.needs_several_ranks or trainer.world_size > 1]
+        self._around: Around | None = None
+        self._collect()
+
+    @contextlib.contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Collect the hooks again, since setup() may have set some on an instance; within the context that is an error."""
+        self._collect()
+        for owner in self._owners:
+            owner._fix_hooks(True)
+        try:
+            yield
+        finally:
+            for owner in self._owners:
+                owner._fix_hooks(False)
+
+    def _collect(self) -> None:
+        trainer, task = self._trainer, self._task
+        self._table: dict[str, list[Callable[..., Any]]] = {}
+        for name in self._names:
+            overriding = [c for c in self._callbacks if _overrides(c, Callback, name)]
             groups: list[list[Callable[..., Any]]] = [[], [], []]
             for callback in overriding:
                 groups[_place(callback)].append(functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task))
@@ -63,13 +86,16 @@ class Hooks:
             if found := [*groups[0], *groups[1], *groups[2]]:
                 self._table[name] = found
         self._calls = self._table
+        if self._around is not None:
+            self.wrap(self._around)
 
-    def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None:
+    def wrap(self, around: Around) -> None:
         """Wrap each call from now on; replaces an earlier wrapper.
 
         Args:
             around: receives the owner's class name, the hook's name and its implementation; returns the function to call.
         """
+        self._around = around
         self._calls = {
             name: [around(owner, name, method) for owner, method in zip(self.owners(name), methods, strict=True)]
             for name, methods in self._table.items()

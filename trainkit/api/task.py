@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from trainkit.api.datamodule import DataHooks
+from trainkit.api.fixed_hooks import FixedHooks
 from trainkit.api.from_checkpoint import build_from
 from trainkit.api.hyperparameters import Configured
 from trainkit.api.in_run import InRun
@@ -42,7 +43,7 @@ class LogTarget(NamedTuple):
     on_epoch: bool
 
 
-class Task(TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimization, nn.Module):
+class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimization, nn.Module):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
     All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the

@@ -1,12 +1,10 @@
-"""jobs: the jobs that launcher=slurm submitted; `jobs logs` prints the output of one, `jobs cancel` ends one."""
+"""jobs: the jobs on Slurm, Kubernetes and Ray; `jobs logs` prints the output of one, `jobs cancel` ends one."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,14 @@ from trainkit.cli.options import count, read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
-from trainkit.launch.slurm.jobs import Job, find_jobs, jobs_of, states_of
-from trainkit.launch.slurm.programs import error_of, run_program
+from trainkit.launch.jobs import Cluster, JobRow
+from trainkit.launch.kubernetes.cluster import KubernetesCluster
+from trainkit.launch.ray.jobs import RayCluster
+from trainkit.launch.slurm.cluster import SlurmCluster
 from trainkit.run.state import read_state
 
 _RUNS = "runs"
+_CLUSTERS: tuple[Cluster, ...] = (SlurmCluster(), KubernetesCluster(), RayCluster())  # the last takes any name
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -39,77 +40,77 @@ def _work(arguments: Sequence[str]) -> None:
     if len(places) > 1:
         raise ConfigError(f"'{places[1]}' is one too many: jobs takes one folder, or logs or cancel and one job.")
     if action == "list":
-        _list(Path(places[0] if places else _RUNS), as_json="--json" in arguments)
+        _list(places[0] if places else None, as_json="--json" in arguments)
         return
     if not places:
-        raise ConfigError(f"jobs {action} needs a job: its number, or its run's folder. `python -m trainkit jobs` lists them.")
-    job = _find(places[0])
+        raise ConfigError(
+            f"jobs {action} needs a job: its number or name, or its run's folder. `python -m trainkit jobs` lists them."
+        )
+    (job,) = places
+    cluster = _cluster_of(job)
     if action == "logs":
-        _print_log(job, count("lines", given["lines"]) if "lines" in given else None)
+        cluster.print_log(job, count("lines", given["lines"]) if "lines" in given else None)
     else:
-        _cancel(job)
+        print(cluster.cancel(job))
 
 
-def _list(top: Path, as_json: bool) -> None:
-    if not top.is_dir():
+def _cluster_of(job: str) -> Cluster:
+    for cluster in _CLUSTERS:
+        if cluster.has(job):
+            return cluster
+    raise ConfigError(
+        f"'{job}' is no number of a job, no folder of a run that launcher=slurm submitted, and no job of launcher=kubernetes "
+        "whose manifest is here (kubernetes/NAME.yaml). Jobs of Ray are known where RAY_ADDRESS or RAY_API_SERVER_ADDRESS is "
+        "set."
+    )
+
+
+def _list(folder: str | None, as_json: bool) -> None:
+    top = Path(folder or _RUNS)
+    if folder is not None and not top.is_dir():
         raise ConfigError(f"There is no folder {short(top)}. Give a folder that holds runs: python -m trainkit jobs FOLDER")
-    jobs = find_jobs(top.absolute())
-    states = states_of(jobs)
-    rows = [_facts(job) | dataclasses.asdict(states[job.number]) for job in jobs]
+    rows: dict[str, list[JobRow]] = {}
+    errors: dict[str, ConfigError] = {}  # of clusters that have jobs of ours, and do not answer
+    for cluster in _CLUSTERS:
+        try:
+            rows[cluster.name] = cluster.rows(top)
+        except ConfigError as error:
+            errors[cluster.name] = error
+    rows = {name: of_one for name, of_one in rows.items() if of_one}
+    if errors and not rows:
+        raise next(iter(errors.values()))
     if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    if not jobs:
-        print(f"No run in or below {short(top)} was submitted as a job. Submit one: python -m trainkit fit ... launcher=slurm")
-        return
-    table = Table("job", "state", "run", "elapsed", "left", "nodes", "folder")
-    for row, job in zip(rows, jobs, strict=True):
-        state = f"{row['state']} ({row['reason']})" if row["reason"] else row["state"]
-        table.add_row(str(row["job"]), state, row["run"], row["elapsed"], row["time_left"], row["nodes"], short(job.run_dir))
+        print(json.dumps([_facts(name, row, of_one) for name, of_one in rows.items() for row in of_one], indent=1))
+    elif rows:
+        _print_table(rows)
+    else:
+        print(
+            f"No run in or below {short(top)} was submitted as a job. Submit one: python -m trainkit fit ... launcher=slurm "
+            "(or kubernetes). Those of `ray job submit` are listed where RAY_API_SERVER_ADDRESS is set."
+        )
+    for name, why in errors.items():
+        print(f"[jobs] {name}: {why}", file=sys.stderr)
+
+
+def _print_table(rows: dict[str, list[JobRow]]) -> None:
+    table = Table("on", "job", "state", "run", "elapsed", "left", "nodes", "folder, manifest or command")
+    for name, of_one in rows.items():
+        for row in of_one:
+            state = f"{row.state} ({row.reason})" if row.reason else row.state
+            times = (row.elapsed, row.time_left)
+            table.add_row(name, row.job, state, _run_state(row, of_one), *times, row.nodes, row.where)
     console_of().print(table)
 
 
-def _facts(job: Job) -> dict[str, Any]:
-    newest = jobs_of(job.run_dir)[-1].number == job.number  # the folder's state is that of its last job
-    return {
-        "job": job.number,
-        "run_dir": str(job.run_dir),
-        "run": read_state(job.run_dir).name if newest else "",
-        "submitted": job.submitted,
-        "log": str(job.log),
-    }
+def _facts(name: str, row: JobRow, of_one: Sequence[JobRow]) -> dict[str, Any]:
+    facts: dict[str, Any] = dataclasses.asdict(row)
+    facts |= {"cluster": name, "run": _run_state(row, of_one), "run_dir": str(row.run_dir) if row.run_dir else None}
+    del facts["more"]
+    facts.update(row.more)
+    return facts
 
 
-def _find(given: str) -> Job:
-    if not given.isdecimal():
-        if not (jobs := jobs_of(Path(given).absolute())):
-            raise ConfigError(f"'{given}' is no number of a job, and no folder of a run that launcher=slurm submitted.")
-        return jobs[-1]
-    found = [job for job in find_jobs(Path(_RUNS).absolute()) if job.number == int(given)]
-    if not found:
-        raise ConfigError(
-            f"No run below {_RUNS}/ was submitted as job {given}. Give the run's folder, or use scancel and scontrol."
-        )
-    return found[0]
-
-
-def _print_log(job: Job, lines: int | None) -> None:
-    if not job.log.is_file():
-        state = states_of([job])[job.number]
-        raise ConfigError(
-            f"Job {job.number} has no output yet: it is {state.state}{f' ({state.reason})' if state.reason else ''}; its file "
-            f"will be {job.log}."
-        )
-    with job.log.open(errors="replace") as file:
-        sys.stdout.writelines(file if lines is None else deque(file, lines))
-
-
-def _cancel(job: Job) -> None:
-    state = states_of([job])[job.number]
-    if state.is_over:
-        raise ConfigError(f"Job {job.number} is {state.state} already; there is nothing to cancel.")
-    done = run_program("scancel", [str(job.number)])
-    if done.returncode:
-        raise ConfigError(f"scancel did not end job {job.number}: {error_of(done)}.")
-    what = "the ranks save a checkpoint and end" if state.state == "RUNNING" else "it had not started"
-    print(f"job {job.number} is cancelled: {what}. To resume: the same command, with run_dir={os.path.relpath(job.run_dir)}")
+def _run_state(row: JobRow, of_one: Sequence[JobRow]) -> str:
+    """Return how a run has ended; its folder says it of the newest of its jobs."""
+    newest = [other for other in of_one if other.run_dir == row.run_dir][-1]
+    return read_state(row.run_dir).name if row.run_dir and newest == row else ""

@@ -123,8 +123,6 @@ class Stage:
         """Of the run."""
         return self.run.checkpoints
 
-    # -- enter ------------------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Stage:
         self._stack.enter_context(output_of_rank())
         try:
@@ -175,6 +173,7 @@ class Stage:
         self.attach()
         run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
         self._prepare_data()
+        self._stack.enter_context(run.hooks.fixed())
         make_model(self.task, engine)
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         if self.kept is not None:
@@ -210,8 +209,6 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    # -- while it lasts ---------------------------------------------------------------------------------------------
-
     def mover(self) -> Mover | HookedMover:
         """Return what puts a batch on this rank's device."""
         device = self.engine.device
@@ -238,8 +235,6 @@ class Stage:
             return []
         seed, ranks = self.options.seed, self.declared_ranks
         return eval_feeds(data, name, limit, seed, self.engine, self.mover(), ranks, self.bad_samples)
-
-    # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))

@@ -12,12 +12,13 @@ from trainkit.cli.jobs import main
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ([], 2, "There is no folder runs."),
+        ([], 0, "No run in or below runs was submitted as a job."),
+        (["runs"], 2, "There is no folder runs."),
         (["."], 0, "No run in or below . was submitted as a job."),
         ([".", "extra"], 2, "'extra' is one too many"),
-        (["logs"], 2, "jobs logs needs a job: its number, or its run's folder."),
+        (["logs"], 2, "jobs logs needs a job: its number or name, or its run's folder."),
         (["logs", "7"], 2, "No run below runs/ was submitted as job 7."),
-        (["logs", "."], 2, "'.' is no number of a job, and no folder of a run that launcher=slurm submitted."),
+        (["logs", "."], 2, "'.' is no number of a job, no folder of a run that launcher=slurm submitted,"),
         (["logs", "7", "line=3"], 2, "'line' is no setting of jobs. Did you mean 'lines'?"),
         (["cancel"], 2, "jobs cancel needs a job"),
     ],

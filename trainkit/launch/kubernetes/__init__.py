@@ -1,1 +1,1 @@
-"""launcher=kubernetes: a fit as a Job, JobSet, MPIJob or RayJob."""
+"""launcher=kubernetes: a fit as a Job, JobSet, TrainJob, MPIJob or RayJob."""

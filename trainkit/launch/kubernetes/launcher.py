@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.launch.kubernetes import schemas
+from trainkit.launch.kubernetes.kubectl import error_of, run_kubectl
 from trainkit.launch.kubernetes.manifest import manifest_of, objects_of
 from trainkit.launch.kubernetes.options import name_of, options_of
 
-_FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
-_TIMEOUT_S = 120.0
+FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
 
 
 class KubernetesLauncher:
@@ -23,7 +22,8 @@ class KubernetesLauncher:
 
     Args:
         image: that holds trainkit.
-        kind: of the object: Job, JobSet (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        kind: of the object: Job, JobSet, TrainJob (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        runtime: of a TrainJob: a ClusterTrainingRuntime; null: torch-distributed.
         nodes: number of pods that train; of a RayJob also a range, [2, 8].
         gpus_per_node: GPUs of each.
         nproc_per_node: ranks of each; null: gpus_per_node, or 1.
@@ -40,7 +40,7 @@ class KubernetesLauncher:
         namespace: null: that of kubectl's context.
         job_name: null: the config's name.
         shm_size: of /dev/shm, as 16Gi: loader workers use it.
-        max_failures: so often the job may lose a pod, or fail, and start again.
+        max_failures: so often the job may lose a pod, or fail, and start again; null: 10.
         grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
         ttl_s: seconds until an ended job is removed; null: it stays.
         dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is there; create nothing.
@@ -54,6 +54,7 @@ class KubernetesLauncher:
         *,
         image: str | None = None,
         kind: str = "Job",
+        runtime: str | None = None,
         nodes: int | list[int] = 1,
         gpus_per_node: int | None = None,
         nproc_per_node: int | None = None,
@@ -76,7 +77,7 @@ class KubernetesLauncher:
         namespace: str | None = None,
         job_name: str | None = None,
         shm_size: str | None = None,
-        max_failures: int = 10,
+        max_failures: int | None = None,
         grace_s: int = 120,
         ttl_s: int | None = None,
         dry_run: bool = False,
@@ -107,7 +108,7 @@ class KubernetesLauncher:
             if why is not None:
                 print(f"[kubernetes] {why}", file=sys.stderr)
             return None
-        file = Path(_FOLDER) / f"{name}.yaml"
+        file = Path(FOLDER) / f"{name}.yaml"
         _create(text)
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
@@ -126,44 +127,30 @@ class KubernetesLauncher:
             )
 
     def _say(self, name: str, file: Path) -> None:
-        options, where = self.options, f" -n {self.options.namespace}" if self.options.namespace else ""
+        options = self.options
         print(f"[kubernetes] {options.kind} {name} is created: {options.nodes} x {options.ranks} ranks; manifest: {file}")
-        pods = f"-l app.kubernetes.io/name={name}"
-        print(f"[kubernetes] pods: kubectl get pods {pods}{where}; output: kubectl logs -f {pods} --prefix{where}")
-        print(f"[kubernetes] to end it: kubectl delete -f {file}; each start resumes from the last checkpoint", flush=True)
+        command = "python -m trainkit jobs"
+        print(f"[kubernetes] state: {command}; output: {command} logs {name}")
+        print(f"[kubernetes] to end it: {command} cancel {name}; each start resumes from the last checkpoint", flush=True)
 
 
 def _create(text: str) -> None:
     """Create the objects, all or none: the cluster checks them first."""
-    checked = _run(["create", "--dry-run=server", "-f", "-"], text)
+    checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
     if checked.returncode:
         raise ConfigError(_refused(checked))
-    done = _run(["create", "-o", "name", "-f", "-"], text)
+    done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
     if done.returncode:
         for made in done.stdout.split():
-            _run(["delete", made, "--ignore-not-found"], "")
+            run_kubectl(["delete", made, "--ignore-not-found"], "")
         raise ConfigError(_refused(done))
 
 
 def _refused(done: subprocess.CompletedProcess[str]) -> str:
-    why = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or f"exit code {done.returncode}"
+    why = error_of(done)
     hint = ""
     if "no matches for kind" in why:
         hint = " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job, which needs none."
     elif "AlreadyExists" in why or "already exists" in why:
         hint = " A job of this name is there: give another one (launcher.job_name=...), or delete it."
     return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"
-
-
-def _run(arguments: list[str], text: str) -> subprocess.CompletedProcess[str]:
-    if shutil.which("kubectl") is None:
-        raise ConfigError(
-            "There is no kubectl on this machine. Install it, with a context of the cluster; launcher=kubernetes "
-            "launcher.dry_run=true prints the manifest without it."
-        )
-    try:
-        return subprocess.run(
-            ["kubectl", *arguments], input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"kubectl did not answer within {_TIMEOUT_S:g} s: the cluster cannot be reached.") from None

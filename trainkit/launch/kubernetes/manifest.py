@@ -3,6 +3,7 @@
 Job, JobSet   pods of an Indexed Job, each with torchrun, which meet at pod 0 through a headless Service. A pod that is lost
               is made again by its index. Without it the others end too: all start again together, and resume from the
               last checkpoint.
+TrainJob      of Kubeflow Trainer: torchrun in each pod of a runtime that the cluster has.
 MPIJob        of the MPI operator: its launcher runs horovodrun over ssh, on workers that it lists in a hostfile.
 RayJob        of KubeRay: launcher=ray inside, elastic.
 """
@@ -14,10 +15,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from trainkit.launch.kubernetes import train_job
 from trainkit.launch.kubernetes.options import Options
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
-_LABEL = "app.kubernetes.io/name"
+NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
@@ -35,7 +37,8 @@ def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
 
 def objects_of(name: str, words: Sequence[str], options: Options) -> list[dict[str, Any]]:
     """Return the objects of that manifest."""
-    make = {"Job": _job, "JobSet": _job_set, "MPIJob": _mpi_job, "RayJob": _ray_job}[options.kind]
+    makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "MPIJob": _mpi_job, "RayJob": _ray_job}
+    make = makers[options.kind]
     return make(name, list(words), options)
 
 
@@ -57,6 +60,12 @@ def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, An
     spec["template"]["spec"].pop("subdomain", None)
     body |= {} if ttl is None else {"ttlSecondsAfterFinished": ttl}
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", name, body, options)]
+
+
+def _train_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+    pod = _pod(name, ["torchrun", "-m", "trainkit", *words], options)
+    spec = train_job.spec_of(pod, options.runtime, options.nodes, options.ranks)
+    return [_object(train_job.VERSION, "TrainJob", name, spec, options)]
 
 
 def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
@@ -151,7 +160,7 @@ def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
 
 def _service(name: str, options: Options) -> dict[str, Any]:
     """Return the headless Service that gives pods their host names, also before they are ready."""
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_LABEL: name}}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {NAME_LABEL: name}}
     return _object("v1", "Service", name, spec, options)
 
 
@@ -180,7 +189,7 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
 
 
 def _metadata(name: str, options: Options) -> dict[str, Any]:
-    own = {"labels": {_LABEL: name, **options.labels}}
+    own = {"labels": {NAME_LABEL: name, **options.labels}}
     return own | ({"annotations": dict(options.annotations)} if options.annotations else {})
 
 

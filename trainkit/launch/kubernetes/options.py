@@ -9,9 +9,11 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
+from trainkit.launch.kubernetes import train_job
 from trainkit.launch.kubernetes.volumes import Volume, volume_of
 
-KINDS = ("Job", "JobSet", "MPIJob", "RayJob")
+KINDS = ("Job", "JobSet", "TrainJob", "MPIJob", "RayJob")
+_MAX_FAILURES = 10
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MOST = 50  # letters of a name: pods' names add to it, and may have 63
 RESTRICTED: Mapping[str, Any] = {  # what namespaces of Pod Security "restricted" require of each container
@@ -29,6 +31,7 @@ class Options:
 
     Attributes:
         kind: of the object: one of KINDS.
+        runtime: of a TrainJob.
         image: that holds trainkit.
         nodes, ranks: number of pods, and of ranks in each.
         max_nodes: what a RayJob grows to; nodes for other kinds.
@@ -48,6 +51,7 @@ class Options:
     """
 
     kind: str
+    runtime: str
     image: str
     nodes: int
     max_nodes: int
@@ -83,9 +87,9 @@ def options_of(given: Mapping[str, Any]) -> Options:
             "(the Dockerfile in trainkit's repository builds one)."
         )
     nodes, max_nodes = _nodes(given["nodes"], given["kind"])
-    for name, least in (("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("grace_s", 1)):
-        _check_count(name, given[name], least, optional=name in ("gpus_per_node", "nproc_per_node"))
-    _check_count("ttl_s", given["ttl_s"], 0, optional=True)
+    _check_count("grace_s", given["grace_s"], 1, optional=False)
+    for name, least in (("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("ttl_s", 0)):
+        _check_count(name, given[name], least, optional=True)
     gpus, ranks = given["gpus_per_node"], given["nproc_per_node"] or given["gpus_per_node"] or 1
     if gpus is not None and ranks > gpus:
         raise ConfigError(
@@ -98,8 +102,11 @@ def options_of(given: Mapping[str, Any]) -> Options:
             raise ConfigError(f"launcher.{name} is {show(given[name])}; it must be a quantity as Kubernetes takes it: 8, 64Gi.")
     if gpus is not None:
         resources[given["gpu_resource"]] = str(gpus)
+    pod = _pod(given)
+    train_job.check_settings(given, pod)
     return Options(
         kind=given["kind"],
+        runtime=_name("runtime", given["runtime"]) or train_job.RUNTIME,
         image=image,
         nodes=nodes,
         max_nodes=max_nodes,
@@ -109,13 +116,13 @@ def options_of(given: Mapping[str, Any]) -> Options:
         volumes=tuple(volume_of(name, one) for name, one in _mapping("volumes", given["volumes"], "{claim: /path}").items()),
         env={name: str(value) for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()},
         secrets=_secrets(given["env_from_secrets"]),
-        pod=_pod(given),
+        pod=pod,
         security_context=_security(given["security_context"]),
         labels=_texts("labels", given["labels"], "{kueue.x-k8s.io/queue-name: team}"),
         annotations=_texts("annotations", given["annotations"], "{team: vision}"),
         namespace=_name("namespace", given["namespace"]),
         shm_size=given["shm_size"],
-        max_failures=given["max_failures"],
+        max_failures=_MAX_FAILURES if given["max_failures"] is None else given["max_failures"],
         grace_s=given["grace_s"],
         ttl_s=given["ttl_s"],
     )

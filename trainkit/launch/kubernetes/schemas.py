@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.launch.kubernetes.train_job import pod_of
 
 NOT_INSTALLED = "not compared with Kubernetes' schemas (pip install kubernetes-validate)"
 
@@ -17,6 +18,8 @@ def known(objects: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if kind == "JobSet":
             for jobs in spec["replicatedJobs"]:
                 yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **jobs["template"]}
+        elif kind == "TrainJob":
+            yield _as_pod(pod_of(spec))
         elif kind == "MPIJob":
             yield from (_as_pod(replicas["template"]) for replicas in spec["mpiReplicaSpecs"].values())
         elif kind == "RayJob":

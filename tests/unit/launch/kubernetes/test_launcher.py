@@ -45,7 +45,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("given", "message"),
     [
         ({"image": None}, "launcher.image is null; it must be an image that holds trainkit"),
-        ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, MPIJob, RayJob."),
+        ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, TrainJob, MPIJob, RayJob."),
         ({"nodes": 0}, "launcher.nodes is 0; it must be a whole number, 1 or more"),
         ({"gpus_per_node": 2, "nproc_per_node": 4}, "each rank takes a GPU"),
         ({"memory": "64 GB"}, "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi."),
@@ -89,7 +89,7 @@ def test_a_job_is_checked_then_created(cluster: Any, tmp_path: Path, capsys: pyt
     assert calls.read_text().splitlines() == ["create --dry-run=server -f -", "create -o name -f -"]
     assert file == Path("kubernetes/mlp.yaml") and file.read_text() == (tmp_path / "text").read_text()
     out = capsys.readouterr().out
-    assert "Job mlp is created: 2 x 1 ranks" in out and "kubectl get pods -l app.kubernetes.io/name=mlp -n research" in out
+    assert "Job mlp is created: 2 x 1 ranks" in out and "python -m trainkit jobs logs mlp" in out
 
 
 @pytest.mark.parametrize(

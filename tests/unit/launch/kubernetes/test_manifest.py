@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ PLAIN: dict[str, Any] = {
         ("gpus_per_node", "nproc_per_node", "cpu", "memory", "volumes", "env", "env_from_secrets", "node_selector")
     ),
     **dict.fromkeys(("tolerations", "service_account", "priority_class", "image_pull_secrets", "pod_spec", "namespace")),
-    **dict.fromkeys(("shm_size", "ttl_s", "head_resources", "security_context", "labels", "annotations")),
+    **dict.fromkeys(("shm_size", "ttl_s", "head_resources", "security_context", "labels", "annotations", "runtime")),
     "image": "registry.example.com/trainkit:1",
     "kind": "Job",
     "nodes": 1,
@@ -51,12 +52,15 @@ ALL: dict[str, Any] = {
     "shm_size": "16Gi",
     "ttl_s": 3600,
 }
+OF_THE_RUNTIME = ("max_failures", "ttl_s", "priority_class", "env_from_secrets", "pod_spec")  # not of a TrainJob
 WORDS = ["fit", "conf=resnet50", "run_dir='/runs/mine'", "resume=auto"]
 
 
 def objects(**given: Any) -> list[dict[str, Any]]:
     """Return the documents of a manifest; only of kinds that have a head, it has resources."""
     settings = {**PLAIN, **given}
+    if settings["kind"] == "TrainJob":
+        settings |= dict.fromkeys(OF_THE_RUNTIME)
     if settings["kind"] not in ("MPIJob", "RayJob"):
         settings["head_resources"] = None
     return [*yaml.safe_load_all(manifest_of("resnet50", WORDS, options_of(settings)))]
@@ -159,13 +163,47 @@ def metadata_of(value: Any) -> list[dict[str, Any]]:
     return own + metadata_of(list(value.values()))
 
 
-@pytest.mark.parametrize(("kind", "count"), [("Job", 3), ("JobSet", 2), ("MPIJob", 3), ("RayJob", 3)])
+@pytest.mark.parametrize(("kind", "count"), [("Job", 3), ("JobSet", 2), ("TrainJob", 2), ("MPIJob", 3), ("RayJob", 3)])
 def test_labels_are_on_all_objects_and_pods(kind: str, count: int) -> None:
     """A queue reads those of the job, an injector those of pods; ours stays beside them."""
     there = metadata_of(objects(**{**ALL, "kind": kind}))
     labels = {"app.kubernetes.io/name": "resnet50", "kueue.x-k8s.io/queue-name": "team", "sidecar.istio.io/inject": "false"}
     assert len(there) == count
     assert all(one["labels"] == labels and one["annotations"] == {"cost-center": "7"} for one in there)
+
+
+def test_a_trainjob_describes_the_fit_to_its_runtime() -> None:
+    """A TrainJob says what its trainer runs, and patches of the pods what a TrainJob may."""
+    (job,) = objects(**{**ALL, "kind": "TrainJob", "runtime": "torch-h100"})
+    spec = job["spec"]
+    assert (job["apiVersion"], spec["runtimeRef"]) == ("trainer.kubeflow.org/v1alpha1", {"name": "torch-h100"})
+    assert spec["trainer"]["command"] == ["torchrun", "-m", "trainkit", *WORDS]
+    assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (4, 8)
+    assert spec["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "8"
+    assert spec["trainer"]["env"][0] == {"name": "NCCL_DEBUG", "value": "INFO"}
+    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    (node,) = pod["containers"]
+    assert (patch["name"], node["name"], node["securityContext"]) == ("node", "node", RESTRICTED)
+    assert [mount["mountPath"] for mount in node["volumeMounts"]] == ["/runs", "/data", "/keys", "/dev/shm"]
+    assert (pod["serviceAccountName"], pod["terminationGracePeriodSeconds"]) == ("trainer", 120)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_failures": 3}, "launcher.max_failures is 3, and a TrainJob cannot say how often pods start again"),
+        ({"ttl_s": 60}, "launcher.ttl_s is 60, and a TrainJob cannot say when an ended job is removed"),
+        ({"priority_class": "low"}, "launcher.priority_class is 'low', and a TrainJob cannot say the pods' priority"),
+        ({"env_from_secrets": ["wandb"]}, "a TrainJob takes no variables from whole Secrets"),
+        ({"pod_spec": {"schedulerName": "volcano"}}, "launcher.pod_spec has schedulerName, and a TrainJob may set of its"),
+        ({"kind": "JobSet", "runtime": "mine"}, "launcher.runtime is 'mine', and launcher.kind=JobSet has none"),
+    ],
+)
+def test_what_only_a_runtime_says_is_refused(given: dict[str, Any], message: str) -> None:
+    """A setting that a TrainJob has no place for, and a runtime for a kind that has none."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        options_of({**PLAIN, "max_failures": None, "kind": "TrainJob", **given})
 
 
 def test_a_rayjob_grows() -> None:
@@ -178,7 +216,7 @@ def test_a_rayjob_grows() -> None:
     assert "'launcher.num_workers=[8,32]'" in ray["spec"]["entrypoint"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "TrainJob"])
 def test_a_misspelt_field_is_noticed_before_a_cluster_sees_it(kind: str) -> None:
     """By the schema of a pod, inside the operators' kinds too."""
     pytest.importorskip("kubernetes_validate")
