@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come from anywhere.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -31,10 +33,26 @@ class _Console(Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
-def console_of() -> Console:
-    """Return a console; without a terminal its lines are long enough not to be folded."""
-    console = _Console(highlight=False)
-    return console if console.is_terminal else _Console(highlight=False, width=200)
+def console_of(file: IO[str] | None = None, width: int = 200) -> Console:
+    """Return a console of an open file, or of stdout.
+
+    Only a terminal gets colours and bars, whatever FORCE_COLOR says, which CI and launchers hand on to all processes: elsewhere
+    the text is plain, with `width` columns, enough for lines not to be folded.
+    """
+    is_terminal = _is_terminal(file or sys.stdout)
+    return _Console(file=file, highlight=False, force_terminal=is_terminal, width=None if is_terminal else width)
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # none, a user's own object, or closed
+        return False
+
+
+def without_colors(text: str) -> str:
+    """Return a text without a terminal's codes for colours: Ray's errors have them, in files too."""
+    return _COLORS.sub("", text)
 
 
 def short(path: Path | str) -> str:

@@ -72,7 +72,7 @@ def test_the_launchers_card_has_another_name(words: list[str], make_hosts: Make,
     [
         (["--network-interface", "eth7"], "'eth7', which has no IPv4 address here (No such device); interfaces: lo, wire"),
         (["-H", "[fd78::2]:1,[fd78::3]:1"], "'[fd78::2]:1', an IPv6 address. Horovod's ranks connect over IPv4: give"),
-        (["-H", "host7:1"], "There is no route to host 'host7'"),
+        (["-H", "host7:1"], "--hosts names 'host7', of which no address can be looked up here"),
         (["-H", "10.78.0.9:2"], "no host can be reached by ssh (10.78.0.9)"),
     ],
     ids=["interface", "ipv6", "name", "address"],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,21 @@ def exiting() -> None:
     hvd.allreduce(torch.ones(1), name="never")
 
 
+def killed() -> None:
+    """Kill the process of rank 1, as the kernel does without memory."""
+    hvd.init()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.allreduce(torch.ones(1), name="never")
+
+
+def exiting_in_fit() -> None:
+    """End the process of rank 1 of an elastic job, before it trains."""
+    if os.environ["TRAINKIT_SLOT"] == "0":
+        os._exit(3)
+    time.sleep(60)
+
+
 def test_results_come_by_rank(ranks: RayExecutor) -> None:
     """Arguments reach each rank, and a second call finds the same ranks, on two nodes."""
     assert ranks.run(summed, args=(1.0,), kwargs={"scale": 2.0}) == [(0, 1, 6.0), (1, 1, 6.0)]
@@ -96,12 +113,23 @@ def test_a_trainer_runs_in_the_ranks(ranks: RayExecutor, tmp_path: Path) -> None
     assert (first[:2], second[:2], first[2]) == ((0, 2), (1, 2), second[2])
 
 
-@pytest.mark.parametrize(("fn", "kind"), [(failing, KeyError), (exiting, Exception)])
-def test_the_first_error_ends_all(cluster: Any, fn: Any, kind: type[Exception]) -> None:
-    """A rank's own exception comes out of `run`, though another rank waits for it; then the executor has no ranks."""
+@pytest.mark.parametrize(
+    ("fn", "kind", "text"),
+    [
+        (failing, KeyError, "of rank 1"),
+        (exiting, EngineError, r"^Rank 1 ended its process with exit code 3 \(os\._exit\): see its output\.$"),
+        (killed, EngineError, "^Rank 1 was lost: its process was killed by a signal .* Ray's report: The actor is dead"),
+    ],
+)
+def test_the_first_error_ends_all(cluster: Any, fn: Any, kind: type[Exception], text: str) -> None:
+    """A rank's own exception comes out of `run`, though another rank waits for it; then the executor has no ranks.
+
+    Of a rank whose process ended without one, the rank and the exit code are named. Nothing has Ray's colours.
+    """
     with RayExecutor(2) as executor:
-        with pytest.raises(kind, match="of rank 1" if kind is KeyError else "died"):
+        with pytest.raises(kind, match=text) as caught:
             executor.run(fn)
+        assert "\x1b" not in "".join(traceback.format_exception(caught.value))
         with pytest.raises(EngineError, match="An error has ended the ranks"):
             executor.run(summed, args=(1.0,))
 
@@ -114,6 +142,10 @@ def test_an_elastic_executor_fits(cluster: Any, tmp_path: Path) -> None:
         assert all(result[2] == results[0][2] for result in results)
         with pytest.raises(ValueError, match="of the user's"):
             executor.run(fitted, args=(str(tmp_path / "other"), True))
+        with pytest.raises(
+            EngineError, match=r"exit code 3, .* function's: worker \S+/0#1 ended with exit code 3: see its output"
+        ):
+            executor.run(exiting_in_fit)
 
 
 def test_a_function_without_trainer_needs_a_fixed_number(cluster: Any) -> None:
@@ -123,9 +155,12 @@ def test_a_function_without_trainer_needs_a_fixed_number(cluster: Any) -> None:
 
 
 def test_resources_that_never_come_are_reported(cluster: Any) -> None:
-    """More workers than the cluster can ever have: after start_timeout_s, what was asked, and what is free."""
-    executor = RayExecutor(3, resources_per_worker={"CPU": 2}, start_timeout_s=2)
-    with pytest.raises(ConfigError, match=r"asks for 3 x \{CPU: 2\} .* within 2 s .*free now: .*CPU: "):
+    """As many workers as the cluster can have, but not on one node: what was asked, what is free, the largest node."""
+    executor = RayExecutor(4, placement_strategy="STRICT_PACK", start_timeout_s=2)
+    text = (
+        r"asks for 4 x \{CPU: 1\} .* within 2 s .*free now: .*CPU: .* on one node, \{CPU: 4\}: the largest node has \{CPU: 2\}"
+    )
+    with pytest.raises(ConfigError, match=text):
         executor.__enter__()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,16 @@ def test_workers_that_never_come_are_reported(cluster: Any, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists() and "Traceback" not in job.text
 
 
+def test_sigterm_while_workers_are_waited_for_ends_the_job(cluster: Any, tmp_path: Path) -> None:
+    """With a sentence, in place of Ray's addresses of its C++ code; no colours are in the file that it is written to."""
+    with started(tmp_path, "launcher.num_workers=9") as job:
+        wait_for(lambda: "[elastic] waiting for 9 x {CPU: 1}" in job.text, "the wait", job)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == 143, job.text
+    assert "SIGTERM received: this process ends, and with it what it has on the Ray cluster" in job.text
+    assert "*** SIGTERM" not in job.text and "PC: @" not in job.text and "\x1b" not in job.text, job.text
+
+
 def test_a_folder_that_is_not_shared_is_found_before_training(cluster: Any, tmp_path: Path) -> None:
     """With a working_dir of Ray's the ranks' current folder is a copy: a relative run_dir is another folder there."""
     with started(tmp_path, "launcher.runtime_env={working_dir: .}") as job:
@@ -109,7 +120,7 @@ def test_an_environment_that_cannot_be_made_is_reported(cluster: Any, tmp_path: 
     environment = "{py_executable: /nowhere/python}"
     with started(tmp_path, f"launcher.runtime_env={environment}", "launcher.start_timeout_s=15") as job:
         assert job.end() == 2, job.text
-    assert re.search("No worker can be started on|Ray cannot start the job's environment", job.text), job.text
+    assert re.search(r"No worker can be started on \S+: its actor did not start within 15 s", job.text), job.text
     assert "Traceback" not in job.text, job.text
 
 

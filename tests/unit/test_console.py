@@ -7,7 +7,10 @@ import io
 import sys
 from pathlib import Path
 
-from trainkit.console import Output
+import pytest
+from rich.text import Text
+
+from trainkit.console import Output, console_of, without_colors
 
 
 class Broken(io.StringIO):
@@ -20,6 +23,24 @@ class Broken(io.StringIO):
         if self.tell() + len(text) > self.room:
             raise BrokenPipeError(32, "Broken pipe")
         return super().write(text)
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_files_and_pipes_get_no_codes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI and launchers set such variables for all processes; a table in a log would be full of them."""
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    console_of().print(Text("red", style="red"))
+    with (tmp_path / "log").open("w") as file:
+        console_of(file).print(Text("red", style="red"))
+    assert capsys.readouterr().out == (tmp_path / "log").read_text() == "red\n"
+
+
+def test_texts_of_rays_lose_their_colours() -> None:
+    """As "ray::f()", in cyan."""
+    assert without_colors("\x1b[36mray::f()\x1b[39m [1] \x1b[0mx") == "ray::f() [1] x"
 
 
 def test_a_failure_is_reported_once_on_the_other_stream_and_in_a_file(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -262,4 +261,4 @@ PROFILERS: dict[str, Callable[[], Callback]] = {
 def _write(path: Path, table: Table) -> None:
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as file:
-        Console(file=file, width=_WIDTH, highlight=False).print(table)
+        console_of(file, _WIDTH).print(table)

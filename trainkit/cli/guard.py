@@ -23,6 +23,7 @@ from trainkit.launch.local import ended_by_signals
 from trainkit.launch.reported import print_once
 from trainkit.launch.slurm.step import note_requeue
 from trainkit.launch.terminal import output_of_rank
+from trainkit.safety.tracebacks import text_of
 
 
 def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object]) -> int:
@@ -56,7 +57,7 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
     except TrainkitError as error:
         return fail(error, launcher, str(error), error.exit_code)
     except Exception as error:
-        return fail(error, launcher, traceback.format_exc(), 1)
+        return fail(error, launcher, text_of(error), 1)
 
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trainkit.cli.horovod_options import INSTALL
+from trainkit.console import console_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import build, elsewhere, patches, pip
 from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers
@@ -119,7 +119,7 @@ def install_needs(needs: tuple[str, ...], machine: Machine, log: Path) -> None:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
     """Show percentages: a bar on a terminal, otherwise a line every ten percent."""
-    console = Console()
+    console = console_of()
     if not console.is_terminal:
         yield _every_ten_percent()
         return

@@ -18,27 +18,16 @@ from trainkit.launch.slurm.script import Fit
 from trainkit.safety.masking import masked_arguments
 from trainkit.tuning.words import ELASTIC, override
 
-_SEVERAL = {
-    "kubernetes": "-m runs several jobs in this process, and launcher=kubernetes creates one. Create them one by one.",
-    "ray": "-m runs several jobs in this process, and launcher=ray starts one on a cluster. Start them one by one, or search "
-    "with Ray Tune.",
-    "slurm": "-m runs several jobs in this process, and launcher=slurm submits one. Submit them one by one, or sweep with "
-    "-m hydra/launcher=submitit_slurm, a process for each job.",
-}
-
 
 def launch(job: Any, arguments: Sequence[str]) -> int:
     """Run a job's command on the ranks of its launcher, or submit it; return the exit code.
 
     Raises:
-        ConfigError: several jobs (-m), or a setting of the launcher is not legal.
+        ConfigError: a setting of the launcher is not legal.
     """
-    name = launcher_of(job.config)
-    if any(word in ("-m", "--multirun") for word in arguments):
-        raise ConfigError(_SEVERAL[name])
     given = {key: value for key, value in job.config["launcher"].items() if key != "_target_"}
     words = [word for word in arguments if not word.startswith("run_dir=")]
-    return {"kubernetes": _create, "ray": _drive_ray, "slurm": _submit}[name](job, words, given)
+    return {"kubernetes": _create, "ray": _drive_ray, "slurm": _submit}[launcher_of(job.config)](job, words, given)
 
 
 def _drive_ray(job: Any, words: list[str], given: Mapping[str, Any]) -> int:

@@ -92,7 +92,7 @@ def repeat_of(request: Search, values: Sequence[str]) -> str:
 
 def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
     console = console_of()
-    print_table(runs, goal, console)
+    print_table(runs, goal, console, request.space)
     console.print(f"folder  {short(request.folder)}", soft_wrap=True)
     best = goal.best_run(runs)
     failed = [run for run in runs if run.state.name != "done"]

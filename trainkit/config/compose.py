@@ -35,6 +35,7 @@ from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
+from trainkit.config.launchers import refuse_several
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
@@ -147,6 +148,8 @@ def _run(
         check_hydra(composed, primary.folder, [*own, *filter(is_of_hydra, checked)])
         if not start.flags or start.is_multirun:
             job = _job(start.command, composed, overrides, primary, _STARTED)
+        if job is not None and start.is_multirun:
+            refuse_several(job.config)
     if job is not None and not start.flags:
         work(job)
     elif start.is_multirun:

@@ -13,6 +13,14 @@ from trainkit.launch.slurm.step import is_rank_of_slurm
 _OF_HOROVOD = ("MPIJob", "RayJob")  # kinds of launcher=kubernetes
 _ENGINES = {"DDPEngine": "ddp", "FSDPEngine": "fsdp", "SingleEngine": "single", "DeepSpeedEngine": "deepspeed"}
 
+_SEVERAL = {
+    "kubernetes": "-m runs several jobs in this process, and launcher=kubernetes creates one. Create them one by one.",
+    "ray": "-m runs several jobs in this process, and launcher=ray starts one on a cluster. Start them one by one, or search "
+    "with Ray Tune.",
+    "slurm": "-m runs several jobs in this process, and launcher=slurm submits one. Submit them one by one, or sweep with "
+    "-m hydra/launcher=submitit_slurm, a process for each job.",
+}
+
 
 def starts_ranks(config: Mapping[str, Any]) -> bool:
     """Return whether this process is to start the ranks of a job, with the config's launcher."""
@@ -62,6 +70,16 @@ def check_launcher(config: dict[str, Any], command: str) -> None:
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'")
+
+
+def refuse_several(config: Mapping[str, Any]) -> None:
+    """Refuse a job of several (-m) that this process would start with the config's launcher.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if starts_ranks(config):
+        raise ConfigError(_SEVERAL[launcher_of(config)])
 
 
 def _check_batch_job(config: Mapping[str, Any], engine: str | None, own: str) -> None:

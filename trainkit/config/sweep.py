@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
 from trainkit.run.state import RunState, read_state, write_state
 from trainkit.safety.masking import masked_arguments
+from trainkit.safety.tracebacks import text_of
 
 FOLDER = "sweep"  # below the sweep's run_dir: a note of each run, and Hydra's own files
 _BASIC = ("BasicSweeper", "BasicLauncher")
@@ -147,8 +147,8 @@ class TrialRunner:
         return float(values[metric])
 
     def _record(self, number: int, run_dir: Path, error: Exception, overrides: Sequence[str]) -> None:
-        text = str(error) if isinstance(error, TrainkitError) else "".join(traceback.format_exception(error))
-        print(f"Error in run {number}: {text.rstrip()}", file=sys.stderr, flush=True)
+        text = str(error) if isinstance(error, TrainkitError) else text_of(error)
+        print(f"Error in run {number}: {text}", file=sys.stderr, flush=True)
         record_failure(run_dir, summary(error), overrides)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -84,6 +87,9 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
         raise ConfigError(f"{what}: {fault}")
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     given |= {"include_dashboard": False} if address == "local" else {}
+    if not sys.stderr.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else its warnings have colours in files, too
+    at_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, runtime_env=dict(runtime_env) if runtime_env else None, **given)
     except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
@@ -96,7 +102,14 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
             else ""
         )
         raise ConfigError(f"{what}: Ray cannot start: {_first_line(error)}{cause}") from None
+    if threading.current_thread() is threading.main_thread():  # Ray's own handler would print addresses of its C++ code
+        signal.signal(signal.SIGTERM, _end if at_sigterm is signal.SIG_DFL else at_sigterm)
     return ray
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    print("SIGTERM received: this process ends, and with it what it has on the Ray cluster", file=sys.stderr, flush=True)
+    raise SystemExit(128 + number)
 
 
 def access() -> dict[str, str]:

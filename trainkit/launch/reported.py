@@ -19,6 +19,7 @@ from types import TracebackType
 
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.safety.tracebacks import text_of
 
 _FRESH_S = 60.0
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
@@ -74,7 +75,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if isinstance(error, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+    text = text_of(error)
     if isinstance(error, TrainkitError):
         frames = traceback.extract_tb(trace)
         own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]

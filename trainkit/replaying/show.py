@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import traceback
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from trainkit.console import console_of, plural
 from trainkit.replaying.replay import Replayed
+from trainkit.safety.tracebacks import text_of
 
 _MOST = 8
 
@@ -42,7 +42,7 @@ def show(done: Replayed) -> None:
     norms = sorted(done.gradients.items(), key=lambda item: -item[1] if math.isfinite(item[1]) else -math.inf)[:_MOST]
     _list(console, "largest gradient norms", [(f"{norm:.4g}", name, "") for name, norm in norms])
     if done.error is not None:
-        console.print("".join(traceback.format_exception(done.error)), soft_wrap=True, markup=False)
+        console.print(text_of(done.error), soft_wrap=True, markup=False)
 
 
 def _findings(done: Replayed) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from trainkit.api.callback import Callback
@@ -13,6 +12,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.callbacks.model_summary.layers import Layer, layer_of, layers_of, run
 from trainkit.checkpoint.batches import tensors_in
+from trainkit.console import console_of
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
 from trainkit.engine.sizes import numel_of
@@ -86,8 +86,7 @@ class ModelSummary(Callback):
 
 def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
     """Print a table of layers, the Task first, after a forward of `rows` samples; `why`: why there are no shapes, or ""."""
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+    console = console_of(width=_WIDTH)
     total, *rest = layers
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("layer", "class", *([] if why else ["in", "out"])):

@@ -30,7 +30,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.elastic.backend import Backend, HostBackend, HostSource, Started
 from trainkit.launch.elastic.hosts import EVERY_S, Discovery
 from trainkit.launch.elastic.messages import Decision, Say, Send, Start
-from trainkit.launch.elastic.network import Network, choose, is_local
+from trainkit.launch.elastic.network import Network, check_names, choose, is_local
 from trainkit.launch.elastic.options import Settings, settings_of
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.rendezvous import Request, Server
@@ -62,7 +62,7 @@ def run(settings: Settings) -> int | Network:
     """Run a job to its end, and return its exit code, or its network if Horovod's own driver is to run it.
 
     Raises:
-        ConfigError: there are no hosts, or they are unreachable.
+        ConfigError: there are no hosts, one has no address, or they are unreachable.
     """
     output = Output(settings.output, settings.with_time)
     discovery = None if settings.script is None else Discovery(settings.script, settings.slots)
@@ -86,6 +86,7 @@ def drive(driver: Driver, hosts: dict[str, int], source: HostSource | None) -> i
 
 def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output) -> dict[str, int]:
     if discovery is None:
+        check_names(settings.hosts)
         return dict(settings.hosts)
     end = time.monotonic() + settings.rules.timeout_s
     reported = False

@@ -1,5 +1,6 @@
 """Network: which host names mean this host, and the interfaces on which a job's processes connect.
 
+check_names          all hosts of -H have an address, before anything is started
 choose               the driver's: by name, or by the route to the hosts
 worker_interface     a worker's: by name, or by the route to the driver. Hosts name their cards as they like: a login node's
                      may be bond0, and a compute node's eth0
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import shutil
 import socket
 import struct
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +48,32 @@ def is_local(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def check_names(hosts: Iterable[str]) -> None:
+    """Check that all these hosts' names are known here: ssh would be tried with them until the job's time is over.
+
+    Raises:
+        ConfigError: a name has no address, and is not an alias of ssh's configuration.
+    """
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            if not is_local(host) and not _has_alias(host):
+                raise ConfigError(
+                    f"--hosts names '{host}', of which no address can be looked up here: {error}. Correct the name, or give "
+                    "the host's address; an alias of ~/.ssh/config is legal, too."
+                ) from None
+
+
+def _has_alias(host: str) -> bool:
+    """Return whether ssh's configuration leads to a host by another name, or through another host."""
+    if (ssh := shutil.which("ssh")) is None:
+        return False
+    done = subprocess.run([ssh, "-G", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10)
+    known = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    return known.get("hostname", host) != host.lower() or not known.keys().isdisjoint(("proxyjump", "proxycommand"))
 
 
 def choose(hosts: Iterable[str], interfaces: Sequence[str], driver: str | None = None) -> Network:

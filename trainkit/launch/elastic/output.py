@@ -86,13 +86,13 @@ class Output:
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Yield lines as they arrive; progress bars end theirs with a carriage return."""
+    """Yield lines as they arrive; progress bars end theirs with a carriage return, ssh with that and a line feed: one end."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     while True:
         chunk = pipe.read1(2**16)  # type: ignore[attr-defined]
-        *whole, rest = re.split(r"(?<=[\r\n])", rest + decoder.decode(chunk, final=not chunk))
-        yield from (line for line in whole if line)
+        *whole, rest = re.split(r"(?<=\n)|(?<=\r)(?!\n)", rest + decoder.decode(chunk, final=not chunk))
+        yield from (line.replace("\r\n", "\n") for line in whole if line)
         if not chunk:
             break
     if rest:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainkit.console import without_colors
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.rendezvous import Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
-from trainkit.launch.ray.backend import last_line
+from trainkit.launch.ray.backend import cause_of
 from trainkit.launch.ray.cluster import free_and_total
+from trainkit.launch.ray.exits import exit_code_of, note_exits
 from trainkit.launch.ray.keeper import interface_of
 from trainkit.launch.ray.options import Options
 from trainkit.launch.ray.sent import sendable
@@ -26,6 +28,9 @@ _CONSEQUENCES = ("HorovodInternalError", "PeerError", "JobEnded")  # of another 
 
 class Rank:
     """To be made an actor; its methods run in its main thread, so that signal handlers and torch work as in a script."""
+
+    def __init__(self) -> None:
+        note_exits()
 
     def where(self) -> tuple[str, str]:
         """Return the node's id and its address."""
@@ -70,8 +75,8 @@ class Actors:
         if not self._group.wait(options.start_timeout_s):
             raise ConfigError(
                 f"num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total()}. Ask for less, wait for other jobs to "
-                "end, or add nodes."
+                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total(options)}. Ask for less, wait for other "
+                "jobs to end, or add nodes."
             )
         kind = ray.remote(Rank)
         for number in range(options.least):
@@ -81,7 +86,7 @@ class Actors:
             nodes = [node for node, _ in ray.get([actor.where.remote() for actor in self._actors])]
         except RayError as error:
             raise ConfigError(
-                f"The actors of the ranks cannot start: {last_line(error)} They need trainkit and its Horovod: name them in "
+                f"The actors of the ranks cannot start: {cause_of(error)} They need trainkit and its Horovod: name them in "
                 "runtime_env (env_vars: {PYTHONPATH: ...}, or an image), or install them on all nodes."
             ) from None
         order = sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
@@ -106,17 +111,44 @@ class Actors:
         """Wait for the results; the first error ends all ranks, which would wait for that one.
 
         Raises:
-            Exception: the error that a rank's function raised, or RayError if its actor ended.
+            Exception: the error that a rank's function raised; EngineError if the rank's process ended.
         """
         left = list(references)
         while left:
             done, left = ray.wait(left)
-            if (error := _error_of(done[0], None)) is not None:
-                others = [_error_of(reference, _LATER_S) for reference in left] if _is_consequence(error) else []
+            if (error := self._error_of(references, done[0], None)) is not None:
+                waits = left if _is_consequence(error) else []
+                others = [self._error_of(references, reference, _LATER_S) for reference in waits]
                 causes = [other for other in others if other is not None and not _is_consequence(other)]
                 self._end()
                 raise causes[0] if causes else error
         return ray.get(references)
+
+    def _error_of(self, references: list[Any], reference: Any, timeout_s: float | None) -> BaseException | None:
+        """Return a rank's own error, or that of its actor; None if there is none in time."""
+        try:
+            ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError:
+            return None
+        except RayTaskError as error:
+            cause = error.cause
+            if not isinstance(cause, Exception):
+                return error
+            if hasattr(cause, "add_note"):  # Python 3.11
+                cause.add_note("".join(without_colors(str(error)).splitlines(keepends=True)[:-1]))
+            return cause
+        except RayActorError as error:
+            rank = references.index(reference)
+            code = exit_code_of(self._actors[rank])
+            if code is not None:
+                return EngineError(f"Rank {rank} ended its process with exit code {code} (os._exit): see its output.")
+            return EngineError(
+                f"Rank {rank} was lost: its process was killed by a signal (out of memory, a segmentation fault), or its node "
+                f"is gone. Ray's report: {cause_of(error)}"
+            )
+        except RayError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """End the actors, and give their resources back."""
@@ -146,24 +178,6 @@ def seats(nodes: Sequence[str]) -> list[dict[str, str]]:
         numbers |= {"CROSS_RANK": peers.index(node), "CROSS_SIZE": len(peers)}
         found.append({f"HOROVOD_{name}": str(value) for name, value in numbers.items()} | {"HOROVOD_HOSTNAME": node[:12]})
     return found
-
-
-def _error_of(reference: Any, timeout_s: float | None) -> BaseException | None:
-    """Return a rank's own error, or that of its actor; None if there is none in time."""
-    try:
-        ray.get(reference, timeout=timeout_s)
-    except GetTimeoutError:
-        return None
-    except RayTaskError as error:
-        cause = error.cause
-        if not isinstance(cause, Exception):
-            return error
-        if hasattr(cause, "add_note"):  # Python 3.11
-            cause.add_note("".join(str(error).splitlines(keepends=True)[:-1]))
-        return cause
-    except RayError as error:
-        return error
-    return None
 
 
 def _is_consequence(error: BaseException) -> bool:

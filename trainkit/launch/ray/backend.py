@@ -18,8 +18,9 @@ from typing import IO, Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
+from trainkit.console import without_colors
 from trainkit.errors import ConfigError
 from trainkit.launch.elastic import reaper
 from trainkit.launch.elastic.messages import Start
@@ -83,8 +84,11 @@ class RayBackend:
             try:
                 found = ray.get(reference, timeout=timeout_s)
             except RayError as error:
+                cause = cause_of(error)
+                if isinstance(error, GetTimeoutError):
+                    cause = f"its actor did not start within {timeout_s:g} s (launcher.start_timeout_s)."
                 raise ConfigError(
-                    f"No worker can be started on {place[0]}: {last_line(error)} Look at launcher.runtime_env, and at the node."
+                    f"No worker can be started on {place[0]}: {cause} Look at launcher.runtime_env, and at the node."
                 ) from None
             if text := fault_of(found, place[0], self._work.run_dir):
                 raise ConfigError(text)
@@ -178,7 +182,7 @@ class RayProcess:
                 code = _copied(stream(), ends, on_result)
             except RayError as error:  # the actor or its node is gone; or its environment cannot be made
                 if "runtime" in type(error).__name__.lower():
-                    output.say(f"{self._worker}: {last_line(error)}")
+                    output.say(f"{self._worker}: {cause_of(error)}")
             except OSError as error:
                 output.say(f"{self._worker} cannot be started: {error}")
             for end in ends.values():
@@ -222,9 +226,11 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
     return ""
 
 
-def last_line(error: BaseException) -> str:
-    """Return the last line of an error of Ray's, which holds the cause."""
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), repr(error))[:300]
+def cause_of(error: BaseException) -> str:
+    """Return the line of an error of Ray's that holds the cause: the first of pip's own errors in it, or else its last."""
+    lines = [line.strip() for line in without_colors(str(error)).splitlines() if line.strip()]
+    of_pip = [line for line in lines if line.startswith("ERROR: ")]
+    return (of_pip[0] if of_pip else lines[-1] if lines else repr(error))[:300]
 
 
 def _copied(stream: Any, ends: Mapping[str, IO[bytes]], on_result: Callable[[bytes], None]) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ray import cloudpickle
 
 from trainkit.errors import EngineError, JobEnded
 from trainkit.launch.ray.sent import sendable
+from trainkit.safety.tracebacks import text_of
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     except JobEnded as ended:  # by another rank's error
         code = ended.exit_code
     except Exception as error:
-        traceback.print_exc()
+        print(text_of(error), file=sys.stderr)
         end["error"] = sendable(error)
         code = getattr(error, "exit_code", 1)
     _write(folder / "result", end | {"rank": int(os.environ.get("HOROVOD_RANK", "0")), "at": time.time()})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import ray
+from ray._private.state import available_resources_per_node
 
 from trainkit.errors import ConfigError
+from trainkit.launch.ray.free import Node, free_on, plain
 from trainkit.launch.ray.options import Options, shown
 from trainkit.launch.ray_cluster import connect_ray
 
@@ -33,10 +34,10 @@ def connected(options: Options) -> Iterator[None]:
         ray.shutdown()
 
 
-def free_and_total() -> str:
-    """Return what is free in the cluster, and what it has, in words."""
-    free, total = ray.available_resources(), ray.cluster_resources()
-    return f"free now: {shown(_plain(free))} of {shown(_plain(total))} on {len(_alive())} nodes"
+def free_and_total(options: Options) -> str:
+    """Return what is free in the cluster, and what it has, on all nodes and on the largest, in words."""
+    free = available_resources_per_node()
+    return free_on([Node(node["Resources"], free.get(node["NodeID"], {})) for node in ray.nodes() if node["Alive"]], options)
 
 
 def _refuse_too_small(options: Options) -> None:
@@ -45,15 +46,6 @@ def _refuse_too_small(options: Options) -> None:
         if amount * options.least > total.get(name, 0):
             raise ConfigError(
                 f"launcher.num_workers and launcher.resources_per_worker ask for {options.asked}, and this machine, on which "
-                f"Ray was started for the job, has {shown(_plain(total))}. Ask for less (with "
+                f"Ray was started for the job, has {shown(plain(total))}. Ask for less (with "
                 "launcher.resources_per_worker={CPU: 0.5} two ranks share a core), or set RAY_ADDRESS to a cluster's."
             )
-
-
-def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    own = ("node:", "object_store", "bundle")
-    return {name: amount for name, amount in resources.items() if not name.startswith(own) and "_group_" not in name}
-
-
-def _alive() -> list[Any]:
-    return [node for node in ray.nodes() if node["Alive"]]

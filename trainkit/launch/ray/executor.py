@@ -11,6 +11,7 @@ import ray
 from ray import cloudpickle
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.elastic.driver import Driver
 from trainkit.launch.ray.actors import Actors
 from trainkit.launch.ray.cluster import connected
 from trainkit.launch.ray.launcher import run_job
@@ -124,11 +125,14 @@ class RayExecutor:
         if not ray.is_initialized():
             raise EngineError("RayExecutor is not connected: use it as a context manager, `with RayExecutor(...) as ranks:`.")
         call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
-        code, left = run_job(self.options, _COMMAND, os.getcwd(), call=call)
+        drivers: list[Driver] = []
+        code, left = run_job(self.options, _COMMAND, os.getcwd(), call=call, on_start=drivers.append)
         ends = sorted((cloudpickle.loads(content) for content in left.values()), key=lambda end: end["at"])
         errors = [end["error"] for end in ends if end["error"] is not None]
         if errors:
             raise errors[0]
         if code:
-            raise EngineError(f"The ranks ended with exit code {code}, and no error of the function's: see their output.")
+            over = drivers[0].state_machine.job.over
+            assert over is not None
+            raise EngineError(f"The ranks ended with exit code {code}, and no error of the function's: {over.why}.")
         return [end["value"] for end in sorted(ends, key=lambda end: end["rank"]) if end["is_done"]]

@@ -168,11 +168,11 @@ def _first_hosts(slots: Slots, output: Output) -> dict[str, int]:
         if time.monotonic() > end:
             raise ConfigError(
                 f"launcher.num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (launcher.start_timeout_s); {free_and_total()}. Ask for less, wait for other "
-                "jobs to end, or add nodes."
+                f"{options.start_timeout_s:g} s (launcher.start_timeout_s); {free_and_total(options)}. Ask for less, wait for "
+                "other jobs to end, or add nodes."
             )
         if not reported and time.monotonic() > end - options.start_timeout_s + 2 * EVERY_S:
-            output.say(f"waiting for {options.asked} ({options.strategy}); {free_and_total()}")
+            output.say(f"waiting for {options.asked} ({options.strategy}); {free_and_total(options)}")
             reported = True
         time.sleep(EVERY_S / 2)
     return hosts

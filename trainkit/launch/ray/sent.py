@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import traceback
 
 from ray import cloudpickle
 
 from trainkit.errors import EngineError
+from trainkit.safety.tracebacks import text_of
 
 
 def sendable(error: Exception) -> Exception:
@@ -18,7 +18,7 @@ def sendable(error: Exception) -> Exception:
         kind = type(error)
         return EngineError(
             f"Rank {os.environ.get('HOROVOD_RANK', '0')} raised {kind.__module__}.{kind.__qualname__}: {error}\n"
-            f"{''.join(traceback.format_exception(error))}"
+            f"{text_of(error)}\n"
             f"It cannot be sent to the driver itself ({type(failed).__name__}: {failed}): an exception is made again there as "
             "type(error)(*error.args), so give all arguments of its __init__ to super().__init__()."
         )

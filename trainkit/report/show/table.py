@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from trainkit.report.grid import Grid
 from trainkit.report.show.files import FinishedRun
 
 _NOT_COMPARED = ("run_dir", "optimized_metric")
-_OF_A_TRIAL = ("callbacks.tune", "callbacks.elastic._target_")  # a search's own, under Ray's driver
+_TRIAL = "callbacks.tune"
+_OF_A_TRIAL = (_TRIAL, "callbacks.elastic._target_")  # a search's own, under Ray's driver
 _STARTS = {
     "horovodrun": "horovodrun -np {} python",
     "mpirun": "mpirun -np {} python",
@@ -67,16 +68,28 @@ def goal_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Goal:
     return Goal(metric)
 
 
-def differing(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
-    """Return the typed settings that differ: key -> a text for each run."""
-    keys = dict.fromkeys(key for run in runs for key in run.overrides if key not in _NOT_COMPARED)
+def differing(runs: Sequence[FinishedRun], searched: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Return the typed settings that differ: key -> a text for each run.
+
+    Args:
+        runs: to compare.
+        searched: the keys of a search, of which a trial that never started has none, and a resumed one more; None: all.
+    """
+    typed = dict.fromkeys(key for run in runs for key in _compared(run))
+    keys = [key for key in typed if searched is None or key in searched]
     shown = {key: [_setting(run, key) for run in runs] for key in keys}
     return {key: texts for key, texts in shown.items() if len(set(texts)) > 1}
 
 
-def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
-    """Return a row for each run."""
-    settings = dict(list(differing(runs).items())[:_MOST_SETTINGS])
+def _compared(run: FinishedRun) -> list[str]:
+    """Return the typed settings, of a trial without those that its search adds: Tune lets one resume from another's weights."""
+    own = (*_OF_A_TRIAL, "ckpt_path") if _TRIAL in run.overrides else ()
+    return [key for key in run.overrides if key not in (*_NOT_COMPARED, *own)]
+
+
+def table_of(runs: Sequence[FinishedRun], goal: Goal, searched: Collection[str] | None = None) -> Grid:
+    """Return a row for each run; `searched` as for `differing`."""
+    settings = dict(list(differing(runs, searched).items())[:_MOST_SETTINGS])
     known = dict.fromkeys(name for run in runs for name in run.series)
     names = [name for name in known if name.startswith("val/")] or [name for name in known if name.startswith("train/")]
     names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[:_MOST_VALUES]
@@ -97,9 +110,9 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal) -> Grid:
     return Grid("", columns, rows, (len(columns) - 1,))
 
 
-def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console) -> None:
+def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console, searched: Collection[str] | None = None) -> None:
     """Print the table as wide as the console is; below it what it leaves out, and the first errors."""
-    grid, left_out = table_of(runs, goal).fitted(console.width, ("state", goal.metric or ""))
+    grid, left_out = table_of(runs, goal, searched).fitted(console.width, ("state", goal.metric or ""))
     console.print(grid.rich())
     if left_out:
         console.print(f"no room for {', '.join(left_out)}", soft_wrap=True, markup=False)

@@ -203,6 +203,18 @@ def test_other_hosts_are_met_at_the_interface_that_leads_there(monkeypatch: pyte
         choose(["nowhere.invalid"], ())
 
 
+def test_each_host_has_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The job ends before anything is started, whichever host it is; ssh would try for ten minutes. Its aliases are legal."""
+    job = settings(hosts="192.0.2.1:1,nowhere.invalid:1", nics={"lo"})
+    with pytest.raises(ConfigError, match="--hosts names 'nowhere.invalid', of which no address can be looked up here"):
+        driver.run(job)
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho hostname 192.0.2.2\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    network.check_names(["192.0.2.1", "nowhere.invalid"])
+
+
 def test_the_driver_listens_at_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login node's may be bond0 where the hosts' are eth0; the hosts' names are not looked for here."""
     assert choose(["localhost"], ["fast0", "fast1"], "lo") == Network("127.0.0.1", ("fast0", "fast1"))

@@ -76,6 +76,15 @@ def test_a_signal_ends_the_whole_group(tmp_path: Path) -> None:
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+def test_a_line_of_sshs_has_one_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with CR LF, which is one end of a line; the file gets the line feed alone."""
+    monkeypatch.setattr("sys.stderr", err := io.StringIO())
+    run(r"printf 'ssh: Could not resolve hostname\r\nlost\r\n' >&2", Output(tmp_path, False))
+    expected = "[a/0#1]<stderr>:ssh: Could not resolve hostname\n[a/0#1]<stderr>:lost\n"
+    assert err.getvalue() == expected
+    assert next(tmp_path.glob("worker.*/stderr")).read_bytes() == expected.encode()
+
+
 def test_lines_carry_the_rank_of_their_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's name until it has a rank; progress bars and a last line without an end are lines too."""
     out, err = io.StringIO(), io.StringIO()

@@ -12,7 +12,7 @@ from trainkit.cli import launch
 from trainkit.cli.run import main
 from trainkit.config.compose import run
 from trainkit.errors import ConfigError
-from trainkit.launch.ray.backend import fault_of
+from trainkit.launch.ray.backend import cause_of, fault_of
 from trainkit.launch.ray.cluster import connected
 from trainkit.launch.ray.options import Options
 from trainkit.tuning.words import override
@@ -136,6 +136,38 @@ def test_what_a_node_lacks_is_named(found: dict[str, Any], text: str) -> None:
     """By what its keeper found there."""
     assert text in fault_of(found, "node1", "runs/x")
     assert fault_of(GOOD, "node1", "runs/x") == ""
+
+
+PIP = """Failed to set up runtime environment.
+Could not create the actor because its associated runtime env failed to be created.
+[Node 192.0.2.2] Traceback (most recent call last):
+ray._private.runtime_env.utils.SubprocessCalledProcessError: Run cmd[9] failed with the following details.
+Command '['/tmp/ray/virtualenv/bin/python', '-m', 'pip', 'install', '-r', 'x.txt']' returned non-zero exit status 1.
+Last 50 lines of stdout:
+    ERROR: Could not find a version that satisfies the requirement torchh==2.11 (from versions: none)
+    ERROR: No matching distribution found for torchh==2.11
+    [notice] To update, run: pip install --upgrade pip
+"""
+CONDA = """[Node 192.0.2.2] Traceback (most recent call last):
+FileNotFoundError: [Errno 2] No such file or directory: 'conda'
+
+During handling of the above exception, another exception occurred:
+
+ValueError: Could not find Conda executable at conda.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (PIP, "ERROR: Could not find a version that satisfies the requirement torchh==2.11 (from versions: none)"),
+        (CONDA, "ValueError: Could not find Conda executable at conda."),
+        ("", "RuntimeError('')"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_has_its_first_cause(text: str, cause: str) -> None:
+    """Of pip's output the first error, not what follows from it; of an exception of Ray's own the last line."""
+    assert cause_of(RuntimeError(text)) == cause
 
 
 def test_elastic_is_added_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

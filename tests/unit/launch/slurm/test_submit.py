@@ -111,10 +111,11 @@ def test_mistakes_are_explained(words: list[str], text: str, capsys: pytest.Capt
 
 
 def test_several_jobs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """-m with launcher=slurm; a sweep on Slurm is submitit's."""
-    assert run("-m", "seed=1,2") != 0
+    """-m with launcher=slurm, once and not for each job; a sweep on Slurm is submitit's."""
+    assert run("-m", "seed=1,2") == 2
     error = capsys.readouterr().err
-    assert "-m runs several jobs in this process, and launcher=slurm submits one." in error and "submitit_slurm" in error
+    assert error.count("-m runs several jobs in this process, and launcher=slurm submits one.") == 1
+    assert "submitit_slurm" in error and "failed" not in error
 
 
 def test_a_rank_takes_no_notice_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

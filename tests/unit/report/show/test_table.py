@@ -13,7 +13,7 @@ from rich.console import Console
 
 from trainkit.cli import runs
 from trainkit.config.of_run import joined
-from trainkit.report.show.files import find_runs
+from trainkit.report.show.files import find_runs, read_any
 from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
 from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
@@ -84,6 +84,22 @@ def test_a_resumed_run_is_repeated_from_its_first_start(tmp_path: Path) -> None:
     assert command_of(run) == (
         "python -m trainkit fit conf=mlp optimizers.n=2 seed=3 data=x optimizer=adamw trainer.max_epochs=9"
     )
+
+
+def test_the_table_of_a_search_has_what_was_searched(tmp_path: Path) -> None:
+    """Not what a trial resumed from (PBT), nor all that was typed where one trial never started."""
+    add_run(tmp_path / "0", "0.1", [0.5])
+    add_run(tmp_path / "1", "0.2", [0.6])
+    for trial, more in (("0", ""), ("1", "- ckpt_path=/x/ray/checkpoint_1\n")):
+        file = tmp_path / trial / ".hydra" / "overrides.yaml"
+        file.write_text(file.read_text() + "- callbacks.tune={}\n" + more)
+    found = find_runs(tmp_path)
+    assert table_of(found, Goal("val/acc", "max")).columns[:3] == ("run", "optimizer.lr", "val/acc")
+    (tmp_path / "2").mkdir()
+    write_state(tmp_path / "2", "failed", "the node is gone")
+    found = [read_any(tmp_path / str(i), str(i)) for i in range(3)]
+    grid = table_of(found, Goal("val/acc", "max"), ["optimizer.lr"])
+    assert grid.columns[:3] == ("run", "optimizer.lr", "val/acc") and grid.rows[2][:2] == ("2", "-")
 
 
 @pytest.mark.parametrize(
