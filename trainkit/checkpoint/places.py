@@ -27,7 +27,6 @@ def local_copy(path: str) -> Iterator[str]:
 
     Raises:
         CheckpointError: the URL cannot be read.
-        ConfigError: no file system is known for it.
     """
     if "://" not in path:
         yield path
@@ -37,6 +36,8 @@ def local_copy(path: str) -> Iterator[str]:
         try:
             folder = stack.enter_context(make_store(place).fetch(name))
         except OSError as error:
-            text = str(error).strip() or type(error).__name__
-            raise CheckpointError(f"'{path}' cannot be read: {text}. Look at the URL, and at what may read it.") from error
+            raise CheckpointError(
+                f"'{path}' cannot be read: {type(error).__name__}: {error}. Check its spelling, that this machine reaches it, "
+                "and its credentials; or copy it to a folder, and give that one's path."
+            ) from error
         yield str(folder)

@@ -73,7 +73,8 @@ class ChoiceSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a file's config with the sections of the choices in force."""
         file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
-        check_yaml(file)
+        if file.is_file():
+            check_yaml(file)
         result: ConfigResult = self._files.load_config(config_path)
         if isinstance(result.config, DictConfig):
             result.config = _with_sections(result.config, file)
@@ -153,7 +154,7 @@ def _parts(key: str, value: Any, file: Path) -> tuple[str, str, str]:
     if matched is None or not names:
         files = [path for folder in folders for path in folder.glob("*/*.yaml")]
         groups = sorted({path.parent.name for path in files})
-        near = did_you_mean(key.partition("=")[0].split()[-1], groups)
+        near = did_you_mean("".join(key.partition("=")[0].split()[-1:]), groups)
         raise ConfigError(_NO_GROUP.format(file, key, ", ".join(groups), near))
     node, group, choice = matched[1] or matched[2], matched[2], matched[3]
     if choice not in names:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+from hydra.errors import OverrideParseException
+
 from trainkit.config.explain import options_of
 from trainkit.config.of_run import read_config
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 
 _FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
-_NO_NUMBER = "{0} is {1}, and {0} names a config: {2}. A single value is set as {3}"
+_NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
+_NO_DELETION = "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
 _MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # if another key may be meant
 
 
@@ -42,7 +47,7 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
             if sign and name not in _FLAGS:
                 raise ConfigError(f"'{argument}' is no flag. A setting is key=value, without dashes, as trainer.max_epochs=3.")
             flags.append(argument)
-        elif "=" in argument or argument.startswith("~"):
+        elif ("=" in argument or argument.startswith("~")) and argument.lstrip("+~").partition("=")[0]:
             overrides.append(argument)
         elif flags:
             flags.append(argument)  # a flag's value, as in `--cfg job`
@@ -106,26 +111,35 @@ def _lists(group: str, name: str, folders: Sequence[Path], above: tuple[str, ...
 
 
 def force(override: str, folders: Sequence[Path]) -> str:
-    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone."""
-    key = override.split("=", 1)[0]
-    is_group = "/" in key or "@" in key or any((folder / key).is_dir() for folder in folders)
-    _, sign, value = override.partition("=")
-    if is_group and sign and override[0] not in "+~" and not _names_a_config(value):
-        raise ConfigError(
-            _NO_NUMBER.format(key, value, ", ".join(options_of(key, folders)), _MEANT.get(key, f"{key}.NAME=..."))
-        )
+    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone.
+
+    Raises:
+        ConfigError: the value of a group cannot be the name of a config.
+    """
+    key, sign, value = override.partition("=")
+    group = key.lstrip("+~")
+    is_group = "/" in group or "@" in group or group == "hydra" or any((folder / group).is_dir() for folder in folders)
+    if is_group and sign and not _are_names(override):
+        if key.startswith("~"):
+            raise ConfigError(_NO_DELETION.format(key, value))
+        no_choice = f"; ~{group} leaves it out" if value == "null" else ""
+        options = options_of(group.partition("@")[0], folders)
+        names = f"names a config{': ' * bool(options)}{', '.join(options)}"
+        raise ConfigError(_NO_NAME.format(group, value, names, _MEANT.get(group, f"{group}.NAME=..."), no_choice))
     return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
 
 
-def _names_a_config(value: str) -> bool:
-    """Return whether Hydra would read a value as the name of a config, or as a list of names."""
-    names = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    return not any(name.strip()[:1] in ("[", "{") or _is_number(name.strip()) for name in names.split(","))
-
-
-def _is_number(value: str) -> bool:
+def _are_names(override: str) -> bool:
+    """Whether Hydra reads the value of a group's override as names of configs; also if it cannot read it, and will say so."""
     try:
-        float(value)
-    except ValueError:
-        return value.lower() in ("true", "false", "null")
-    return True
+        parsed = OverridesParser.create().parse_overrides([override])[0]
+    except OverrideParseException:
+        return True
+    if parsed.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        return True  # of names that exist
+    choices = list(parsed.sweep_iterator() if parsed.is_sweep_override() else [parsed.value()])
+    if all(choice and isinstance(choice, dict) for choice in choices):
+        return True  # settings, which Hydra merges
+    if parsed.is_delete():
+        return all(choice in (None, "") or isinstance(choice, str) for choice in choices)
+    return all(isinstance(name, str) for choice in choices for name in (choice if isinstance(choice, list) else [choice]))

@@ -26,7 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
 from trainkit.config.choices import in_force
@@ -109,8 +109,8 @@ def run(
             _run(start, work, finish)
         except (HydraException, OmegaConfBaseException) as error:
             explain(error)
-        except (YAMLError, UnicodeDecodeError, RecursionError) as error:
-            explain_file(error, folders, primary.name)
+        except (MarkedYAMLError, RecursionError) as error:
+            explain_file(error, primary.name)
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _run_hydra(start: _Start, sweep_dir: Path, overrides: list[str], task: Calla
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors unchanged; _explain rewords them
     before = sys.argv
     folders = [f"hydra.sweep.dir='{sweep_dir}'", "hydra.sweep.subdir=."]
-    sys.argv = [before[0], f"--config-name={start.primary.name}", *start.flags, *overrides, *folders]
+    sys.argv = [before[0], f"--config-name={start.primary.name}", *overrides, *folders, *start.flags]
     try:
         hydra.main(version_base="1.3", config_path=str(start.primary.folder))(task)()
     finally:
@@ -233,7 +233,8 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, started), replace=True)
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "launcher")])
+    keys: list[Any] = [key for key in config if key not in ("hydra", "launcher")]
+    own = OmegaConf.masked_copy(config, keys)
     choices = HydraConfig.get().runtime.choices
     check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
@@ -267,7 +268,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
     """Refuse `resume=auto` in a folder named after the time: it would never find anything."""
     run_dir = str(_unresolved(config).get("run_dir", "${now:}"))
-    if plain.get("resume") is not None and "${now:" in run_dir:
+    if plain.get("resume") == "auto" and "${now:" in run_dir:
         raise ConfigError(
             "resume is 'auto', but each start has a new folder (run_dir holds the time): there would never be anything to "
             f"resume from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"

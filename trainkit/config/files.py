@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
-from trainkit.config.of_run import unreadable
+from trainkit.config.yaml_file import unreadable
 from trainkit.errors import ConfigError
 
 
-def explain_file(error: Exception, folders: Sequence[Path], name: str) -> NoReturn:
-    """Raise the error of a broken file, found by reading all if the error does not name it."""
+def explain_file(error: MarkedYAMLError | RecursionError, name: str) -> NoReturn:
+    """Raise the error of a broken file."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         raise ConfigError(unreadable(Path(str(error.problem_mark.name).strip("'\" ")), error)) from None
-    if isinstance(error, UnicodeDecodeError):
-        for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
-            try:
-                path.read_bytes().decode()
-            except UnicodeDecodeError as fault:
-                raise ConfigError(unreadable(path, fault)) from None
     if isinstance(error, RecursionError) and not any("omegaconf" in line or "hydra" in line for line in _frames(error)):
         raise error
     raise ConfigError(f"{name}.yaml, or a config in its defaults list, includes itself. Take it out of that list.") from None

@@ -14,9 +14,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
-from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
-from trainkit.config.yaml_file import check_yaml
+from trainkit.config.yaml_file import check_yaml, unreadable
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
 
@@ -130,9 +129,9 @@ def read_overrides(run_dir: Path) -> dict[str, str]:
 
 def _typed_for(run_dir: Path) -> list[str]:
     path = run_dir / OVERRIDES
+    if not path.is_file():
+        return []
     try:
-        if not path.is_file():
-            return []
         check_yaml(path)
         held = OmegaConf.to_container(OmegaConf.load(path))
     except Exception:  # YAML's errors have no common type; a table of runs does without
@@ -162,33 +161,17 @@ def _key(line: str) -> str:
     return line.lstrip("+~").partition("=")[0]
 
 
-def unreadable(path: Path, error: Exception) -> str:
-    """Return a sentence with file, line and column of the fault in a YAML file."""
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        what = " ".join(text for text in (error.context, error.problem) if text)
-        return f"{path}, line {mark.line + 1}, column {mark.column + 1}: {what}."
-    if isinstance(error, UnicodeDecodeError):
-        before = error.object[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
-        return f"{path}, line {line}, column {column}: byte 0x{error.object[error.start]:02x} is not UTF-8. Save it as UTF-8."
-    if isinstance(error, RecursionError):
-        return f"{path} cannot be read: it includes itself."
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"{path} cannot be read: {first.rstrip('.')}."
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """Return a config's file, not resolved.
 
     Raises:
         ConfigError: it cannot be read.
     """
+    check_yaml(path)
     try:
-        check_yaml(path)
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OmegaConfBaseException, YAMLError, RecursionError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{unreadable(path, error)} Mend the file, or name another config.") from error
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")
     return {str(key): value for key, value in found.items()}

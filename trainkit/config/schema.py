@@ -87,7 +87,10 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Co
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
             _check_node(own, key, allow, engine_started_by(config) if starts_ranks(config) else None)
     for key in SEVERAL_OBJECTS:
-        for name, node in (config.get(key) or {}).items():
+        several = config.get(key) or {}
+        if not isinstance(several, dict):
+            raise ConfigError(illegal(key, several, "a mapping, of a name for each to its _target_ and arguments"))
+        for name, node in several.items():
             _check_node(node, f"{key}.{name}", allow)
     samples_of(config)
     _check_trainer(config.get("trainer"), command)
@@ -189,7 +192,7 @@ def _check_arguments(node: dict[str, Any], key: str, signature: Signature, expla
         if parameter is None or name in given:
             if signature.accepts_any:
                 continue
-            raise ConfigError(unknown(f"{key}.{name}", name, known, explained))
+            raise ConfigError(unknown(f"{key}.{name}", str(name), known, explained))
         built = isinstance(value, dict) and "_target_" in value
         legal = None if built or not parameter.annotation else problem(parameter.annotation, value)
         if legal is not None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -175,7 +176,9 @@ def jobs_of(overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
     Raises:
         ConfigError: an interval in a grid.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    hydra = GlobalHydra.instance()
+    loader = hydra.config_loader() if hydra.is_initialized() else None  # lists the names that a glob(*) means
+    parsed = OverridesParser.create(loader).parse_overrides(list(overrides))
     values = [_values(text, override, is_grid) for text, override in zip(overrides, parsed, strict=True)]
     if is_grid:
         return [list(combination) for combination in itertools.product(*values)]

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError
 
 _MOST_VALUES = 100_000
+_MOST_LEVELS = 100  # a parser in C would crash at 100,000
 _TAG = "tag:yaml.org,2002:"
 _LEGAL = {
     "int": "a whole number",
@@ -36,27 +38,49 @@ def check_yaml(path: Path) -> None:
     """Refuse what OmegaConf and Hydra would answer with an error of their code, or with minutes of copying.
 
     Raises:
-        ConfigError: by its file, line and key.
-        YAMLError, UnicodeDecodeError, RecursionError, OSError: it cannot be parsed.
+        ConfigError: by its file, line and key; also if it cannot be parsed.
     """
-    with path.open(encoding="utf-8") as file:
-        loader = _Loader(file)
-        try:
-            node = loader.get_single_node()
-            reader = _Reader(path, loader)
-            if node is not None and reader.size_of(node, "") > _MOST_VALUES and reader.has_aliases:
-                raise ConfigError(
-                    f"{path} stands for more than {_MOST_VALUES} values once its aliases (*name) are copied. Write what is "
-                    "meant without them, or use interpolations: ${name}"
-                )
-            if isinstance(node, yaml.MappingNode):
-                for key, value in node.value:
-                    if not _is_text(key):
-                        raise ConfigError(f"{_place(path, key)}: the key {_shown(path, key)} is no name of a setting.")
-                    if key.value == "defaults" and not _are_defaults(value):
-                        raise ConfigError(f"{_place(path, value)}: defaults is {_shown(path, value)}; it must be {_DEFAULTS}.")
-        finally:
-            loader.dispose()
+    try:
+        text = path.read_bytes().decode()
+        _refuse_depth(path, text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        reader = _Reader(path, loader)
+        size = 0 if node is None else reader.size_of(node, "")
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
+    if size > _MOST_VALUES and reader.has_aliases:
+        raise ConfigError(
+            f"{path} stands for more than {_MOST_VALUES} values once its aliases (*name) are copied. Write what is meant "
+            "without them, or use interpolations: ${name}."
+        )
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not _is_text(key):
+            raise ConfigError(f"{_place(path, key)}: the key {_shown(text, key)} is no name of a setting.")
+        if key.value == "defaults" and not _are_defaults(value):
+            raise ConfigError(f"{_place(path, value)}: defaults is {_shown(text, value)}; it must be {_DEFAULTS}.")
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Return a sentence with file, line and column of the fault in a YAML file."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        what = " ".join(text for text in (error.context, error.problem) if text)
+        return f"{path}, line {mark.line + 1}, column {mark.column + 1}: {what}."
+    if isinstance(error, UnicodeDecodeError):
+        before = error.object[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
+        return f"{path}, line {line}, column {column}: byte 0x{error.object[error.start]:02x} is not UTF-8. Save it as UTF-8."
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{path} cannot be read: {first.rstrip('.')}."
+
+
+def _refuse_depth(path: Path, text: str) -> None:
+    levels = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if levels > _MOST_LEVELS:
+            raise ConfigError(f"{_place(path, event)}: values are nested more than {_MOST_LEVELS} levels deep.")
 
 
 class _Reader:
@@ -117,11 +141,11 @@ def _is_text(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str" and bool(node.value.strip())
 
 
-def _place(path: Path, node: yaml.Node) -> str:
+def _place(path: Path, node: yaml.Node | yaml.Event) -> str:
     return f"{path}, line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
 
 
-def _shown(path: Path, node: yaml.Node) -> str:
-    """Return the text of a node as its file has it, on one line."""
-    text = " ".join(path.read_text(encoding="utf-8")[node.start_mark.index : node.end_mark.index].split())
-    return text if len(text) < 100 else f"{text[:100]} ..."
+def _shown(text: str, node: yaml.Node) -> str:
+    """Return a node as its file has it, on one line."""
+    shown = " ".join(text[node.start_mark.index : node.end_mark.index].split())
+    return shown if len(shown) < 100 else f"{shown[:100]} ..."

@@ -60,6 +60,13 @@ def test_an_earlier_sweep_in_the_folder_is_not_in_the_record() -> None:
     assert [trial.number for trial in done.trials()] == [0, 1]
 
 
+def test_a_sweep_over_all_names_of_a_group() -> None:
+    """`glob(*)` is Hydra's: each config of the group."""
+    seen: list[str] = []
+    compose.run("fit", ["-m", "conf=mlp", "lr=glob(*)"], True, lambda job: seen.append(job.config["lr"]["_target_"]))
+    assert len(set(seen)) == len(seen) == 3
+
+
 def test_an_unknown_metric_ends_the_sweep() -> None:
     """After the first run, with the names that it logged."""
     done, error = sweep([*GRID, "optimized_metric=val/accc"])

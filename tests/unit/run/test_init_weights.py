@@ -226,3 +226,9 @@ def test_foreign_weights_are_evaluated_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights(task), weights(trained()))
     for source in (folder, folder / "model.safetensors"):
         assert torch.equal(weights(Translating.load_from_checkpoint(source)), weights(trained()))
+
+
+def test_weights_at_a_url_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
+    """Without a traceback of the URL's library."""
+    with pytest.raises(CheckpointError, match="'memory://nowhere/x' cannot be read: FileNotFoundError"):
+        begin(tmp_path, Net(), "memory://nowhere/x")
