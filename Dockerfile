@@ -20,21 +20,38 @@ ARG TORCH=2.15.0
 ARG TORCHVISION=0.29.2
 # torch's builds without CUDA; empty: those of pip's index, which have CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Before trainkit, so that a change of trainkit downloads torch no second time. Its needs come with trainkit's, from pip's index.
-# hadolint ignore=DL3013
+# SHA-256 of the two wheels of TORCH_INDEX; empty: what that index says. Those of pip's index are in requirements-dev.txt.
+ARG TORCH_HASH=
+ARG TORCHVISION_HASH=
+# Before trainkit, so that a change of trainkit downloads torch no second time.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" "torchvision==$TORCHVISION"
-COPY pyproject.toml requirements-dev.txt README.md LICENSE /src/
+    if [ -n "$TORCH_INDEX" ]; then \
+        echo "torch==$TORCH${TORCH_HASH:+ --hash=sha256:$TORCH_HASH}" > /opt/trainkit/torch.txt \
+        && echo "torchvision==$TORCHVISION${TORCHVISION_HASH:+ --hash=sha256:$TORCHVISION_HASH}" >> /opt/trainkit/torch.txt \
+        && pip install --no-deps --index-url "$TORCH_INDEX" --requirement /opt/trainkit/torch.txt; \
+    fi
+COPY pyproject.toml requirements-dev.txt README.md LICENSE docker/pins.py /src/
+# What builds trainkit and packages without a wheel: pip compares no hashes of what it fetches for a build by itself.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python /src/pins.py setuptools hatchling > /opt/trainkit/pins.txt \
+    && pip install --no-deps --require-hashes --requirement /opt/trainkit/pins.txt
+# Further extras of pyproject.toml: EXTRAS=transformers,wandb
+ARG EXTRAS=
+# The versions that the tests ran with, and after trainkit's what Horovod needs; torch's are chosen above, if it is of another index.
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "$TORCH_INDEX" ]; then torch=--without-torch; else torch="torch==$TORCH torchvision==$TORCHVISION"; fi \
+    && python /src/pins.py $torch trainkit "trainkit[$EXTRAS]" cloudpickle psutil pyyaml packaging cffi > /opt/trainkit/pins.txt \
+    && pip install --no-deps --no-build-isolation --require-hashes --requirement /opt/trainkit/pins.txt
 COPY trainkit /src/trainkit
 COPY recipes /src/recipes
 COPY conf /src/conf
-# Further extras of pyproject.toml: EXTRAS=transformers,wandb
-ARG EXTRAS=
-# The versions that the tests ran with, but for torch's, which are chosen above; those of the tests, too, have no effect.
+# Without an effect, but for a torch for CUDA of another index, which needs CUDA's libraries of its own versions.
 RUN --mount=type=cache,target=/root/.cache/pip \
     sed -nE '/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==/d; s/^([A-Za-z0-9._-]+==[^ ]+).*/\1/p' \
         /src/requirements-dev.txt > /opt/trainkit/constraints.txt \
-    && pip install --constraint /opt/trainkit/constraints.txt "/src${EXTRAS:+[$EXTRAS]}"
+    && pip install --no-deps --no-build-isolation /src \
+    && { [ -z "$TORCH_INDEX" ] || pip install --constraint /opt/trainkit/constraints.txt "torch==$TORCH" "torchvision==$TORCHVISION"; } \
+    && pip check
 
 FROM ${BUILD_BASE} AS wheel
 # Options of `trainkit horovod wheel`, the parts that Horovod gets: "--gpu --mpi" for NCCL and MPI.
@@ -48,9 +65,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ make \
     && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/trainkit/bin:$PATH
 COPY --from=packages /opt/trainkit /opt/trainkit
+COPY --from=packages /src /src
 # The GPUs that Horovod's kernels are compiled for, as 80,90; empty: all that it knows.
 ARG HOROVOD_BUILD_CUDA_CC_LIST=
 WORKDIR /wheelhouse
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python /src/pins.py cmake wheel > pins.txt && pip install --no-deps --require-hashes --requirement pins.txt && rm pins.txt
 # The cache keeps the wheel: a change of trainkit alone compiles nothing.
 # hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache \

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
+import sys
+import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 from tests.helpers.pages import blocks
 from trainkit.cli.horovod_options import parser
 from trainkit.doctor.software import PYTHONS
-from trainkit.horovod_build.pip import VERSION
+from trainkit.horovod_build.pip import RUNTIME_NEEDS, VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "containers.md"
@@ -124,6 +128,63 @@ def test_constraints_are_the_pins_without_torch() -> None:
     names = {line.partition("==")[0] for line in lines}
     assert {"rich", "numpy", "cloudpickle", "torchmetrics"} <= names
     assert not {name for name in names if re.match(r"(torch|torchvision|triton|nvidia-.*)$", name)}
+
+
+def pins(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program that prints the pins for the image, from a folder like the image's."""
+    copied = ("docker/pins.py", "requirements-dev.txt", "pyproject.toml")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in copied:
+            shutil.copy(ROOT / name, folder)
+        command = [sys.executable, f"{folder}/pins.py", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_is_installed_has_hashes() -> None:
+    """pip compares them with all but trainkit's own folder, and torch of another index without a given hash."""
+    found = re.findall(r"pip install[^&;}]*", "\n".join(rest for _, rest in instructions(DOCKERFILE)))
+    hashed = [command for command in found if "--require-hashes" in command]
+    own = [command for command in found if command.split()[2:] == ["--no-deps", "--no-build-isolation", "/src"]]
+    of_torch = [command for command in found if "/torch.txt" in command or '"torch==$TORCH"' in command]
+    assert (len(hashed), len(own), len(of_torch)) == (3, 1, 2) and len(found) == 6
+    assert all("--no-deps" in command for command in hashed)
+
+
+def test_the_pins_of_the_image_are_whole() -> None:
+    """They are those of requirements.txt, which uv has resolved; what is left out is torch's, and what only builds Horovod."""
+    names = re.compile(r"^([\w.-]+)==", re.MULTILINE)
+    resolved = set(names.findall((ROOT / "requirements.txt").read_text()))
+    needs = [normal.split(">=")[0] for normal in RUNTIME_NEEDS]
+    program = re.search(r"pins.py \$torch (.*?) >", DOCKERFILE)
+    assert program is not None
+    words = shlex.split(program[1].replace("$EXTRAS", ""))
+    assert {"trainkit", *needs} <= {*words, "setuptools"}
+    for torch, left in (("--without-torch", {"cmake", "wheel"}), ("torchvision", {"cmake", "wheel"})):
+        printed = pins(torch, *words)
+        assert printed.returncode == 0, printed.stderr
+        of_torch = {name for name in resolved if re.match(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)$", name)}
+        found = set(names.findall(printed.stdout))
+        assert resolved - found == left | (of_torch if torch == "--without-torch" else set())
+        assert all("--hash=sha256:" in block for block in re.split(r"\n(?=\w)", printed.stdout))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("trainkit[wandb,prometheus]", {"wandb", "nvidia-ml-py", "prometheus-client"}),
+        ("hatchling", {"hatchling", "pathspec", "trove-classifiers"}),
+        ("trainkit[deepspeed]", "deepspeed>=0.19.8 has no hash: requirements-dev.txt has no such package."),
+        ("trainkit[gpu]", "trainkit has no extra gpu; it has horovod, deepspeed, wandb"),
+        ("torch==2.0", "torch==2.0 has no hash: requirements-dev.txt has torch=="),
+    ],
+)
+def test_pins_are_printed_or_their_lack_is_said(words: str, expected: set[str] | str) -> None:
+    """An extra brings all that it needs; what the tests do not run with has no hash to compare."""
+    printed = pins("--without-torch", words)
+    if isinstance(expected, str):
+        assert printed.returncode == 1 and printed.stderr.startswith(expected)
+    else:
+        assert expected <= set(re.findall(r"^([\w.-]+)==", printed.stdout, re.MULTILINE))
 
 
 @pytest.mark.parametrize("options", [arguments(DOCKERFILE)["HOROVOD"], "--gpu --mpi", "--cpu --mpi"])

@@ -22,10 +22,16 @@ from torch import Tensor
 from trainkit.checkpoint.files import check_files, describe_files, write_safetensors
 from trainkit.checkpoint.format import MANIFEST, WEIGHTS, find_aliases, load_plain, save_plain
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import read_bounded
+from trainkit.safety.foreign import printable, read_bounded
 
 STEP = "step.pt"
 FOLDER = "capsules"  # in the run's folder
+_STEPS, _SAMPLES, _RANKS = 1 << 48, 1 << 32, 1 << 24
+_LIMITS = {
+    **dict.fromkeys(("step", "epoch", "step_in_epoch", "total_steps", "weights_step"), _STEPS),
+    "num_samples": _SAMPLES,  # of one step
+    **dict.fromkeys(("rank", "world_size"), _RANKS),
+}
 
 
 @dataclass(frozen=True)
@@ -86,10 +92,20 @@ def read(path: str | Path) -> Capsule:
         missing = {"step", "epoch", "rank", "world_size", "settings", "num_samples"} - about.keys()
         if missing or STEP not in files:
             raise ValueError(f"it lacks {', '.join(sorted(missing)) or STEP}")
+        _check_numbers(about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole capsule: its {MANIFEST} cannot be read ({error}).") from error
     check_files(folder, files, " Copy the whole folder again.")
     return Capsule(folder, about, load_plain(folder / STEP))
+
+
+def _check_numbers(about: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number that no run has: a replay counts with them."""
+    for name, limit in _LIMITS.items():
+        number = about.get(name, 0)
+        is_open = number is None and name in ("num_samples", "total_steps", "weights_step")
+        if not is_open and (type(number) is not int or not 0 <= number <= limit):
+            raise ValueError(f"{name} is {printable(number)}; it must be a whole number, {limit:,} at most")
 
 
 def _missing(folder: Path) -> str:

@@ -10,20 +10,41 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, load_weights, read_manifest, verify
+from trainkit.checkpoint.format import (
+    MANIFEST,
+    ONLY_WEIGHTS,
+    TRAINING,
+    load_training,
+    load_weights,
+    open_weights,
+    read_manifest,
+    verify,
+)
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
 from trainkit.errors import CheckpointError
 
 OTHER = "Take another one: ckpt_path=PATH."
+Difference = Callable[[Any], str]
+Say = Callable[[str], None]
+
+
+def as_any(saved: Any) -> str:
+    """Return "": a saved state may be anything."""
+    return ""
 
 
 def load(
-    ckpt_path: str, stores: Sequence[Store], model: nn.Module, resume: bool, say: Callable[[str], None] = print
+    ckpt_path: str,
+    stores: Sequence[Store],
+    model: nn.Module,
+    resume: bool,
+    say: Say = print,
+    difference: Difference = as_any,
 ) -> tuple[str, dict[str, Any]] | None:
     """Find a checkpoint, verify it, and load its weights into the model.
 
@@ -33,6 +54,7 @@ def load(
         model: receives the weights.
         resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads the state beside them.
         say: prints a sentence for each damaged checkpoint that is skipped.
+        difference: returns by what a saved state differs from one that a run resumes from, in words; "" if by nothing.
 
     Returns:
         Its path or URL, and the state saved beside the weights if `resume`, else {}; None for "auto" if there is no checkpoint.
@@ -40,7 +62,7 @@ def load(
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
-    with _readable(ckpt_path), _find(ckpt_path, stores, resume, say) as found:
+    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Reader(resume, difference)) as found:
         if found is None:
             return None
         path, folder = found
@@ -49,9 +71,15 @@ def load(
         return path, training
 
 
-def locate(ckpt_path: str, stores: Sequence[Store], resume: bool, say: Callable[[str], None] = print) -> str | None:
+def locate(
+    ckpt_path: str,
+    stores: Sequence[Store],
+    resume: bool,
+    say: Say = print,
+    difference: Difference = as_any,
+) -> str | None:
     """Find a checkpoint and verify it; return its path or URL. See `load`."""
-    with _readable(ckpt_path), _find(ckpt_path, stores, resume, say) as found:
+    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Reader(resume, difference)) as found:
         return None if found is None else found[0]
 
 
@@ -69,41 +97,60 @@ def _readable(ckpt_path: str) -> Iterator[None]:
         raise CheckpointError(f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}.") from error
 
 
+class _Reader(NamedTuple):
+    """Opens a checkpoint, and compares all that can be compared before its weights are loaded; see `load`."""
+
+    resume: bool
+    difference: Difference
+
+    def open(self, store: Store, name: str, stack: ExitStack) -> Path | None:
+        """Return a checkpoint's folder on this machine, until `stack` is closed; None to resume from one of only weights.
+
+        Raises:
+            CheckpointError: it is damaged, or its content is not what a run writes.
+        """
+        with ExitStack() as opened:
+            folder = opened.enter_context(store.fetch(name))
+            manifest = read_manifest(folder) if store.compares else verify(folder)
+            if self.resume and TRAINING not in manifest["files"]:
+                return None
+            open_weights(folder).stored_weights()
+            if self.resume and (difference := self.difference(load_training(folder, mapped=True))):
+                raise CheckpointError(f"{folder} cannot be resumed from: in its {TRAINING} {difference}.")
+            stack.push(opened.pop_all())
+            return folder
+
+
 @contextmanager
-def _find(
-    ckpt_path: str, stores: Sequence[Store], resume: bool, say: Callable[[str], None]
-) -> Iterator[tuple[str, Path] | None]:
+def _find(ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
-            yield _newest(stores, resume, say, stack, ckpt_path == "auto")
+            yield _newest(stores, say, reader, stack, ckpt_path == "auto")
             return
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
-        folder = stack.enter_context(store.fetch(name))
         try:
-            verify(folder)
+            folder = reader.open(store, name, stack)
         except CheckpointError as error:
             raise CheckpointError(f"{error} {OTHER}") from error
+        if folder is None:
+            raise CheckpointError(f"{store.path_of(name)} {ONLY_WEIGHTS}")
         yield store.path_of(name), folder
 
 
-def _newest(
-    stores: Sequence[Store], resume: bool, say: Callable[[str], None], stack: ExitStack, or_none: bool
-) -> tuple[str, Path] | None:
+def _newest(stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack, or_none: bool) -> tuple[str, Path] | None:
     """Return the newest complete checkpoint as (path or URL, its folder on this machine), or None."""
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
-    weights_alone, damaged = "", False
+    weights_alone, damaged = "", ""
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
-        folder = stack.enter_context(store.fetch(name))
         try:
-            manifest = verify(folder)
+            folder = reader.open(store, name, stack)
         except CheckpointError as error:
             say(f"{error} The one before it is taken.")
-            damaged = True
+            damaged = damaged or str(error)
             continue
-        if resume and TRAINING not in manifest["files"]:
-            weights_alone = store.path_of(name)
-            continue
-        return store.path_of(name), folder
+        if folder is not None:
+            return store.path_of(name), folder
+        weights_alone = store.path_of(name)
     if or_none and not damaged:
         if weights_alone:
             say(f"{weights_alone} holds only weights: there is nothing to resume from, a new run starts.")
@@ -113,16 +160,16 @@ def _newest(
             f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated and tested, and a new run "
             f"can start from its weights: init_weights={weights_alone}"
         )
-    raise CheckpointError(_nothing("last", stores))
+    raise CheckpointError(f"{_nothing('last', stores)} {damaged}".rstrip())
 
 
 def written(store: Store, name: str) -> str:
     """Return the time of writing as text that sorts by time; if it cannot be read, text that sorts last."""
-    with store.fetch(name, manifest_alone=True) as folder:
-        try:
+    try:
+        with store.fetch(name, manifest_alone=True) as folder:
             return str(read_manifest(folder)["written"])
-        except (CheckpointError, KeyError):
-            return "unknown"  # sorts after all digits: tried first, and so reported
+    except (CheckpointError, KeyError):
+        return "unknown"  # sorts after all digits: tried first, and so reported
 
 
 def _best(stores: Sequence[Store]) -> tuple[Store, str]:

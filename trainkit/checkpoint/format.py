@@ -16,7 +16,9 @@ import datetime
 import hashlib
 import json
 import pickle
+import struct
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,20 @@ from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive, read_bounded
 
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
+ONLY_WEIGHTS = "holds only weights: a run cannot resume from it. It can be validated and tested."
+# Raised by torch.load and the unpicklers for a damaged or foreign file.
+STRANGE_FILE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    struct.error,
+)
 _SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal
 
 
@@ -115,6 +131,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         whole = text == _with_seal(text, seal) and seal == _digest(_with_seal(text, _NO_SEAL))
         if WEIGHTS not in manifest["files"] and "pieces" not in manifest:
             raise KeyError(WEIGHTS)
+        if any(set(about) != {"bytes", "sha256"} for about in manifest["files"].values()):
+            raise ValueError("its files are not given by bytes and sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
     if not whole:
@@ -137,6 +155,15 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     """Return a checkpoint's weights under all their names, whole, on the CPU; see `read_safetensors`."""
     pieces = open_pieces(folder)
     return read_safetensors(folder / WEIGHTS) if pieces is None else pieces.weights()
+
+
+def open_weights(folder: Path) -> Pieces:
+    """Return a checkpoint's weights, whole or in pieces, to be read later.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    return open_pieces(folder) or Pieces.of_file(folder / WEIGHTS)
 
 
 def open_pieces(folder: Path) -> Pieces | None:
@@ -178,19 +205,22 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         raise unfit(folder, lines or str(error).splitlines()) from None  # torch lists every name
 
 
-def load_training(folder: Path) -> dict[str, Any]:
+def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
     """Return the state saved beside the weights, whole, on the CPU.
+
+    Args:
+        mapped: read tensors when they are used; a StoredPieces is in the place of each that is in pieces.
 
     Raises:
         CheckpointError: there is none (only weights), or the file would run code.
     """
     path = folder / TRAINING
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds only weights: a run cannot resume from it. It can be validated and tested.")
-    pieces, content = open_pieces(folder), load_plain(path)
+        raise CheckpointError(f"{folder} {ONLY_WEIGHTS}")
+    pieces, content = open_pieces(folder), load_plain(path, mapped)
     if pieces is None:
         return content
-    resolved: dict[str, Any] = resolve(content, pieces.whole)
+    resolved: dict[str, Any] = resolve(content, pieces.stored if mapped else pieces.whole)
     return resolved
 
 
@@ -216,9 +246,11 @@ def load_plain(path: Path, mapped: bool = False) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
-            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+            content: dict[str, Any] = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path)
+            )
+    except STRANGE_FILE as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error
     return content
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
-from trainkit.checkpoint.find import load, locate
+from trainkit.checkpoint.find import Difference, Say, as_any, load, locate
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
@@ -46,9 +46,9 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, engine: Engine, stores: Sequence[Store], say: Callable[[str], None], writer: Writer | None = None
+        self, engine: Engine, stores: Sequence[Store], say: Say, writer: Writer | None = None, difference: Difference = as_any
     ) -> None:
-        self._engine, self.stores, self._say = engine, list(stores), say
+        self._engine, self.stores, self._say, self._difference = engine, list(stores), say, difference
         self.writer = writer or Writer()
         self.resumed_from: str | None = None
         self.saves_alone = False
@@ -83,8 +83,6 @@ class CheckpointManager:
         """Whether the run resumed from its own checkpoint, or from memory, and not from another run's checkpoint."""
         source = self.resumed_from or ""
         return self.resumed_from_memory or any(source.startswith(f"{store.place}/") for store in self.stores)
-
-    # -- save -------------------------------------------------------------------------------------------------------
 
     def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING) -> Future[bool]:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
@@ -208,8 +206,6 @@ class CheckpointManager:
             print(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.", flush=True)
             self.writer.unwritten.clear()
 
-    # -- find and restore -------------------------------------------------------------------------------------------
-
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
         """Load on rank 0 the weights that the run resumes from; return what was saved beside them, on all ranks.
 
@@ -240,7 +236,7 @@ class CheckpointManager:
 
     def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
         """Rank 0: load a checkpoint's weights into the task; see find.load, also for what is returned."""
-        return load(ckpt_path, self.stores, task, resume, self._say)
+        return load(ckpt_path, self.stores, task, resume, self._say, self._difference)
 
     def open(self, ckpt_path: str, resume: bool = True) -> dict[str, Any] | None:
         """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call it on all ranks.
@@ -251,7 +247,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is none, it is damaged, or a rank cannot read it.
         """
-        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say))
+        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say, self._difference))
         if found is None:
             return None
         self.resumed_from, self.opened = found, split.Opened(self._engine, found, resume)
@@ -267,8 +263,6 @@ class CheckpointManager:
             if name in saved or name not in self.contents.optional_parts:
                 left += rank_part.load_state_dicts(saved[name]) or []
         return left
-
-    # -- after an error ---------------------------------------------------------------------------------------------
 
     def remember_step(self) -> None:
         """Note where this rank is before a step, for `rescue`."""

@@ -10,6 +10,7 @@ it is left for rank 0 in the group's store (Collectives.leave).
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from trainkit.checkpoint.files import flush, sha256_of, write_safetensors
 
+_FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")
 _POLL_S, _LONGEST_POLL_S, _PATIENCE_S = 0.05, 0.5, 1800.0
 _SEEN_S = 60.0  # a network disk may show another host's file late
 
@@ -43,6 +45,11 @@ class Part(NamedTuple):
 def file_of(rank: int, ranks: int) -> str:
     """Return the name of a rank's file."""
     return f"rank-{rank}-of-{ranks}.safetensors"
+
+
+def is_file_of_rank(name: str) -> bool:
+    """Return whether a name is that of a rank's file."""
+    return _FILE.fullmatch(name) is not None
 
 
 def report(part: Part, about: Mapping[str, Any], leave: Callable[[str, bytes], None]) -> None:

@@ -95,13 +95,14 @@ class Pieces:
         try:
             file: Any = safe_open(path, framework="pt", device="cpu")
             found._open[path.name] = file
-            found.aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+            found.aliases = {str(alias): str(name) for alias, name in aliases.items()}
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 held = file.get_slice(name)
                 shape = tuple(held.get_shape())
                 dtype = (held[0:0] if shape else file.get_tensor(name)).dtype
                 found._entries[MODEL + name] = shape, dtype, [Box(path.name, name, (0,) * len(shape), shape)]
-        except (OSError, SafetensorError, ValueError, LookupError) as error:
+        except (OSError, SafetensorError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({error}).") from error
         return found
 
@@ -123,6 +124,14 @@ class Pieces:
         if key not in self._entries:
             raise CheckpointError(f"{self._folder} is refused: it refers to '{key}', which is not in its table of pieces.")
         return StoredPieces(self, key)
+
+    def stored_weights(self) -> dict[str, StoredPieces]:
+        """Return all weights under all their names, to be read later.
+
+        Raises:
+            CheckpointError: a further name is that of no tensor.
+        """
+        return {name: self.stored(MODEL + self.aliases.get(name, name)) for name in self.names()}
 
     def whole(self, key: str) -> Tensor:
         """Return a whole tensor, on the CPU."""

@@ -7,26 +7,32 @@ small files, and so is the lease by which one run at a time writes here (run/lea
 from __future__ import annotations
 
 import contextlib
-import functools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
-from trainkit.checkpoint.format import MANIFEST, Snapshot, write
-from trainkit.checkpoint.parts import Part, await_parts, file_of, write_part
+from trainkit.checkpoint.files import check_files
+from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, read_manifest, write
+from trainkit.checkpoint.parts import Part, await_parts, file_of, is_file_of_rank, write_part
 from trainkit.checkpoint.store import Store, Take, nothing_left
-from trainkit.errors import ConfigError
+from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.safety.foreign import check_name
 
 
 class RemoteStore(Store):
     """An fsspec URL. Errors of its file system are raised as OSError.
 
+    What is fetched is compared with its manifest: a download may be damaged though the checkpoint is not.
+
     Attributes:
         guard: called before each change of a checkpoint; raises LeaseLost if the URL is another run's by now.
     """
+
+    compares = True
 
     def __init__(self, url: str) -> None:
         self.place = url.rstrip("/")
@@ -35,16 +41,17 @@ class RemoteStore(Store):
             self._files: Any = fsspec.filesystem(url.partition("://")[0])
         except (ValueError, ImportError) as error:
             raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
+        remove_left_folders()
 
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         self.guard()
         part, there = snapshot.part, self.path_of(name)
         try:
             parts = {} if part is None else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
-            with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-                write(Path(folder), snapshot, parts)
+            with transfer_folder() as folder:
+                write(folder, snapshot, parts)
                 keeps = () if part is None else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
-                _as_os_error(lambda: self._upload(there, Path(folder), keeps), there)
+                _as_os_error(lambda: self._upload(there, folder, keeps), there)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
                 if not self._files.exists(f"{there}/{MANIFEST}"):  # else it is a former checkpoint's
@@ -54,9 +61,9 @@ class RemoteStore(Store):
     def write_part(self, name: str, part: Part) -> dict[str, Any]:
         self.guard()
         there = self.path_of(name)
-        with tempfile.TemporaryDirectory(prefix="trainkit-part-") as folder:
-            about = write_part(Path(folder), part)
-            _as_os_error(lambda: self._put(Path(folder, file_of(part.rank, part.ranks)), there), there)
+        with transfer_folder() as folder:
+            about = write_part(folder, part)
+            _as_os_error(lambda: self._put(folder / file_of(part.rank, part.ranks), there), there)
         return about
 
     def _put(self, path: Path, there: str) -> None:
@@ -85,8 +92,19 @@ class RemoteStore(Store):
             self._put(path, there)
 
     def names(self) -> list[str]:
-        found = _as_os_error(lambda: self._files.glob(f"{self.place}/*/{MANIFEST}"), self.place)
-        return sorted(str(path).split("/")[-2] for path in found)
+        """Return the names of folders with a manifest and a file that it may describe: other objects may lie there, too."""
+
+        def ask() -> dict[str, dict[str, Any]]:
+            self._files.invalidate_cache()  # another host may have written
+            found: dict[str, dict[str, Any]] = self._files.glob(f"{self.place}/*/*", detail=True)
+            return found
+
+        files: dict[str, set[str]] = {}
+        for path, about in _as_os_error(ask, self.place).items():
+            if about["type"] == "file":
+                *_, folder, file = path.split("/")
+                files.setdefault(folder, set()).add(file)
+        return sorted(name for name, held in files.items() if MANIFEST in held and any(map(_is_described, held)))
 
     def remove(self, name: str) -> None:
         self.guard()
@@ -127,17 +145,56 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="trainkit-checkpoint-") as folder:
-            paths = [f"{self.path_of(name)}/{MANIFEST}"]
-            if not manifest_alone:
-                paths = _as_os_error(lambda: self._files.ls(self.path_of(name), detail=False), self.path_of(name))
-            for path in paths:
-                to = f"{folder}/{path.rsplit('/', 1)[-1]}"
-                _as_os_error(functools.partial(self._files.get_file, path, to), path)
-            yield Path(folder)
+        there = self.path_of(name)
+        with transfer_folder() as folder:
+            try:
+                self._fetch_into(folder, there, manifest_alone)
+                yield folder
+            except CheckpointError as error:
+                if str(folder) not in str(error):
+                    raise
+                raise CheckpointError(str(error).replace(str(folder), there)) from error
+
+    def _fetch_into(self, folder: Path, there: str, manifest_alone: bool) -> None:
+        others = [] if manifest_alone else self._files_in(there)
+        if not manifest_alone and MANIFEST not in others:  # weights of another program: nothing to compare with
+            for file in others:
+                self._get(f"{there}/{file}", folder / file)
+            return
+        self._download(there, folder, MANIFEST, read_manifest)
+        for file, about in {} if manifest_alone else read_manifest(folder)["files"].items():
+            self._download(there, folder, file, partial(check_files, files={file: about}))
+
+    def _files_in(self, there: str) -> list[str]:
+        self._files.invalidate_cache()
+        found = _as_os_error(lambda: self._files.ls(there, detail=True), there)
+        names = [str(about["name"]).rpartition("/")[2] for about in found if about["type"] == "file"]
+        return [name for name in names if name]  # an object that stands for a folder has none
+
+    def _download(self, there: str, folder: Path, file: str, check: Callable[[Path], object]) -> None:
+        """Download a file of a checkpoint and check it; one that does not arrive as it was written is asked for again."""
+        to = check_name(folder, file)
+        for is_last in (False, True):
+            try:
+                with contextlib.suppress(FileNotFoundError):  # `check` reports it
+                    self._get(f"{there}/{file}", to)
+                check(folder)
+                return
+            except (CheckpointError, OSError) as error:
+                if is_last:
+                    raise
+                reason = str(error).replace(str(folder), there)
+                print(f"{there}/{file} did not arrive as it was written, and is asked for again: {reason}", flush=True)
+
+    def _get(self, path: str, to: Path) -> None:
+        _as_os_error(lambda: self._files.get_file(path, str(to)), path)
 
     def tidy(self) -> None:
         """Leaves folders without a manifest: their owner is unknown."""
+
+
+def _is_described(file: str) -> bool:
+    return file in (WEIGHTS, TRAINING) or is_file_of_rank(file)
 
 
 def _as_os_error(work: Callable[[], Any], what: str) -> Any:

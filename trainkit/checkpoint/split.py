@@ -1,7 +1,6 @@
 """Checkpoints of ranks that hold a part of the weights each: what a rank writes, and how it takes its part back.
 
 snapshot        this rank's pieces and, on rank 0, all that is whole, copied to the host
-open_training   the state beside the weights; tensors that are in pieces are read when they are needed
 Opened          a checkpoint on all ranks; fill_weights fills this rank's part, whatever engine and number of ranks wrote it
 fill_optimizer  the same for an optimizer's state
 """
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint.find import fetched
-from trainkit.checkpoint.format import TRAINING, WEIGHTS, Snapshot, find_aliases, load_plain, open_pieces
+from trainkit.checkpoint.format import Snapshot, find_aliases, load_training, open_weights
 from trainkit.checkpoint.misfit import misfits, unfit
 from trainkit.checkpoint.parts import Part
-from trainkit.checkpoint.pieces import MODEL, Pieces, StoredPieces, resolve, split_tree
+from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
@@ -60,7 +59,7 @@ class Opened:
         resume: whether to read what was saved beside the weights.
 
     Attributes:
-        training: what was saved beside the weights, {} if not `resume`; see open_training.
+        training: what was saved beside the weights, {} if not `resume`; tensors in pieces are read when they are needed.
 
     Raises:
         CheckpointError: a rank cannot read it; on all ranks.
@@ -71,7 +70,7 @@ class Opened:
         self.training: dict[str, Any] = {}
         try:
             self._folder = self._stack.enter_context(fetched(path))
-            self.training = open_training(self._folder) if resume else {}
+            self.training = load_training(self._folder, mapped=True) if resume else {}
         except (CheckpointError, ConfigError, OSError) as failed:
             error = str(failed)
         failures = [(rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text]
@@ -91,19 +90,6 @@ class Opened:
         self._stack.close()
 
 
-def open_training(folder: Path) -> dict[str, Any]:
-    """Return the state saved beside the weights; a Stored stands for each tensor that is in pieces.
-
-    Raises:
-        CheckpointError: see format.load_training.
-    """
-    pieces, content = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)
-    if pieces is None:
-        return content
-    opened: dict[str, Any] = resolve(content, pieces.stored)
-    return opened
-
-
 def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
     """Fill this rank's part of all weights and buffers from a checkpoint.
 
@@ -111,8 +97,7 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
         CheckpointError: it does not fit this model.
     """
     state = engine.model_state(task)
-    pieces = open_pieces(folder) or Pieces.of_file(folder / WEIGHTS)
-    stored = {name: pieces.stored(MODEL + pieces.aliases.get(name, name)) for name in pieces.names()}
+    stored = open_weights(folder).stored_weights()
     lines = misfits({name: one.shape for name, one in stored.items()}, {name: tensor.shape for name, tensor in state.items()})
     if lines:
         raise unfit(folder, lines)

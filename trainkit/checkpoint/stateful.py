@@ -90,10 +90,27 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+    np.random.set_state(_of_numpy(state))
+    random.setstate(_of_python(state))
+
+
+def check_random_state(state: Mapping[str, Any]) -> None:
+    """Set the states of other generators; raises what their libraries raise if `set_random_state` would fail on the host."""
+    torch.Generator().set_state(state["torch"])
+    if state["cuda"] is not None and not isinstance(state["cuda"], Tensor):
+        raise TypeError(f"cuda is {type(state['cuda']).__name__}")
+    np.random.RandomState().set_state(_of_numpy(state))
+    random.Random().setstate(_of_python(state))
+
+
+def _of_numpy(state: Mapping[str, Any]) -> tuple[Any, ...]:
     name, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss))
+    return name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss
+
+
+def _of_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
     version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss_next))
+    return version, tuple(numbers.tolist()), gauss_next
 
 
 def require_plain(value: Any, place: str = "") -> None:

@@ -42,9 +42,15 @@ def nothing_left(key: str) -> bytes | None:
 
 
 class Store(ABC):
-    """See the module. `place` is its folder or URL, as text."""
+    """See the module.
+
+    Attributes:
+        place: its folder or URL, as text.
+        compares: whether `fetch` has compared a checkpoint's files with their hashes.
+    """
 
     place: str
+    compares = False
 
     def path_of(self, name: str) -> str:
         """Return a checkpoint's path or URL, for messages and for `ckpt_path`."""
@@ -93,7 +99,12 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, name: str, manifest_alone: bool = False) -> contextlib.AbstractContextManager[Path]:
-        """Return a context that yields the checkpoint's folder on this machine."""
+        """Return a context that yields the checkpoint's folder on this machine.
+
+        Raises:
+            OSError: it does not exist, or the store does not answer.
+            CheckpointError: it was damaged, in two answers of a remote store.
+        """
 
     @abstractmethod
     def tidy(self) -> None:

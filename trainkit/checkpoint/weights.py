@@ -7,7 +7,6 @@ load_into      {name: tensor} -> model, all of them or (strict=False) those that
 from __future__ import annotations
 
 import pickle
-import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_unpickler
-from trainkit.checkpoint.format import MANIFEST, read_safetensors, read_state, verify
+from trainkit.checkpoint.format import MANIFEST, STRANGE_FILE, read_safetensors, read_state, verify
 from trainkit.checkpoint.misfit import listed
 from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
@@ -30,20 +29,7 @@ _LEGAL = (
 _OF_TRANSFORMERS = "model.safetensors"
 _WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
 _SHOWN = 6
-# Raised by torch.load and the unpicklers for a damaged or foreign file.
-_BROKEN = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-    ArithmeticError,
-    OSError,
-    struct.error,
-)
+_BROKEN = (*STRANGE_FILE, OSError)
 
 
 def read_weights(path: str) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from trainkit.errors import ConfigError
 
 _KEYS = USAGES["serve"].keys()
 _BACKENDS = ("auto", "ray", "local")
+_NUMBERS = ("batch_wait_ms", "max_body_mb", "client_timeout_s")
 _NEEDED = ("starlette", "uvicorn", "PIL")
 
 
@@ -38,7 +39,9 @@ def _work(arguments: Sequence[str]) -> None:
     port, replicas = count("port", given.get("port", "8000")), count("replicas", given.get("replicas", "1"))
     if port > 65535:
         raise ConfigError(f"port is {port}; it must be 65535 or less.")
-    numbers = {key: _number(key, given[key]) for key in ("batch_wait_ms", "max_body_mb") if key in given}
+    numbers = {key: _number(key, given[key]) for key in _NUMBERS if key in given}
+    if numbers.get("client_timeout_s") == 0:
+        raise ConfigError("client_timeout_s is 0; it must be more: a request takes its time to arrive.")
     counts = {key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given}
     cpus = _number("cpus", given.get("cpus", "1"))
     serving: Any = importlib.import_module("trainkit.exporting.serving.serve")

@@ -204,6 +204,12 @@ USAGES = {
             ("batch_wait_ms", "float", "5", "so long the first sample of a batch waits for others"),
             ("max_body_mb", "float", "16", "the largest body of a request, in MiB"),
             ("max_waiting", "int", "1024", "samples that may wait; more are refused with 503"),
+            (
+                "client_timeout_s",
+                "float",
+                "60",
+                "seconds for a client to send its request and to read; a slower one is cut off",
+            ),
             _TRUST,
         ),
         ("runs/mine", "runs/mine/export/mlp.pt2 port=9000 backend=local"),

@@ -7,9 +7,13 @@ then fail for lack of data instead of saving.
 from __future__ import annotations
 
 import errno
+import multiprocessing
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
@@ -19,23 +23,39 @@ from trainkit.console import plural
 from trainkit.data.forking import fork_safely
 from trainkit.errors import DataError
 
-# The longest time that a worker survives after its loader terminates it for not ending in time.
-GRACE_S = 60
+LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its rank still there?
 
 
 class Shielded:
-    """A worker_init_fn that keeps signals from ending the worker, and then calls the user's own."""
+    """A worker_init_fn that keeps signals from ending the worker, and then calls the user's own.
+
+    A scheduler's SIGTERM to the worker is the rank's to answer. The rank's own, when it exits, ends the worker, even one that
+    waits for a store: it is silent, so that the rank's error is the last that is printed.
+    """
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
         self.own = own
+        self._exits, exits = multiprocessing.Pipe(duplex=False)  # readable, once the rank exits or needs no more batches
+        Finalize(self, exits.send_bytes, args=(b".",), exitpriority=0)  # runs before multiprocessing ends the workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        is_worker = get_spawning_popen() is not None  # else a copy without a loader's workers
+        return self.__dict__ if is_worker else {"own": self.own, "_exits": None}
 
     def __call__(self, worker: int) -> None:
         """Run in the worker."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _end_later)
+        self._rank = os.getppid()
+        signal.signal(signal.SIGTERM, self._end_with_rank)
+        signal.signal(signal.SIGALRM, self._end_with_rank)
         if self.own is not None:
             self.own(worker)
+
+    def _end_with_rank(self, number: int, frame: FrameType | None) -> None:
+        if os.getppid() != self._rank or (self._exits is not None and self._exits.poll()):
+            os._exit(0)  # any other end of a worker is an error to its loader
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S)
 
 
 def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -71,7 +91,3 @@ def shield(data: Any) -> Any:
     if isinstance(data, DataLoader) and not isinstance(data.worker_init_fn, Shielded):
         data.worker_init_fn = Shielded(data.worker_init_fn)
     return data
-
-
-def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.alarm(GRACE_S)  # SIGALRM's default action ends the process

@@ -10,7 +10,7 @@ import functools
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class RunFacts:
         engine: its name, as "ddp".
         rank: this process's rank.
         world_size: the number of ranks.
+        secrets: values of secret settings, which stay here.
     """
 
     run_dir: Path
@@ -52,6 +53,11 @@ class RunFacts:
     engine: str
     rank: int
     world_size: int
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def without_secrets(self, tree: Any) -> Any:
+        """Return plain values with secrets masked: those under secret keys, and those of the config."""
+        return masked(tree, self.secrets)
 
 
 class Logger(Callback):
@@ -100,6 +106,7 @@ class Logger(Callback):
             engine=trainer.engine.name,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            secrets=trainer.options.masked_values,
         )
         self._is_open = False
         self._background = Background(type(self).__name__, self.flush, get_on)

@@ -110,7 +110,8 @@ class MLFlowLogger(CheckpointLogger):
             self.run_id = found[0].info.run_id
             self._client.update_run(self.run_id, status="RUNNING")
         else:
-            tags, name = self.tags | {_KEY_TAG: self._key}, self.run_name or run.run_dir.name
+            tags = run.without_secrets(self.tags) | {_KEY_TAG: self._key}
+            name = run.without_secrets(self.run_name or run.run_dir.name)
             self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:

@@ -109,7 +109,7 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
 def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[Run]:
     """Yield a run at the start of the step, except for weights and random states."""
     about = capsule.about
-    one_batch = [torch.zeros(max(1, int(about["num_samples"] or 1)), 1)]  # only its size is read
+    one_batch = [torch.zeros(1, 1).expand(max(1, about["num_samples"] or 1), 1)]  # only its size is read: it has one number
     stage = Stage("fit", task, DataSources({"train": one_batch}), trainer.callbacks, trainer.options, has_data=True)
     with stage:
         run = build_run(stage, StartFrom())

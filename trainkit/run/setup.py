@@ -45,6 +45,7 @@ from trainkit.run.model import make_model
 from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
+from trainkit.run.saved import difference
 from trainkit.run.signals import Signals
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
 
@@ -122,8 +123,6 @@ class Stage:
         """Of the run."""
         return self.run.checkpoints
 
-    # -- enter ------------------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Stage:
         self._stack.enter_context(output_of_rank())
         try:
@@ -168,7 +167,7 @@ class Stage:
         run.run_dir = self._agree_on_folder()
         self._stack.enter_context(output_of_rank()).report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
-        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer)
+        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer, difference)
         if self.kind == "fit" and not _is_rehearsal(self):
             self._stack.enter_context(leased(run, self._is_later_attempt))
         self.attach()
@@ -210,8 +209,6 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    # -- while it lasts ---------------------------------------------------------------------------------------------
-
     def mover(self) -> Mover | HookedMover:
         """Return what puts a batch on this rank's device."""
         device = self.engine.device
@@ -238,8 +235,6 @@ class Stage:
             return []
         seed, ranks = self.options.seed, self.declared_ranks
         return eval_feeds(data, name, limit, seed, self.engine, self.mover(), ranks, self.bad_samples)
-
-    # -- exit -------------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))

@@ -77,6 +77,16 @@ def test_a_strange_manifest_is_refused(tmp_path: Path, text: str) -> None:
         read(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("num_samples", 10**12), ("num_samples", "8"), ("world_size", None), ("step", -1), ("epoch", 0.5), ("total_steps", 1e300)],
+)
+def test_a_number_that_no_run_has_is_refused(tmp_path: Path, name: str, number: Any) -> None:
+    """A replay allocates and counts by the manifest's numbers, which anyone may have written."""
+    with pytest.raises(CheckpointError, match=rf"manifest\.json cannot be read \({name} is .*; it must be a whole number"):
+        read(written(tmp_path, **{name: number}))
+
+
 def test_code_is_refused(tmp_path: Path) -> None:
     """A step.pt that would run code when it is unpickled is not read."""
     folder = written(tmp_path)

@@ -6,6 +6,7 @@ import math
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ def test_the_folder_holds_the_run(tmp_path: Path) -> None:
     odd = client.get_metric_history(run.info.run_id, "odd _name_/_1")
     assert odd[0].value == 2.5
     assert math.isnan(odd[1].value)
+
+
+def test_secrets_in_tags_and_names_are_masked(tmp_path: Path) -> None:
+    """As in the config: texts under secret keys, and values that the config took from the environment."""
+    logger = MLFlowLogger(run_name="by S3CRET-env", tags={"api_token": "hf_123456", "url": "https://u:S3CRET-env@host"})
+    trainer = quiet(tmp_path, logger=logger, max_steps=1)
+    trainer.options = replace(trainer.options, masked_values=("S3CRET-env",))
+    trainer.fit(Line(), loader(8))
+    _, run = read(tmp_path)
+    assert (run.data.tags["api_token"], run.data.tags["url"]) == ("***", "https://u:***@host")
+    assert run.info.run_name == "by ***"
 
 
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path) -> None:

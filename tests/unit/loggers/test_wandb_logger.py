@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def test_offline_files_hold_the_run(tmp_path: Path) -> None:
     assert rows[0]["train/loss"] == pytest.approx(8.8514, abs=1e-3)
     (end,) = wandb_file.of_kind(tmp_path / "mine", "exit")
     assert end.exit_code == 0
+
+
+@pytest.mark.usefixtures("offline")
+def test_secrets_in_labels_are_masked(tmp_path: Path) -> None:
+    """A value that the config took from the environment is in no tag, group or name."""
+    trainer = quiet(tmp_path, logger=WandbLogger(name="n S3CRET-env", tags=["t S3CRET-env"], group="S3CRET-env"), max_steps=1)
+    trainer.options = replace(trainer.options, masked_values=("S3CRET-env",))
+    trainer.fit(Line(), loader(8))
+    (run, *_) = wandb_file.of_kind(tmp_path, "run")
+    assert (run.display_name, list(run.tags), run.run_group) == ("n ***", ["t ***"], "***")
 
 
 @pytest.mark.usefixtures("offline")

@@ -6,6 +6,7 @@ GET /           the description of the input      GET /health   200 while it ans
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -32,13 +33,15 @@ class ServiceOptions:
         max_batch_size: samples of a call of the model at most.
         batch_wait_ms: so long the first sample of a batch waits for others.
         max_body_mb: the largest body of a request.
-        max_waiting: samples that may wait; more are refused with 503.
+        max_waiting: samples that may wait; more are refused with 503, and with 413 if they come in one request.
+        client_timeout_s: within it a client sends its request, and reads a part of the answer; a slower one is cut off.
     """
 
     max_batch_size: int = 32
     batch_wait_ms: float = 5.0
     max_body_mb: float = 16.0
     max_waiting: int = 1024
+    client_timeout_s: float = 60.0
 
 
 class Service:
@@ -65,9 +68,10 @@ class Service:
         begun = time.perf_counter()
         try:
             samples = await self._read(request)
-            response = JSONResponse({"predictions": await self._batcher.predict(samples)})
+            response = _answer(await self._batcher.predict(samples))
         except RequestError as error:
-            response = JSONResponse({"error": str(error)}, error.status)
+            unread = {"connection": "close"} if error.status in (408, 413) else None
+            response = JSONResponse({"error": str(error)}, error.status, unread)
         except ClientDisconnect:
             response = JSONResponse({"error": "the client has gone"}, 400)
         self._codes[response.status_code] += 1
@@ -79,7 +83,11 @@ class Service:
         if kind != "application/json" and kind not in _PICTURES:
             names = ", ".join(("application/json", *_PICTURES))
             raise RequestError(415, f"The content type is '{kind}'; it must be one of {names}.")
-        body = await self._body(request)
+        try:
+            body = await asyncio.wait_for(self._body(request), self._options.client_timeout_s)
+        except asyncio.TimeoutError:
+            limit = f"{self._options.client_timeout_s:g} s (client_timeout_s)"
+            raise RequestError(408, f"The body did not arrive within {limit}.") from None
         return [self.model.sample_of_picture(body)] if kind in _PICTURES else self.model.samples_of_json(body)
 
     async def _body(self, request: Request) -> bytes:
@@ -115,6 +123,13 @@ class Service:
             f"trainkit_batch_samples_count {self._batcher.num_batches}",
         ]
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+def _answer(predictions: list[dict[str, Any]]) -> JSONResponse:
+    try:
+        return JSONResponse({"predictions": predictions})
+    except ValueError:
+        raise RequestError(400, "The model's output for this input has NaN or Inf, which JSON does not have.") from None
 
 
 async def _refused(request: Request, error: Exception) -> Response:

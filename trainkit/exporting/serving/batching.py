@@ -39,8 +39,13 @@ class Batcher:
         """Return the predictions of a request's samples.
 
         Raises:
-            RequestError: too many samples wait, or the model refuses one.
+            RequestError: they are more than may wait, too many wait already, or the model refuses one.
         """
+        if len(samples) > self._max_waiting:
+            raise RequestError(
+                413,
+                f"The request has {len(samples)} samples, and {self._max_waiting} may wait (max_waiting): send fewer.",
+            )
         if len(self._waiting) + len(samples) > self._max_waiting:
             raise RequestError(503, f"{len(self._waiting)} samples wait, and {self._max_waiting} may. Try again later.")
         loop = asyncio.get_running_loop()

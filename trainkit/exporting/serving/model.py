@@ -152,11 +152,14 @@ def _rows(value: Any, one: InputTensor) -> Tensor:
     ):
         raise RequestError(400, f"inputs has numbers of {str(tensor.dtype).removeprefix('torch.')}; a sample is {wanted}.")
     shape = tuple(tensor.shape)
-    if shape == one.shape:
-        tensor = tensor.unsqueeze(0)
-    elif shape[1:] != one.shape or not shape:
+    if shape != one.shape and (shape[1:] != one.shape or not shape):
         raise RequestError(400, f"inputs has shape {list(shape)}; a sample is {wanted}, and several are [N, ...] of it.")
-    return tensor.to(dtype)
+    # Not from `tensor` if that has rounded to float32.
+    rows = torch.tensor(value, dtype=dtype) if tensor.is_floating_point() else tensor.to(dtype)
+    fits = rows.isfinite() if dtype.is_floating_point else rows == tensor
+    if dtype is not torch.bool and not fits.all():
+        raise RequestError(400, f"inputs has numbers beyond the range of {one.dtype}; a sample is {wanted}.")
+    return rows.unsqueeze(0) if shape == one.shape else rows
 
 
 def _decode(body: bytes) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from trainkit.errors import ConfigError
 from trainkit.exporting.from_run import export_run
 from trainkit.exporting.serving.app import Service, ServiceOptions
+from trainkit.exporting.serving.slow_clients import punctual
 from trainkit.launch.ray_cluster import connect_ray
 
 _NAME = "trainkit"
@@ -80,7 +81,8 @@ def serve(path: Path, options: ServiceOptions, where: Where) -> None:
         )
     uvicorn = importlib.import_module("uvicorn")
     _announce(path, where, "one process")
-    uvicorn.run(service.app(), host=where.host, port=where.port, log_level="warning", access_log=False)
+    http = punctual(importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol, options.client_timeout_s)
+    uvicorn.run(service.app(), host=where.host, port=where.port, http=http, log_level="warning", access_log=False)
 
 
 def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:

@@ -1,4 +1,4 @@
-"""The exit code of a rank that ends its own process: Ray tells nobody, so the rank leaves it in the cluster's store.
+"""The exit code of a rank that ends its own process: Ray reports none, so the rank leaves it in the cluster's store.
 
 What ends a process from outside (SIGKILL, a segmentation fault) leaves no code.
 """
@@ -13,7 +13,7 @@ from ray.experimental import internal_kv
 
 from trainkit.safety.threads import printed, start_thread
 
-_EFFECT = "The driver is not told the exit code."
+_EFFECT = "The driver does not learn the exit code."
 _LONGEST_S = 5.0  # for the note; the process ends without it
 
 

@@ -18,12 +18,14 @@ from tests.helpers.toy import Line
 from trainkit.errors import ConfigError
 from trainkit.exporting.export import export
 from trainkit.exporting.serving.app import Service, ServiceOptions
-from trainkit.exporting.serving.description import path_of, read_description
+from trainkit.exporting.serving.description import InputTensor, path_of, read_description
+from trainkit.exporting.serving.model import RequestError, _rows
 
 ABOUT = {
     "image": {"resize": 10, "crop": 8, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
     "classes": ["cat", "dog", "owl"],
 }
+PIXELS = torch.zeros(3, 8, 8).tolist()
 
 
 class Small(Line):
@@ -151,6 +153,9 @@ def test_a_picture_is_transformed_as_in_validation(kind: str, exported: tuple[Sm
         ({"inputs": [1, 2]}, "inputs has shape [2]; a sample is [3, 8, 8] of float32"),
         ({"inputs": 1}, "inputs has shape []"),
         ({"inputs": []}, "inputs has shape [0]"),
+        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e400", 1).encode(), "numbers beyond the range of float32"),
+        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e39", 1).encode(), "numbers beyond the range of float32"),
+        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "3e38").encode(), "output for this input has NaN or Inf"),
     ],
 )
 def test_bad_json_is_answered_with_400(body: Any, message: str, exported: tuple[Small, Path]) -> None:
@@ -176,9 +181,26 @@ def test_other_refusals(exported: tuple[Small, Path]) -> None:
 
 
 def test_too_many_waiting_samples_are_refused(exported: tuple[Small, Path]) -> None:
-    """A queue that is full answers 503 and does not grow."""
-    status, answer = predict(Service(exported[1], ServiceOptions(max_waiting=1)), {"inputs": torch.zeros(2, 3, 8, 8).tolist()})
-    assert status == 503 and "Try again later" in answer["error"]
+    """A queue that is full answers 503 and does not grow; a request that is too large for an empty one is 413."""
+    service = Service(exported[1], ServiceOptions(max_waiting=2))
+    bodies = [json.dumps({"inputs": torch.zeros(number, 3, 8, 8).tolist()}).encode() for number in (3, 2, 1)]
+    too_large, answered, too_late = ask(service, *[("POST", "/predict", "application/json", body) for body in bodies])
+    assert too_large[0] == 413 and "3 samples, and 2 may wait (max_waiting)" in too_large[1]["error"]
+    assert answered[0] == 200
+    assert too_late[0] == 503 and "Try again later" in too_late[1]["error"]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float16", 70_000), ("uint8", 300), ("uint8", -1), ("int32", 2**31)])
+def test_a_number_beyond_the_dtype_is_refused(dtype: str, number: int) -> None:
+    """It neither becomes Inf nor another number."""
+    with pytest.raises(RequestError, match=f"inputs has numbers beyond the range of {dtype}") as refused:
+        _rows([[number, 1]], InputTensor((2,), dtype))
+    assert refused.value.status == 400
+
+
+def test_a_float64_is_not_rounded() -> None:
+    """A model of float64 gets the numbers of the request, also those that float32 has no place for."""
+    assert _rows([0.1, 1e300], InputTensor((2,), "float64")).tolist() == [[0.1, 1e300]]
 
 
 def test_a_sample_that_the_model_refuses_is_not_its_neighbours_fault(tmp_path: Path) -> None:

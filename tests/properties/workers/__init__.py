@@ -1,0 +1,1 @@
+"""Scripts that a property starts, under launchers."""
