@@ -156,33 +156,49 @@ def read_any(folder: Path, name: str) -> FinishedRun:
             steps.append(step)
             held.append(value)
     epochs = {epoch for epoch, _, _ in rows} | {saved.epoch for saved in checkpoints}
-    config, goodput = folder / "config.yaml", folder / "goodput.json"
+    config = folder / "config.yaml"
     settings = flat(masked(read_config(config))) if config.is_file() else {}
-    seconds = json.loads(goodput.read_text())["seconds"] if goodput.is_file() else {}
-    about = (settings, seconds, read_overrides(folder), read_state(folder), read_progress(folder))
+    about = (settings, _seconds(folder), read_overrides(folder), read_state(folder), read_progress(folder))
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    try:
+        held = json.loads((folder / "goodput.json").read_text())["seconds"]
+        return {purpose: float(seconds) for purpose, seconds in held.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # of a run without the callback, or damaged
 
 
 def _rows(folder: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
     """Yield (epoch, step, values) of each complete row."""
     if (folder / "metrics.csv").is_file():
-        with (folder / "metrics.csv").open(newline="") as file:
+        with (folder / "metrics.csv").open(newline="", errors="replace") as file:
             for row in csv.DictReader(line for line in file if "\0" not in line):
                 if (row.get("step") or "").isdigit() and (row.get("epoch") or "").isdigit() and None not in row:
                     values = {name: text for name, text in row.items() if name not in ("epoch", "step") and text}
                     yield int(row["epoch"]), int(row["step"]), _finite(values)
     elif (folder / "metrics.jsonl").is_file():
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
+        for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
             try:
                 held = json.loads(line)
-            except ValueError:
+                read = int(held["epoch"]), int(held["step"]), _finite(held["values"])
+            except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # cut by a crash
-            yield held["epoch"], held["step"], _finite(held["values"])
+            yield read
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {name: float(value) for name, value in values.items() if value is not None}
+    numbers = {name: _number(value) for name, value in values.items() if value is not None}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _number(value: Any) -> float:
+    """Return the number of a cell; nan of one that another program or a damaged disk has filled."""
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return math.nan
 
 
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
@@ -198,7 +214,7 @@ def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
         try:
             manifest = json.loads(path.read_text())
             found.append(_checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ()))))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
     return sorted(found, key=lambda saved: saved.step)
 

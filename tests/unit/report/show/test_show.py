@@ -51,6 +51,24 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     assert [row[:3] for row in runs_grid(runs).rows] == [("x/run", "2", "6"), ("y/run", "2", "6")]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.csv", b"epoch,step,loss,acc\n0,1,2.5,1\n0,2,\xff,1\n"),
+        ("metrics.jsonl", b'{"epoch": 0, "step": 1, "values": {"loss": 2.5, "acc": 1}}\n5\n{"epoch": 0}\n'),
+    ],
+)
+def test_damaged_files_of_a_run_are_read_as_far_as_they_go(name: str, content: bytes, tmp_path: Path) -> None:
+    """Cells, lines, a manifest and a report of another form leave the rest."""
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "goodput.json").write_text("5")
+    (tmp_path / "checkpoints/a").mkdir(parents=True)
+    (tmp_path / "checkpoints/a/manifest.json").write_text('"x"')
+    (run,) = read_runs([tmp_path])
+    assert run.series["loss"] == ([1], [2.5])
+    assert (run.checkpoints, run.goodput) == ([], {})
+
+
 def test_values_of_one_kind_share_a_chart(tmp_path: Path) -> None:
     """A loss of training is drawn with that of validation; the loss comes first, rates after what was measured."""
     (tmp_path / "metrics.csv").write_text(
