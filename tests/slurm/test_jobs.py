@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,20 @@ def test_a_signalled_job_is_queued_again_and_resumes(undisturbed: list[float], t
     assert starts(job) == 2 and job.shown("Restarts") == "1"
     assert job.sizes() == [2, 2] and job.ends()[0]["weights"] == undisturbed
     assert not list((tmp_path / "run" / "slurm").glob("requeue-*"))
+
+
+def test_a_job_whose_ranks_still_start_python_is_queued_again(undisturbed: list[float], tmp_path: Path) -> None:
+    """SIGTERM to ranks that cannot handle it yet, as where Python comes from a slow disk: the job has another start."""
+    python = tmp_path / "python"
+    once = f"mark={tmp_path}/seen-$SLURM_PROCID; [ -e $mark ] || (touch $mark; sleep 300)"
+    python.write_text(f'#!/bin/sh\n{once}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job = submit(tmp_path, *TWO_NODES, f"launcher.python={python}", "task.pause_s=0")
+    job.wait_for(lambda: len(list(tmp_path.glob("seen-*"))) == 2, "both ranks")
+    subprocess.run(["scancel", "--signal=TERM", str(job.number)], check=True)
+    assert job.end() == "COMPLETED", job.text
+    check_samples(job)
+    assert starts(job) == 1 and job.shown("Restarts") == "1" and job.ends()[0]["weights"] == undisturbed
 
 
 def test_a_preempted_job_is_queued_again_and_resumes(undisturbed: list[float], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,14 @@ def script_of(fit: Fit, options: Options) -> str:
             f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && start=({_joined(fit.resume)})',
         ]
         command += ' "${start[@]}"'
-    lines += [command, "code=$?", f'if [ -e "${REQUEUE}" ]; then', f'  rm -f "${REQUEUE}"', "  code=75"]
+    lines += [command, "code=$?"]
+    if options.requeue:  # nothing is lost: a rank that has started Python holds signals until it can save (hold_signals)
+        ends = " | ".join(str(128 + number) for number in (signal.SIGUSR1, signal.SIGTERM))
+        lines += [
+            "# Ended by a signal while Python started: as after a checkpoint.",
+            f'case $code in {ends}) touch "${REQUEUE}" ;; esac',
+        ]
+    lines += [f'if [ -e "${REQUEUE}" ]; then', f'  rm -f "${REQUEUE}"', "  code=75"]
     lines += ['  scontrol requeue "$SLURM_JOB_ID"'] if options.requeue else []
     return "\n".join([*lines, "fi", "exit $code", ""])
 
