@@ -63,7 +63,7 @@ class LatestMetrics(dict[str, float]):
 
     def put(self, values: Mapping[str, float], step: int) -> None:
         """Store the values of a step, those of an epoch ("loss_epoch") under the plain name too."""
-        plain = {_plain(name): value for name, value in values.items()}
+        plain = {plain_name(name): value for name, value in values.items()}
         both = {name: float(value) for name, value in (plain | dict(values)).items()}
         self.update(both)
         self.logged_at |= dict.fromkeys(both, step)
@@ -74,7 +74,7 @@ class LatestMetrics(dict[str, float]):
         self.history.append({"epoch": epoch, "step": step, **values})
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name that `log` was called with: it adds "_epoch" if a value is logged by step too."""
     own, slash, loader = name.partition("/dataloader_idx_")
     return own.removesuffix("_epoch") + slash + loader

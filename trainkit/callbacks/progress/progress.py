@@ -17,6 +17,7 @@ from trainkit.callbacks.progress.displays import Bars, Lines, Screen
 from trainkit.callbacks.progress.launched import LaunchedBar
 from trainkit.console import console_of
 from trainkit.launch.terminal import terminal_of_launcher
+from trainkit.metrics.latest import plain_name
 
 
 @checked
@@ -132,11 +133,14 @@ class ProgressBar(Callback):
     on_exception = teardown = _close  # an error is readable, and a signal leaves no bar behind
 
     def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
-        return {
-            name: value
-            for name, value in trainer.callback_metrics.items()
-            if name in names and ("dataloader_idx" not in name if self.metrics is None else name in self.metrics)
-        }
+        """Return the values of these names; without `metrics` those of the first loader, each under one of its two names."""
+
+        def is_chosen(name: str) -> bool:
+            if self.metrics is not None:
+                return name in self.metrics
+            return "dataloader_idx" not in name and (name == (plain := plain_name(name)) or plain not in names)
+
+        return {name: value for name, value in trainer.callback_metrics.items() if name in names and is_chosen(name)}
 
     def _rate(self, trainer: RunView) -> str:
         seconds = self._last - self._began  # training only, without validation

@@ -161,6 +161,21 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "val/loss" not in capsys.readouterr().out
 
 
+def test_a_value_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value of steps and epochs is one column, though callback_metrics has it under two names."""
+
+    class Both(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            """Log a value of the step, whose mean is the epoch's."""
+            self.log("train/score", 0.25, on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer = quiet(tmp_path, enable_progress_bar=True)
+    trainer.fit(Both(), loader(23))
+    assert trainer.callback_metrics["train/score_epoch"] == trainer.callback_metrics["train/score"] == 0.25
+    assert re.match(r"epoch 1/1  train/score 0.25  [\d,]+ samples/s", capsys.readouterr().out)
+
+
 def test_a_validation_within_an_epoch_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A validation within an epoch is printed once, also if the run ends within that epoch."""
     quiet(tmp_path, enable_progress_bar=True, val_check_interval=2, max_steps=5).fit(Line(), loader(23), loader(4))
