@@ -3,7 +3,7 @@
     quick            those of `make test`
     all              every group, side by side as the cores allow
     due minutes=25   groups whose sources changed since their last complete green run, while the minutes last
-    check            fail if a group has not run for 150 commits
+    ages             fail if a group has not run for 150 commits
     table            CONTRIBUTING.md's table again
     NAME ...         these groups
 
@@ -34,8 +34,8 @@ def main(words: list[str]) -> int:
         return _run(chosen, options, budgets_count=names == ["all"])
     if names[:1] == ["due"] and len(names) <= 2 and all(word.startswith("minutes=") for word in names[1:]):
         return _run_due(float(names[1].partition("=")[2]) if len(names) == 2 else float("inf"), options)
-    if names == ["check"]:
-        return _check()
+    if names == ["ages"]:
+        return _check_ages()
     if names == ["table"]:
         write_table(table(groups, read_stamps()))
         return 0
@@ -84,7 +84,7 @@ def _run_due(minutes: float, options: list[str]) -> int:
     return _run(chosen, options)
 
 
-def _check() -> int:
+def _check_ages() -> int:
     groups = {name: group for name, group in all_groups().items() if not group.quick}  # each run of `make test` has those
     reasons = too_old(groups, read_stamps())
     for name, reason in reasons.items():

@@ -15,7 +15,7 @@ from tests.groups.plugin import Recorder, examples
 from tests.groups.report import end_of_run, table
 from tests.groups.runner import Ended, command_of, failures, run_groups
 from tests.groups.stamps import Due
-from tests.groups.table import Group
+from tests.groups.table import Group, all_groups
 
 RECORD: dict[str, Any] = {"exit": 0, "failed": 0, "passed": 3, "skipped": 1, "started": 2, "seconds": 4.5}
 RECORD |= {"skips": {"no GPU": 1}, "tests": {"test_a": 4.0, "test_b": 0.5}}
@@ -109,6 +109,15 @@ def test_a_group_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, cap
     printed = capsys.readouterr().out
     assert [group.name for group in seen] == ["a", "c"]
     assert "b          is LEFT OUT (300 s, 140 s left): it has not run since 012345678: x, y" in printed
+
+
+@pytest.mark.parametrize("name", all_groups())
+def test_each_group_runs_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make check` is a group too, not a command of the same name."""
+    seen: list[Group] = []
+    monkeypatch.setattr(command, "_run", lambda chosen, options: seen.extend(chosen) or 0)
+    assert command.main([name]) == 0
+    assert [group.name for group in seen] == [name]
 
 
 def report_of(when: str, outcome: str, seconds: float) -> Any:
