@@ -32,6 +32,16 @@ def loop(run_dir: Path, *args: Any, engine: Any = "auto", **settings: Any) -> tr
     return trainkit.Loop(*args, **{**own, **quiet, **settings})
 
 
+def accuracy(accelerator: Accelerator, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the accuracy of batches of (logits, labels), as Accelerate's examples count it."""
+    accurate = elements = 0
+    for logits, labels in batches:
+        predictions, references = accelerator.gather_for_metrics((logits.argmax(-1), labels))
+        accurate += int((predictions == references).sum())
+        elements += len(references)
+    return accurate / elements
+
+
 def weights(model: nn.Module) -> Tensor:
     """Return all weights as a vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -86,14 +96,8 @@ def images_with_accelerate() -> Result:
             scheduler.step()
             optimizer.zero_grad()
         model.eval()
-        accurate = elements = 0
-        for images, labels in val:
-            with torch.no_grad():
-                predictions = model(images).argmax(-1)
-            predictions, references = accelerator.gather_for_metrics((predictions, labels))
-            accurate += int((predictions == references).sum())
-            elements += len(references)
-        accuracies.append(accurate / elements)
+        with torch.no_grad():
+            accuracies.append(accuracy(accelerator, [(model(images), labels) for images, labels in val]))
     return losses, accuracies, accelerator.unwrap_model(model)
 
 
@@ -158,14 +162,8 @@ def texts_with_accelerate() -> Result:
                 scheduler.step()
                 optimizer.zero_grad()
         model.eval()
-        accurate = elements = 0
-        for batch in val:
-            with torch.no_grad():
-                predictions = model(**batch).logits.argmax(-1)
-            predictions, references = accelerator.gather_for_metrics((predictions, batch["labels"]))
-            accurate += int((predictions == references).sum())
-            elements += len(references)
-        accuracies.append(accurate / elements)
+        with torch.no_grad():
+            accuracies.append(accuracy(accelerator, [(model(**batch).logits, batch["labels"]) for batch in val]))
     return losses, accuracies, accelerator.unwrap_model(model)
 
 

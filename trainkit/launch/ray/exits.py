@@ -33,11 +33,11 @@ def note_exits() -> None:
 def exit_code_of(actor: Any) -> int | None:
     """Return the code that an actor's process has noted, once; None if there is none."""
     key = _key(actor._actor_id.hex())
-    found = internal_kv._internal_kv_get(key)
-    if found is None:
+    code = internal_kv._internal_kv_get(key)
+    if code is None:
         return None
     internal_kv._internal_kv_del(key)
-    return int(found)
+    return int(code)
 
 
 def _key(actor_id: str | None) -> bytes:

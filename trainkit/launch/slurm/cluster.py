@@ -48,28 +48,28 @@ class SlurmCluster:
 
     def print_log(self, job: str, lines: int | None) -> None:
         """Print the output file of a job."""
-        found = _job(job)
-        if not found.log.is_file():
-            state = states_of([found])[found.number]
+        submitted = _job(job)
+        if not submitted.log.is_file():
+            state = states_of([submitted])[submitted.number]
+            why = f" ({state.reason})" if state.reason else ""
             raise ConfigError(
-                f"Job {found.number} has no output yet: it is {state.state}{f' ({state.reason})' if state.reason else ''}; its "
-                f"file will be {found.log}."
+                f"Job {submitted.number} has no output yet: it is {state.state}{why}; its file will be {submitted.log}."
             )
-        with found.log.open(errors="replace") as file:
+        with submitted.log.open(errors="replace") as file:
             sys.stdout.writelines(file if lines is None else deque(file, lines))
 
     def cancel(self, job: str) -> str:
         """End a job by scancel: running ranks save a checkpoint."""
-        found = _job(job)
-        state = states_of([found])[found.number]
+        submitted = _job(job)
+        state = states_of([submitted])[submitted.number]
         if state.is_over:
-            raise ConfigError(f"Job {found.number} is {state.state} already; there is nothing to cancel.")
-        done = run_program("scancel", [str(found.number)])
+            raise ConfigError(f"Job {submitted.number} is {state.state} already; there is nothing to cancel.")
+        done = run_program("scancel", [str(submitted.number)])
         if done.returncode:
-            raise ConfigError(f"scancel did not end job {found.number}: {error_of(done)}.")
+            raise ConfigError(f"scancel did not end job {submitted.number}: {error_of(done)}.")
         what = "the ranks save a checkpoint and end" if state.state == "RUNNING" else "it had not started"
-        again = f"the same command, with run_dir={os.path.relpath(found.run_dir)}"
-        return f"job {found.number} is cancelled: {what}. To resume: {again}"
+        again = f"the same command, with run_dir={os.path.relpath(submitted.run_dir)}"
+        return f"job {submitted.number} is cancelled: {what}. To resume: {again}"
 
 
 def _job(given: str) -> Job:
