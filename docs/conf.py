@@ -64,9 +64,12 @@ def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
 
 def _commands() -> str:
     """Return the help of all commands."""
-    from trainkit.cli.usage import USAGES, usage_of  # noqa: PLC0415
+    from trainkit.cli.commands import all_commands, find_usage  # noqa: PLC0415
+    from trainkit.cli.usage import help_text  # noqa: PLC0415
 
-    return "\n\n".join(f"## {name}\n\n```text\n{usage_of(name)}```" for name in USAGES)
+    usages = {name: find_usage(name) for name in all_commands()}
+    texts = {name: help_text(name, usage) for name, usage in usages.items() if usage is not None}
+    return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in texts.items())
 
 
 def _included(app: object, path: Path, name: str, source: list[str]) -> None:

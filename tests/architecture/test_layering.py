@@ -18,6 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
     ["errors", "version"],
+    ["extension"],
     ["arguments", "console", "safety"],
     ["tracing"],
     ["launch"],
@@ -36,6 +37,7 @@ FLOORS = [
     ["doctor"],
     ["cli"],
     ["__main__"],
+    ["extensions"],  # found by name alone: nothing below imports one
 ]
 
 # foreign framework -> the files that may import it.
@@ -94,6 +96,7 @@ TORCH_FREE = [
     "engine.ranks",
     "engine.select",
     "errors",
+    "extension",
     "exporting.request",
     "launch.*",
     "report.timeline.gradients",

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ Exit code 0 if all that is tried runs; else 1, with the reason."""
 _say = functools.partial(print, flush=True)  # in order with stderr, also into a file
 
 
-def main(argv: list[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
-    arguments = _parser().parse_args(argv)
-    return ended_cleanly(lambda: _check(arguments))
+    given = _parser().parse_args(arguments)
+    return ended_cleanly(lambda: _check(given))
 
 
 def _parser() -> argparse.ArgumentParser:

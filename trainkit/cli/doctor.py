@@ -17,6 +17,7 @@ from trainkit.console import console_of
 from trainkit.doctor import gpus, horovod, host, network, ray, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.errors import ConfigError
+from trainkit.extension import BrokenExtension, broken, extensions, resolve
 from trainkit.horovod_build.check import look as look_at_horovod
 from trainkit.horovod_build.probe import probe
 
@@ -55,10 +56,23 @@ def examine(allreduce: bool) -> Iterator[Finding]:
     yield from guarded(host.AREA, functools.partial(host.look, torch))
     yield from guarded(network.AREA, functools.partial(network.look, os.environ))
     yield from guarded(ray.AREA, functools.partial(ray.look, os.environ))
+    for each in extensions():
+        for check in each.checks:
+            yield from guarded(each.name, functools.partial(_call, check))
+    yield from (_broken(each) for each in broken())
     if allreduce and torch.torch is not None:
         if installed is not None:
             yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", horovod.INSTALL))
         yield from guarded(sums.AREA, functools.partial(sums.look, "torchrun", "pip install --upgrade torch"))
+
+
+def _call(check: str) -> Iterator[Finding]:
+    yield from resolve(check)()
+
+
+def _broken(each: BrokenExtension) -> Finding:
+    why = f"It is of {each.source}; nothing that it brings can be used."
+    return Finding("Extensions", each.name, each.error, "wrong", why, f"repair or uninstall it: pip uninstall {each.source}")
 
 
 def _show(console: Console, finding: Finding, is_first: bool) -> None:

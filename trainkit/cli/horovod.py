@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli import horovod_wheel
@@ -29,11 +30,11 @@ from trainkit.horovod_build.tools import Tool
 _NO_TORCH = "torch cannot be imported in this environment. Install it first: pip install torch"
 
 
-def main(argv: list[str]) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
-    arguments = parser().parse_args(argv)
-    command = {"install": _install, "wheel": horovod_wheel.make, "check": _check}[arguments.command]
-    return ended_cleanly(lambda: command(arguments))
+    given = parser().parse_args(arguments)
+    work = {"install": _install, "wheel": horovod_wheel.make, "check": _check}[given.command]
+    return ended_cleanly(lambda: work(given))
 
 
 def _install(arguments: argparse.Namespace) -> int:

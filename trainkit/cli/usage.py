@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from trainkit.cli.described import Usage
 from trainkit.cli.usage_of_runs import USAGES_OF_RUNS
+from trainkit.extension import Usage
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
@@ -268,6 +268,13 @@ USAGES = {
         "Explain an error that a message names, with an example and what to do. Without a name: list all of them.",
         examples=("", "no-checkpoint"),
     ),
+    "extensions": Usage(
+        "[--json]",
+        "List the extensions: trainkit's own and those of installed packages, what each brings, and how far it is proven "
+        "(docs/extensions.md).",
+        (("--json", "flag", "off", "the same as JSON"),),
+        ("", "--json"),
+    ),
     "completion": Usage(
         "bash",
         'Print the shell function for tab completion: eval "$(python -m trainkit completion bash)"',
@@ -277,8 +284,12 @@ USAGES = {
 
 
 def usage_of(command: str) -> str:
+    """Return the help of one of trainkit's own commands."""
+    return help_text(command, USAGES[command])
+
+
+def help_text(command: str, usage: Usage) -> str:
     """Return a command's help: usage, arguments with types, defaults and meanings, examples."""
-    usage = USAGES[command]
     lines = [f"usage: python -m trainkit {command} {usage.line}", "", *textwrap.wrap(usage.about, _WIDTH), ""]
     heads = {name: f"{name}={kind}" if not name.startswith("-") else name for name, kind, _, _ in usage.options}
     width = min(32, max(map(len, heads.values()), default=0))

@@ -13,6 +13,7 @@ from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
 from trainkit.config.launchers import check_launcher, engine_started_by, launcher_of, starts_ranks
 from trainkit.config.signature import Parameter, Signature, read_signature
+from trainkit.engine.select import name_of as engine_name
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
@@ -228,13 +229,8 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
 
 
 def _check_engine(node: dict[str, Any]) -> None:
-    target = str(node.get("_target_", ""))
-    if target.endswith("HorovodEngine"):
-        require("horovod")
-    elif target.endswith("DeepSpeedEngine"):
-        require("deepspeed")
-    elif target.endswith("auto_engine"):
-        require(read_launcher().engine)
+    if (name := engine_name(str(node.get("_target_", "")))) is not None:
+        require(name)
 
 
 def _check_run_dir(run_dir: str) -> None:

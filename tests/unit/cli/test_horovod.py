@@ -87,7 +87,7 @@ EMPTY_ZIP = b"PK\x05\x06" + b"\0" * 18
 def test_help_says_what_it_does(command: list[str], capsys: pytest.CaptureFixture[str]):
     """Each level explains itself and ends with exit code 0."""
     with pytest.raises(SystemExit) as ended:
-        horovod.main([*command, "--help"])
+        horovod.main("horovod", [*command, "--help"])
     assert ended.value.code == 0
     assert "python -m trainkit horovod" in capsys.readouterr().out
 
@@ -112,14 +112,14 @@ def test_help_does_not_wait_for_torch():
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]):
     """No command, an unknown one, --jobs 0 and contradictions are refused before anything is done."""
     with pytest.raises(SystemExit) as ended:
-        horovod.main(wrong)
+        horovod.main("horovod", wrong)
     assert ended.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
 
 def test_first_install_builds_installs_and_proves(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """Without an installed or cached Horovod it is built, installed and tested, with a line per ten percent."""
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
     out = capsys.readouterr().out
     assert out.count("  compiling ") == 10
@@ -130,14 +130,14 @@ def test_cached_wheel_saves_the_build(steps: Steps):
     """A wheel of the same build is installed and proven; a compiler is not even needed."""
     _fill_cache(steps, EMPTY_ZIP)
     steps.machine = replace(MACHINE, compiler=None, make=None)
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["install horovod-cached.whl", "prove"]
 
 
 def test_damaged_cached_wheel_is_built_again(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """A cached wheel that fails its zip test is replaced, with a message."""
     _fill_cache(steps, b"not a zip file")
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
     assert "is damaged; building again" in capsys.readouterr().out
 
@@ -145,7 +145,7 @@ def test_damaged_cached_wheel_is_built_again(steps: Steps, capsys: pytest.Captur
 def test_right_build_is_only_proven(steps: Steps):
     """If the right Horovod is installed nothing is built or installed; the test still runs."""
     steps.installed = GOOD
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["prove"]
 
 
@@ -155,7 +155,7 @@ WITH_MPI = replace(MACHINE, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"), mpirun=
 def test_mpi_is_built_on_request_and_proven_with_mpirun(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """--mpi says which MPI was found, replaces a build without it, and tests both launchers."""
     steps.machine, steps.installed = WITH_MPI, GOOD
-    assert horovod.main(["install", "--mpi"]) == 0
+    assert horovod.main("horovod", ["install", "--mpi"]) == 0
     assert steps.done == ["build", "install built.whl", "prove", "prove by mpirun"]
     out = capsys.readouterr().out
     assert "MPI           yes  (Open MPI 4.1.4: /usr/bin/mpicxx, /usr/bin/mpirun)" in out
@@ -165,11 +165,11 @@ def test_mpi_is_built_on_request_and_proven_with_mpirun(steps: Steps, capsys: py
 def test_an_mpi_that_is_there_stays_out(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """Without --mpi a Horovod without MPI stays, and one with MPI is replaced, which is said."""
     steps.machine, steps.installed = WITH_MPI, GOOD
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["prove"]
     assert "MPI           no   (--mpi builds with Open MPI 4.1.4, which is here)" in capsys.readouterr().out
     steps.installed = replace(GOOD, parts=("gloo", "mpi"))
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["prove", "build", "install built.whl", "prove"]
     assert "one without it takes its place (--mpi keeps it)" in capsys.readouterr().out
 
@@ -178,7 +178,7 @@ def test_rebuild_builds_whatever_is_there(steps: Steps):
     """--rebuild ignores the installed Horovod and the cache."""
     steps.installed = GOOD
     _fill_cache(steps, EMPTY_ZIP)
-    assert horovod.main(["install", "--rebuild"]) == 0
+    assert horovod.main("horovod", ["install", "--rebuild"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
 
 
@@ -186,14 +186,14 @@ def test_rebuild_builds_whatever_is_there(steps: Steps):
 def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: Steps):
     """After a change of torch, and if the edits are missing or another trainkit's, install builds again."""
     steps.installed = replace(GOOD, **change)
-    assert horovod.main(["install"]) == 0
+    assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
 
 
 @pytest.mark.parametrize(("option", "word"), [("--mpi", "mpicxx"), ("--gpu", "without CUDA")])
 def test_part_that_cannot_be_built_is_refused(option: str, word: str, steps: Steps, capsys: pytest.CaptureFixture[str]):
     """A part that the machine cannot build is refused with exit code 2 and a reason, and nothing is done."""
-    assert horovod.main(["install", option]) == 2
+    assert horovod.main("horovod", ["install", option]) == 2
     assert word in capsys.readouterr().err
     assert steps.done == []
 
@@ -202,7 +202,7 @@ def test_wrong_source_is_refused_first(steps: Steps, tmp_path: Path, capsys: pyt
     """A source with another hash ends the command with 1, even if a cached wheel would have served."""
     _fill_cache(steps, EMPTY_ZIP)
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
-    assert horovod.main(["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")]) == 1
+    assert horovod.main("horovod", ["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")]) == 1
     assert "none of it was run" in capsys.readouterr().err
     assert steps.done == []
 
@@ -210,14 +210,14 @@ def test_wrong_source_is_refused_first(steps: Steps, tmp_path: Path, capsys: pyt
 def test_failed_proof_ends_with_1(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """An installation that fails its test is a failure, and the message says how to build again."""
     steps.proof = EngineError("The proof failed")
-    assert horovod.main(["install"]) == 1
+    assert horovod.main("horovod", ["install"]) == 1
     assert "install --rebuild" in capsys.readouterr().err
 
 
 def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """check names version, torch and parts, and ends with 0 after the proof."""
     steps.installed = GOOD
-    assert horovod.main(["check"]) == 0
+    assert horovod.main("horovod", ["check"]) == 0
     out = capsys.readouterr().out
     for word in (
         "Horovod 0.28.1",
@@ -233,7 +233,7 @@ def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.Ca
 def test_check_without_proof_starts_no_ranks(steps: Steps):
     """--no-proof only reports."""
     steps.installed = GOOD
-    assert horovod.main(["check", "--no-proof"]) == 0
+    assert horovod.main("horovod", ["check", "--no-proof"]) == 0
     assert steps.done == []
 
 
@@ -244,7 +244,7 @@ def test_check_without_proof_starts_no_ranks(steps: Steps):
 def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
     """None, one for another torch, without the edits or that does not import end with 1 and the command that repairs it."""
     steps.installed = installed
-    assert horovod.main(["check"]) == 1
+    assert horovod.main("horovod", ["check"]) == 1
     assert "python -m trainkit horovod install" in capsys.readouterr().err
     assert steps.done == []
 
@@ -253,5 +253,5 @@ def test_folder_that_cannot_be_made_is_named(steps: Steps, monkeypatch: pytest.M
     """A cache that cannot be written is an error that names the variable for another one."""
     (steps.cache / "file").touch()
     monkeypatch.setenv("TRAINKIT_CACHE", str(steps.cache / "file" / "cache"))
-    assert horovod.main(["install"]) == 1
+    assert horovod.main("horovod", ["install"]) == 1
     assert "TRAINKIT_CACHE" in capsys.readouterr().err

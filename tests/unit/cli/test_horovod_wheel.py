@@ -22,7 +22,7 @@ CUDA = replace(
 def test_a_wheel_of_this_environment_is_written_and_not_installed(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """From the cache it is copied into --out; the message has the command that installs it."""
     _fill_cache(steps, EMPTY_ZIP)
-    assert horovod.main(["wheel", "--out", str(steps.cache / "wheels out")]) == 0
+    assert horovod.main("horovod", ["wheel", "--out", str(steps.cache / "wheels out")]) == 0
     assert [file.name for file in (steps.cache / "wheels out").iterdir()] == ["horovod-cached.whl"]
     assert steps.done == []
     assert f"horovod install --wheelhouse '{steps.cache}/wheels out'" in capsys.readouterr().out
@@ -40,7 +40,7 @@ def test_cuda_is_the_toolkit_that_is_there(machine: Any, cuda: str, code: int, w
     """--cuda builds with NCCL though torch sees no GPU; another toolkit, or a torch without CUDA, is refused."""
     steps.machine = machine
     (steps.cache / "built.whl").write_bytes(EMPTY_ZIP)
-    assert horovod.main(["wheel", "--cuda", cuda, "--out", str(steps.cache / "out")]) == code
+    assert horovod.main("horovod", ["wheel", "--cuda", cuda, "--out", str(steps.cache / "out")]) == code
     told = capsys.readouterr()
     assert words in told.out + told.err
     assert steps.done == (["build"] if code == 0 else [])
@@ -51,11 +51,11 @@ def test_another_torch_is_an_environment_of_its_own(steps: Steps, monkeypatch: p
     asked: dict[str, Any] = {}
     monkeypatch.setattr(horovod_wheel.elsewhere, "run_in", lambda words, **settings: asked.update(settings, words=words) or 3)
     monkeypatch.chdir(steps.cache)
-    assert horovod.main(["wheel", "--torch", "2.11", "--mpi", "--cpu", "--jobs", "4", "--out", "out"]) == 3
+    assert horovod.main("horovod", ["wheel", "--torch", "2.11", "--mpi", "--cpu", "--jobs", "4", "--out", "out"]) == 3
     out = str(steps.cache / "out")
     assert asked["words"] == ["horovod", "wheel", "--mpi", "--cpu", "--jobs", "4", "--out", out]
     assert (asked["torch"], asked["python"]) == ("2.11", None)
-    assert horovod.main(["wheel", "--python", "3.12"]) == 3
+    assert horovod.main("horovod", ["wheel", "--python", "3.12"]) == 3
     assert (asked["torch"], asked["python"]) == ("2.15.0", "3.12")
 
 
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_refused(steps: Steps, capsys: pytest
     """The error names the option and the folder."""
     _fill_cache(steps, EMPTY_ZIP)
     (steps.cache / "file").touch()
-    assert horovod.main(["wheel", "--out", str(steps.cache / "file" / "out")]) == 2
+    assert horovod.main("horovod", ["wheel", "--out", str(steps.cache / "file" / "out")]) == 2
     assert f"--out is {steps.cache}/file/out, which cannot be written" in capsys.readouterr().err
 
 
@@ -79,17 +79,17 @@ def taken(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Steps:
 def test_a_wheelhouse_needs_no_compiler(taken: Steps, tmp_path: Path):
     """Its wheel is installed and tested, with mpirun too where it has MPI; nothing is built."""
     taken.machine = replace(WITH_MPI, compiler=None, make=None, mpicxx=None)
-    assert horovod.main(["install", "--wheelhouse", "wheels"]) == 0
+    assert horovod.main("horovod", ["install", "--wheelhouse", "wheels"]) == 0
     assert taken.done == ["take from wheels", "prove"]
-    assert horovod.main(["install", "--wheelhouse", "wheels", "--mpi"]) == 0
+    assert horovod.main("horovod", ["install", "--wheelhouse", "wheels", "--mpi"]) == 0
     assert taken.done[2:] == ["take from wheels", "prove", "prove by mpirun"]
 
 
 def test_what_is_installed_already_is_only_tested(taken: Steps):
     """The same version stays, unless --rebuild, or an import that fails, says otherwise."""
     taken.installed = GOOD
-    assert horovod.main(["install", "--wheelhouse", "wheels"]) == 0
+    assert horovod.main("horovod", ["install", "--wheelhouse", "wheels"]) == 0
     assert taken.done == ["prove"]
     taken.installed = replace(GOOD, error="ImportError: x")
-    assert horovod.main(["install", "--wheelhouse", "wheels"]) == 0
+    assert horovod.main("horovod", ["install", "--wheelhouse", "wheels"]) == 0
     assert taken.done == ["prove", "take from wheels", "prove"]

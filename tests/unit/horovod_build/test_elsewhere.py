@@ -37,7 +37,7 @@ def run_in(folder: Path, arguments: list[str], torch: str) -> int:
 def test_the_command_runs_with_that_torch_and_this_trainkit(folder: Path, capfd: pytest.CaptureFixture[str]):
     """Its exit code is returned, `9.9` takes the newest patch, and nothing is left of the environment."""
     assert run_in(folder, ["horovot"], "9.9") == 2
-    assert "'horovot' is no command. Did you mean 'horovod'?" in capfd.readouterr().err
+    assert "'horovot' is not a command. Did you mean 'horovod'?" in capfd.readouterr().err
     assert "Successfully installed torch-9.9.2" in (folder / "log").read_text()
     assert list((folder / "made").iterdir()) == []
 

@@ -1,0 +1,6 @@
+"""What a user asks for by name, beside the core: a folder for each, with all its parts, and its value EXTENSION.
+
+The core finds them through trainkit/extension.py and imports none. Without this folder it trains all the same.
+"""
+
+NAMES = ("serving", "horovod_build", "deepspeed")  # as `python -m trainkit extensions` lists them
