@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 
 from tests.helpers.toy import Line
 from trainkit.exporting.export import export
-from trainkit.exporting.serving.app import Service, ServiceOptions
-from trainkit.exporting.serving.slow_clients import punctual
+from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.slow_clients import punctual
 
 TIMEOUT_S = 0.3
 REQUEST = b"POST /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 16\r\n\r\n"

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from tests.helpers.toy import Line
 from trainkit.errors import ConfigError
+from trainkit.exporting.description import InputTensor, path_of, read_description
 from trainkit.exporting.export import export
-from trainkit.exporting.serving.app import Service, ServiceOptions
-from trainkit.exporting.serving.description import InputTensor, path_of, read_description
-from trainkit.exporting.serving.model import RequestError, _rows
+from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.model import RequestError, _rows
 
 ABOUT = {
     "image": {"resize": 10, "crop": 8, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},

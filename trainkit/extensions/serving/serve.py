@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from trainkit.errors import ConfigError
 from trainkit.exporting.from_run import export_run
-from trainkit.exporting.serving.app import Service, ServiceOptions
-from trainkit.exporting.serving.slow_clients import punctual
+from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.slow_clients import punctual
 from trainkit.launch.ray_cluster import connect_ray
 
 _NAME = "trainkit"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainkit.exporting.serving.model import RequestError, Sample, ServedModel
+from trainkit.extensions.serving.model import RequestError, Sample, ServedModel
 
 Waiting = tuple[Sample, "asyncio.Future[dict[str, Any]]"]
 

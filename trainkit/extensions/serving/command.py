@@ -9,10 +9,11 @@ from typing import Any
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import count, module_names, read_keys
-from trainkit.cli.usage import USAGES, usage_of
+from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
+from trainkit.extensions.serving.usage import USAGE
 
-_KEYS = USAGES["serve"].keys()
+_KEYS = USAGE.keys()
 _BACKENDS = ("auto", "ray", "local")
 _NUMBERS = ("batch_wait_ms", "max_body_mb", "client_timeout_s")
 _NEEDED = ("starlette", "uvicorn", "PIL")
@@ -20,7 +21,7 @@ _NEEDED = ("starlette", "uvicorn", "PIL")
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Serve RUN_DIR or an export: [port=8000] [key=value ...]; return the exit code."""
-    return main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments or ["--help"], help_text(command, USAGE), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
@@ -44,8 +45,8 @@ def _work(arguments: Sequence[str]) -> None:
         raise ConfigError("client_timeout_s is 0; it must be more: a request takes its time to arrive.")
     counts = {key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given}
     cpus = _number("cpus", given.get("cpus", "1"))
-    serving: Any = importlib.import_module("trainkit.exporting.serving.serve")
-    app: Any = importlib.import_module("trainkit.exporting.serving.app")
+    serving: Any = importlib.import_module("trainkit.extensions.serving.serve")
+    app: Any = importlib.import_module("trainkit.extensions.serving.app")
     path = serving.find_export(arguments[0], module_names(given.get("trust", "")))
     where = serving.Where(backend, given.get("host", "127.0.0.1"), port, replicas, cpus)
     serving.serve(path, app.ServiceOptions(**counts, **numbers), where)

@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from trainkit.exporting.serving.batching import Batcher
-from trainkit.exporting.serving.model import RequestError, Sample, ServedModel
+from trainkit.extensions.serving.batching import Batcher
+from trainkit.extensions.serving.model import RequestError, Sample, ServedModel
 
 _PICTURES = ("image/jpeg", "image/png")
 
