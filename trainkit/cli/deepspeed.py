@@ -22,8 +22,7 @@ from typing import Any
 from trainkit.cli.guard import ended_cleanly
 from trainkit.engine.deepspeed.extensions import PARTS, building, choose_folder, is_built
 from trainkit.errors import EngineError
-from trainkit.horovod_build.build import cache_folder
-from trainkit.launch.commands import run
+from trainkit.launch.commands import cache_folder, run
 from trainkit.launch.local import start_with
 
 _INSTALL = "DS_BUILD_OPS=0 pip install deepspeed (or 'trainkit[deepspeed]')"

@@ -22,6 +22,7 @@ from trainkit.console import console_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import build, elsewhere, patches, pip
 from trainkit.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers
+from trainkit.launch.commands import cache_folder
 
 say = functools.partial(print, flush=True)  # in order with stderr, also into a file
 
@@ -87,7 +88,7 @@ def wheel_for(
     machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebuild: bool, environ: Mapping[str, str]
 ) -> Path:
     """Return the wheel of a build in the cache, where it is built if it is not there."""
-    cache = build.cache_folder(environ)
+    cache = cache_folder(environ)
     folder = cache / "wheels" / build.wheel_key(machine, plan, environ)
     found = None if rebuild else build.cached_wheel(folder)
     if found is not None:
@@ -143,7 +144,7 @@ def _every_ten_percent() -> Callable[[int], None]:
 
 def new_log(command: str) -> Path:
     """Return the file for the output of what the command runs."""
-    folder = build.cache_folder(os.environ) / "logs"
+    folder = cache_folder(os.environ) / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -68,13 +68,6 @@ if shadowed is not None:
 """
 
 
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of wheels and logs: $TRAINKIT_CACHE, $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit."""
-    if environ.get("TRAINKIT_CACHE"):
-        return Path(environ["TRAINKIT_CACHE"]).expanduser().absolute()
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "trainkit"
-
-
 def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a readable name that differs for builds that are not interchangeable."""
     parts = [f"horovod-{build_version(machine, plan)}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]

@@ -20,10 +20,11 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.horovod_build import build as horovod_build
 from trainkit.horovod_build import patches, versions
 from trainkit.horovod_build import pip as horovod_pip
-from trainkit.horovod_build.build import build_environment, cache_folder, cached_wheel, store, wheel_key
+from trainkit.horovod_build.build import build_environment, cached_wheel, store, wheel_key
 from trainkit.horovod_build.pip import fetch_source, missing_needs, verify
 from trainkit.horovod_build.probe import Choice, Machine, Nccl, Plan, Torch, search_path
 from trainkit.horovod_build.tools import Tool
+from trainkit.launch.commands import cache_folder
 
 MACHINE = Machine(
     torch=Torch("2.15.0+cu132", "13.2", gpus=0),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from trainkit.errors import EngineError
-from trainkit.horovod_build.build import cache_folder
+from trainkit.launch.commands import cache_folder
 
 _FOLDER = "TORCH_EXTENSIONS_DIR"
 _LOCK = "lock"
