@@ -39,7 +39,7 @@ copybutton_prompt_text = "$ "
 # Files outside docs/ that are pages of the site, and folders of the repository that are not.
 PAGES = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "SECURITY.md": "reporting"}
 PAGES |= {"benchmarks/README.md": "figures", "trainkit/cli/explained/errors.md": "errors", "docs/errors.md": "errors"}
-PAGES |= {"trainkit/horovod_build/README.md": "horovod_edits"}
+PAGES |= {"trainkit/extensions/horovod_build/README.md": "horovod_edits"}
 
 
 def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
