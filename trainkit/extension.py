@@ -242,5 +242,5 @@ def _read(point: Any) -> Extension | BrokenExtension:
         return BrokenExtension(point.name, source, f"{type(error).__name__}: {error}")
     if not isinstance(value, Extension):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return BrokenExtension(point.name, source, f"{point.value} is a {kind}; it must be a trainkit.Extension")
+        return BrokenExtension(point.name, source, f"{point.value} is a {kind}; it must be a trainkit.extension.Extension")
     return replace(value, source=source)
