@@ -110,8 +110,10 @@ def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(os, "_exit", exited)  # of a rank that fails
     before = dict(os.environ)
 
-    for other in ("data_pack", "data_tokens"):
-        stop_after_keys(importlib.import_module(f"trainkit.cli.{other}"), monkeypatch)
+    for name in commands.parts_of("data"):
+        part = commands.command_of(f"data {name}")
+        assert part is not None
+        stop_after_keys(importlib.import_module(part.main.rpartition(".")[0]), monkeypatch)
 
     main: Any = importlib.import_module("trainkit.__main__")
 

@@ -12,7 +12,7 @@ COMMANDS = {
     "test": Command("evaluate a checkpoint on the test data", "trainkit.cli.run.main"),
     "predict": Command("write a checkpoint's predictions", "trainkit.cli.run.main"),
     "data": Command(
-        "list samples that cannot be loaded (data check conf=NAME), or write texts as tokens (data tokens)",
+        "list samples that cannot be loaded (data check conf=NAME); write texts or images (data tokens, data pack)",
         "trainkit.cli.data.main",
     ),
     "plan": Command(
@@ -31,7 +31,6 @@ COMMANDS = {
     "export": Command(
         "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it", "trainkit.cli.export.main"
     ),
-    "generate": Command("continue a text with a run's model (RUN_DIR prompt='...')", "trainkit.cli.generate.main"),
     "show": Command(
         "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)", "trainkit.cli.show.main"
     ),
@@ -79,6 +78,11 @@ def command_of(name: str) -> Command | None:
     """
     command: Command | None = extension.find("commands", name, COMMANDS)
     return command
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a command that extensions bring: "pack" of `data pack`."""
+    return [each.removeprefix(f"{name} ") for each in extension.names("commands") if each.startswith(f"{name} ")]
 
 
 def find_usage(name: str) -> Usage | None:

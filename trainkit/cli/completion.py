@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainkit.cli.commands import all_commands, find_usage
+from trainkit.cli.commands import all_commands, find_usage, parts_of
 from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders
@@ -29,7 +29,7 @@ _trainkit() {
 }
 complete -o default -F _trainkit trainkit python python3 horovodrun torchrun
 """
-_FIRST = {"data": ["check", "tokens", "pack"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
+_FIRST = {"data": ["check"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
 _BREAK = re.compile(r".*[=:]")  # bash replaces what follows the last of its word breaks
 
 
@@ -72,8 +72,8 @@ def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]
     if command == "completion":
         return ["bash"]
     if command in _FIRST and len(before) == 1:
-        return _FIRST[command]
-    usage = find_usage(command)
+        return [*_FIRST[command], *parts_of(command)]
+    usage = find_usage(" ".join(before[:2])) or find_usage(command)  # of a part, as `data pack`
     if usage is None:
         return []
     key, equals, _ = word.partition("=")

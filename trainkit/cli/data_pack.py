@@ -10,25 +10,26 @@ from typing import Any
 
 from trainkit.cli.guard import fail, guarded
 from trainkit.cli.options import count, read_keys
+from trainkit.cli.usage import help_text
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
-from trainkit.launch.environment import Launcher
+from trainkit.extensions.shards.usage import USAGE
+from trainkit.launch.environment import read_launcher
 
-KEYS = {
-    "output": "the folder or URL to write, as s3://bucket/imagenet",
-    "shard_mb": "the size of a tar, about",
-    "seed": "of the order of the images",
-    "workers": "tars that are written at the same time",
-}
+_KEYS = USAGE.keys()
 _REFRESH_RATE = 4.0
 
 
-def main(command: str, arguments: Sequence[str], launcher: Launcher) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Run `data pack IMAGES output=FOLDER|URL [key=value ...]`; return the exit code."""
+    launcher = read_launcher()
+    if "-h" in arguments or "--help" in arguments:
+        print(help_text(command, USAGE))
+        return 0
     try:
-        if not arguments or arguments[0].partition("=")[0] in KEYS:
+        if not arguments or arguments[0].partition("=")[0] in _KEYS:
             raise ConfigError(f"The images are missing: a folder of them: {command} IMAGES output=FOLDER|URL")
-        given = read_keys(arguments[1:], KEYS, command)
+        given = read_keys(arguments[1:], _KEYS, command)
         if "output" not in given:
             raise ConfigError("output is missing; it must be the folder or URL to write, as s3://bucket/imagenet.")
         numbers: dict[str, Any] = {"shard_mb": _megabytes(given.get("shard_mb", "256"))}

@@ -10,22 +10,23 @@ from typing import Any
 
 from trainkit.cli.guard import fail, guarded
 from trainkit.cli.options import read_keys
+from trainkit.cli.usage import help_text
 from trainkit.config.resources import make_importable
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
-from trainkit.launch.environment import Launcher
+from trainkit.extensions.language.usage import TOKENS
+from trainkit.launch.environment import read_launcher
 
-KEYS = {
-    "output": "the folder to write",
-    "tokenizer": "a tokenizer.json",
-    "val": "the share of the tokens to hold out",
-    "end_of_text": "the token that ends a document",
-}
+_KEYS = TOKENS.keys()
 _REFRESH_RATE = 4.0
 
 
-def main(command: str, arguments: Sequence[str], launcher: Launcher) -> int:
+def main(command: str, arguments: Sequence[str]) -> int:
     """Run `data tokens TEXTS output=FOLDER [key=value ...]`; return the exit code."""
+    launcher = read_launcher()
+    if "-h" in arguments or "--help" in arguments:
+        print(help_text(command, TOKENS))
+        return 0
     try:
         request = _read(command, arguments)
     except ConfigError as error:
@@ -36,9 +37,9 @@ def main(command: str, arguments: Sequence[str], launcher: Launcher) -> int:
 
 def _read(command: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of `write_tokens`, checked without torch."""
-    if not arguments or arguments[0].partition("=")[0] in KEYS:
+    if not arguments or arguments[0].partition("=")[0] in _KEYS:
         raise ConfigError(f"The texts are missing: a .txt, a .jsonl or a folder of them: {command} TEXTS output=FOLDER")
-    given = read_keys(arguments[1:], KEYS, command)
+    given = read_keys(arguments[1:], _KEYS, command)
     if "output" not in given:
         raise ConfigError("output is missing; it must be the folder to write, which does not exist yet.")
     try:

@@ -11,16 +11,17 @@ from typing import Any
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import count, module_names, read_keys
-from trainkit.cli.usage import USAGES, usage_of
+from trainkit.cli.usage import help_text
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.usage import GENERATE
 
-_KEYS = USAGES["generate"].keys()
+_KEYS = GENERATE.keys()
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Generate text: RUN_DIR prompt="..." [key=value ...]; return the exit code."""
-    return main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments or ["--help"], help_text(command, GENERATE), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:

@@ -67,28 +67,14 @@ USAGES = {
         takes_config=True,
     ),
     "data": Usage(
-        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...] | tokens TEXTS output=FOLDER [key=value ...] | "
-        "pack IMAGES output=FOLDER|URL [key=value ...]",
-        "check: read every sample once, with the transforms of the first epoch, and list those that raise, with error and "
-        "file. Exit code 1 if there are any. tokens: write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m "
-        "and conf=bert. A .txt is a document, and so is each line of a .jsonl, by its text. pack: write a folder of images "
-        "as tar files for data=webdataset, in a folder or on an object store; an interrupted packing continues.",
+        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
+        "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
+        "code 1 if there are any.",
         (
-            ("stage", "fit | test | predict", "fit", "check: which data; fit: training and validation"),
-            ("workers", "int", "one for each core, 4", "check: processes that read. pack: tars written at a time"),
-            ("output", "FOLDER", "", "tokens, pack: the folder to write, which does not exist yet; pack: or a URL"),
-            ("shard_mb", "float", "256", "pack: the size of a tar, about"),
-            ("seed", "int", "0", "pack: of the order of the images"),
-            ("tokenizer", "FILE", "bytes", "tokens: a tokenizer.json; needs trainkit[transformers]"),
-            ("val", "float", "0.1", "tokens: the share of them that is held out"),
-            ("end_of_text", "TOKEN", "<|endoftext|> or alike", "tokens: the tokenizer's token that ends a document"),
+            ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
+            ("workers", "int", "one for each core", "processes that read"),
         ),
-        (
-            "check conf=resnet50",
-            "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
-            "tokens texts output=tokens tokenizer=tokenizer.json",
-            "pack /data/imagenet output=s3://bucket/imagenet",
-        ),
+        ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
         takes_config=True,
     ),
     "find": Usage(
@@ -189,22 +175,6 @@ USAGES = {
             _TRUST,
         ),
         ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
-    ),
-    "generate": Usage(
-        "RUN_DIR prompt=TEXT [key=value ...]",
-        "Continue a text with the model of a run.",
-        (
-            ("prompt", "TEXT", "", "the text to continue"),
-            ("max_new_tokens", "int", "256", "tokens to sample"),
-            ("temperature", "float", "0.8", "divides the logits: below 1 likelier text, 0 the likeliest token each time"),
-            ("top_k", "int", "all", "sample among this many likeliest tokens"),
-            ("seed", "int", "0", "of the draws"),
-            ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
-            ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
-            _TRUST,
-        ),
-        ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
-        takes_run=True,
     ),
     **USAGES_OF_RUNS,
     "timeline": Usage(

@@ -3,4 +3,4 @@
 The core finds them through trainkit/extension.py and imports none. Without this folder it trains all the same.
 """
 
-NAMES = ("serving", "horovod_build", "deepspeed")  # as `python -m trainkit extensions` lists them
+NAMES = ("serving", "shards", "language", "horovod_build", "deepspeed")  # as `python -m trainkit extensions` lists them

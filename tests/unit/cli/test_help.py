@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainkit.cli import check_resume, data, data_pack, data_tokens, plan, scaling
+from trainkit.cli import check_resume, data, plan, scaling
 from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
 from trainkit.cli.usage import USAGES
@@ -77,7 +77,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
     """Those of commands that split off their own from a config's, and of keys at the top of a config."""
     for command, own in (
         ("plan", plan._OWN),
-        ("data", (*data._OWN, *data_tokens.KEYS, *data_pack.KEYS)),
+        ("data", data._OWN),
         ("scaling", scaling._OWN),
         ("check-resume", check_resume._OWN),
     ):
