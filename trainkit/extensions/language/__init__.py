@@ -9,12 +9,12 @@ EXTENSION = Extension(
     commands={
         "data tokens": Command(
             summary="write texts as tokens",
-            main="trainkit.cli.data_tokens.main",
+            main="trainkit.extensions.language.tokens_command.main",
             usage="trainkit.extensions.language.usage.TOKENS",
         ),
         "generate": Command(
             summary="continue a text with a run's model (RUN_DIR prompt='...')",
-            main="trainkit.cli.generate.main",
+            main="trainkit.extensions.language.generate_command.main",
             usage="trainkit.extensions.language.usage.GENERATE",
         ),
     },

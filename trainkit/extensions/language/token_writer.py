@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from trainkit.data.token_files import DESCRIPTION, DTYPES, TOKENIZER, TokenFolder, open_tokens
-from trainkit.data.tokenizer import Tokenizer, open_tokenizer
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.token_files import DESCRIPTION, DTYPES, TOKENIZER, TokenFolder, open_tokens
+from trainkit.extensions.language.tokenizer import Tokenizer, open_tokenizer
 
 KINDS = (".txt", ".jsonl")
 _PIECE, _BATCH = 1 << 16, 1 << 20  # bytes of text: of a piece, and of those that are encoded together, on all cores

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainkit.data.shards.index import Shard
-from trainkit.data.shards.store import Store, is_local
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.index import Shard
+from trainkit.extensions.shards.store import Store, is_local
 
 _PART = ".part"
 _READ = 1 << 22

@@ -24,8 +24,8 @@ import torch
 from torch.utils.data import Sampler
 
 from trainkit.data.order import mix
-from trainkit.data.shards.index import Index
 from trainkit.errors import ConfigError
+from trainkit.extensions.shards.index import Index
 
 Numbers = npt.NDArray[np.int64]
 

@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from trainkit.data.shards.store import Store, joined
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.store import Store, joined
 
 INDEX = "index.json"
 

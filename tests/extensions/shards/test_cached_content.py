@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.data.shards import ShardCache, Store
-from trainkit.data.shards.index import Shard
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.index import Shard
+from trainkit.extensions.shards.store import Store
 
 CONTENT = {f"memory://train/{name}.tar": name.encode() * 100 for name in "abc"}
 SHARDS = [Shard(url, 1, 100, hashlib.sha256(content).hexdigest()) for url, content in CONTENT.items()]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from recipes.language_model import LanguageModel
-from trainkit.cli import generate
 from trainkit.cli.run import main as fit
 from trainkit.errors import TaskError
+from trainkit.extensions.language import generate_command as generate
 
 SMALL = ["task.model.width=16", "task.model.depth=1", "task.model.heads=2", "data.context=8", "logger=none"]
 

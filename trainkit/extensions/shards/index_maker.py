@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from trainkit.console import plural
-from trainkit.data.shards.cache import ShardCache, sha256_of
-from trainkit.data.shards.index import INDEX, Index, Shard, find_index, index_of
-from trainkit.data.shards.store import is_local
-from trainkit.data.shards.tar import Members
 from trainkit.errors import DataError
+from trainkit.extensions.shards.cache import ShardCache, sha256_of
+from trainkit.extensions.shards.index import INDEX, Index, Shard, find_index, index_of
+from trainkit.extensions.shards.store import is_local
+from trainkit.extensions.shards.tar import Members
 
 _AT_ONCE = 8
 

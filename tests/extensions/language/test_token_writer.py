@@ -1,4 +1,4 @@
-"""data/token_writer.py and token_files.py: text files as numbers, whole or not at all, and what is read of them."""
+"""token_writer.py and token_files.py: text files as numbers, whole or not at all, and what is read of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tests.helpers.tokenizers import TEXT, train_tokenizer
-from trainkit.data import token_writer
-from trainkit.data.token_files import TokenFolder, Tokens, open_tokens
-from trainkit.data.token_writer import write_tokens
-from trainkit.data.tokenizer import open_tokenizer
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language import token_writer
+from trainkit.extensions.language.token_files import TokenFolder, Tokens, open_tokens
+from trainkit.extensions.language.token_writer import write_tokens
+from trainkit.extensions.language.tokenizer import open_tokenizer
 
 END = 0xFF
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.data.shards.tar import Members
 from trainkit.errors import DataError
+from trainkit.extensions.shards.tar import Members
 
 FILES = {"a/0.jpg": b"picture", "a/0.cls": b"3", "b.c/1.seg.PNG": b"x" * 513, "b.c/1.cls": b"4"}
 

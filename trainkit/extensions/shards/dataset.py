@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 from torch.utils.data import Dataset
 
-from trainkit.data.shards.cache import ShardCache
-from trainkit.data.shards.index import Index
-from trainkit.data.shards.tar import Members
 from trainkit.errors import DataError
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.index import Index
+from trainkit.extensions.shards.tar import Members
 
 _MOST_OPEN = 256
 

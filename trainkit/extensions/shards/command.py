@@ -52,8 +52,8 @@ def _megabytes(text: str) -> float:
 
 def _work(source: Path, output: str, shard_mb: float, seed: int, workers: int) -> None:
     """Write the shards, with a progress bar. torch is imported here, after all checks."""
-    packer: Any = importlib.import_module("trainkit.data.shards.packer")
-    stores: Any = importlib.import_module("trainkit.data.shards.store")
+    packer: Any = importlib.import_module("trainkit.extensions.shards.packer")
+    stores: Any = importlib.import_module("trainkit.extensions.shards.store")
     progress: Any = importlib.import_module("trainkit.callbacks.progress.progress")
     output = output if "://" in output else str(Path(output).absolute())
     store, began, lines = stores.Store(), time.monotonic(), []

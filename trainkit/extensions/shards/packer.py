@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.console import plural
-from trainkit.data.shards.index import INDEX, Index, Shard, find_index
-from trainkit.data.shards.store import Store, joined
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.index import INDEX, Index, Shard, find_index
+from trainkit.extensions.shards.store import Store, joined
 
 PACKING = "packing.json"
 KINDS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")

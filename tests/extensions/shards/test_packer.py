@@ -10,9 +10,12 @@ import pytest
 
 from tests.helpers.pictures import write_pictures
 from trainkit.cli import data
-from trainkit.data.shards import Sample, ShardCache, ShardDataset, Store, find_index
-from trainkit.data.shards.packer import PACKING, pack, plan_of
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.dataset import Sample, ShardDataset
+from trainkit.extensions.shards.index import find_index
+from trainkit.extensions.shards.packer import PACKING, pack, plan_of
+from trainkit.extensions.shards.store import Store
 
 
 @pytest.fixture

@@ -16,11 +16,14 @@ import pytest
 
 from tests.helpers.object_store import ObjectStore, serve, within
 from tests.helpers.pictures import write_pictures
-from trainkit.data.shards import Index, ShardCache, ShardDataset, ShardOrder, Store, find_index
-from trainkit.data.shards.index import urls_of
-from trainkit.data.shards.index_maker import index_for
-from trainkit.data.shards.packer import pack, plan_of
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.dataset import ShardDataset
+from trainkit.extensions.shards.index import Index, find_index, urls_of
+from trainkit.extensions.shards.index_maker import index_for
+from trainkit.extensions.shards.order import ShardOrder
+from trainkit.extensions.shards.packer import pack, plan_of
+from trainkit.extensions.shards.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.data.plan import StepPlan
-from trainkit.data.shards import Index, Shard, ShardOrder
 from trainkit.errors import ConfigError
+from trainkit.extensions.shards.index import Index, Shard
+from trainkit.extensions.shards.order import ShardOrder
 
 
 def index_of(*counts: int, classes: int = 0) -> Index:

@@ -1,4 +1,4 @@
-"""data/tokenizer.py: text to numbers and back, in pieces, for files and for bytes."""
+"""tokenizer.py: text to numbers and back, in pieces, for files and for bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.tokenizers import OF_BERT, TEXT, train_tokenizer
-from trainkit.data.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 
 
 @pytest.fixture(params=["file", "bytes"])

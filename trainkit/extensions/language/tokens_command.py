@@ -61,7 +61,7 @@ def _read(command: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 def _work(source: Path, output: Path, **options: Any) -> None:
     """Write the folder, with a progress bar. torch is imported here, after all checks."""
-    writer: Any = importlib.import_module("trainkit.data.token_writer")
+    writer: Any = importlib.import_module("trainkit.extensions.language.token_writer")
     progress: Any = importlib.import_module("trainkit.callbacks.progress.progress")
     screen, began = progress.make_screen(console_of(), _REFRESH_RATE), time.monotonic()
 
