@@ -100,7 +100,7 @@ class Extension:
         targets: dotted names of classes and functions that a config may build: callbacks, loggers, launchers, data, ...
         checks: dotted names of functions without arguments that yield doctor's findings (trainkit.doctor.findings.Finding).
         conf: the package whose folder conf/ holds config groups; "" for none.
-        moved: dotted name of earlier versions -> that of today, for configs that name it.
+        names: public dotted name, or one of earlier versions -> where the object is. Configs and imports may use both.
         source: the distribution that it comes from; trainkit sets it.
     """
 
@@ -112,7 +112,7 @@ class Extension:
     targets: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     conf: str = ""
-    moved: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     source: str = "trainkit"
 
 
@@ -183,11 +183,23 @@ def targets() -> frozenset[str]:
 
 
 def current_name(target: str) -> str:
-    """Return today's dotted name of a target that has moved, else the name itself."""
+    """Return where the object of a public or an earlier dotted name is; the name itself if no extension has it."""
     for extension in extensions():
-        if target in extension.moved:
-            return extension.moved[target]
+        if target in extension.names:
+            return extension.names[target]
     return target
+
+
+def public(module: str, name: str) -> Any:
+    """Return an object that users import from a module of the core, and that an extension brings.
+
+    Raises:
+        AttributeError: none brings it.
+    """
+    target = current_name(f"{module}.{name}")
+    if target == f"{module}.{name}":
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+    return resolve(target)
 
 
 def conf_folders() -> list[Path]:

@@ -116,8 +116,8 @@ def names_in(module: str) -> set[str]:
 
 @pytest.mark.parametrize("own", extension._own(), ids=lambda own: own.name)
 def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
-    """Of commands, usages, engines, targets and checks; an old name leads to one that exists."""
-    dotted = [*own.targets, *own.checks, *(engine.target for engine in own.engines.values()), *own.moved.values()]
+    """Of commands, usages, engines, targets and checks; a public or an old name leads to one that exists."""
+    dotted = [*own.targets, *own.checks, *(engine.target for engine in own.engines.values()), *own.names.values()]
     dotted += [name for command in own.commands.values() for name in (command.main, command.usage) if name]
     assert dotted
     for name in dotted:

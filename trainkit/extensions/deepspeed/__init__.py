@@ -25,7 +25,7 @@ EXTENSION = Extension(
             "check DeepSpeed: what of it runs here, and build what it needs", "trainkit.extensions.deepspeed.command.main"
         )
     },
-    moved={"trainkit.engine.deepspeed.engine.DeepSpeedEngine": "trainkit.extensions.deepspeed.engine.DeepSpeedEngine"},
+    names={"trainkit.engine.deepspeed.engine.DeepSpeedEngine": "trainkit.extensions.deepspeed.engine.DeepSpeedEngine"},
     engines={
         "deepspeed": EngineEntry(
             target="trainkit.extensions.deepspeed.engine.DeepSpeedEngine",
