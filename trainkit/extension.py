@@ -52,6 +52,7 @@ class Usage:
         examples: arguments, as typed.
         takes_config: whether conf=NAME and overrides may follow.
         takes_run: whether a run's folder is an argument.
+        parts: words of which one comes first: "check" of `data check`.
     """
 
     line: str
@@ -60,6 +61,7 @@ class Usage:
     examples: tuple[str, ...] = ()
     takes_config: bool = False
     takes_run: bool = False
+    parts: tuple[str, ...] = ()
 
     def keys(self) -> dict[str, str]:
         """Return name -> meaning of the key=value options."""

@@ -21,10 +21,6 @@ COMMANDS = {
     "tune": Command(
         "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))", "trainkit.cli.tune.main"
     ),
-    "find": Command(
-        "find a setting by measuring the job: rate, microbatch, loader workers, the wire (find lr conf=NAME)",
-        "trainkit.cli.find.main",
-    ),
     "check-resume": Command(
         "prove that a killed and resumed run ends like one that was never killed", "trainkit.cli.check_resume.main"
     ),
@@ -45,7 +41,6 @@ COMMANDS = {
     "timeline": Command(
         "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)", "trainkit.cli.timeline.main"
     ),
-    "replay": Command("replay a step saved by callbacks=capsule, and report its non-finite values", "trainkit.cli.replay.main"),
     "scaling": Command(
         "run a config at several numbers of ranks (ranks=1,2), and predict larger ones", "trainkit.cli.scaling.main"
     ),

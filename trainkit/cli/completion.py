@@ -29,7 +29,6 @@ _trainkit() {
 }
 complete -o default -F _trainkit trainkit python python3 horovodrun torchrun
 """
-_FIRST = {"data": ["check"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
 _BREAK = re.compile(r".*[=:]")  # bash replaces what follows the last of its word breaks
 
 
@@ -71,9 +70,10 @@ def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]
         return ["install", "wheel", "check"] if len(before) == 1 else []
     if command == "completion":
         return ["bash"]
-    if command in _FIRST and len(before) == 1:
-        return [*_FIRST[command], *parts_of(command)]
-    usage = find_usage(" ".join(before[:2])) or find_usage(command)  # of a part, as `data pack`
+    usage = find_usage(command)
+    if usage is not None and usage.parts and len(before) == 1:
+        return [*usage.parts, *parts_of(command)]
+    usage = find_usage(" ".join(before[:2])) or usage  # of a part, as `data pack`
     if usage is None:
         return []
     key, equals, _ = word.partition("=")

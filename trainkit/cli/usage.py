@@ -76,37 +76,7 @@ USAGES = {
         ),
         ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
         takes_config=True,
-    ),
-    "find": Usage(
-        "lr|batch|workers|settings conf=NAME [key=value ...]",
-        "lr: train for some steps while the learning rate rises, print the rates that the curve of the loss suggests, and "
-        "write RUN_DIR/reports/lr.html. batch: train two steps at growing microbatches, and print the largest that fits on all "
-        "ranks. workers: train some steps at growing numbers of loader workers, and print the fewest that are fast. settings: "
-        "try how gradients travel (fusion, cycle, groups, buckets, compression), and print what is faster. Nothing else is "
-        "written.",
-        (
-            ("min_lr", "float", "1e-8", "lr: the first rate"),
-            ("max_lr", "float", "1", "lr: the last rate"),
-            (
-                "steps",
-                "int",
-                "100, 20",
-                "lr: steps of the sweep, 10 or more. workers, settings: steps measured for each, workers: at most",
-            ),
-            ("early_stop", "float", "4", "lr: end at this multiple of the lowest loss; null: only if a loss is not finite"),
-            ("memory_gb", "float", "the GPU's", "batch: memory that a rank may use, in 10^9 bytes; needed on the CPU"),
-            ("most", "int", "65536, the cores", "batch: no larger microbatch is tried. workers: so many at most"),
-            _RUN_DIR,
-            _TRUST,
-        ),
-        (
-            "lr conf=mlp",
-            "lr conf=gpt min_lr=1e-6 max_lr=0.1 steps=200",
-            "batch conf=resnet18 memory_gb=4",
-            "workers conf=resnet18",
-            "settings conf=resnet18",
-        ),
-        takes_config=True,
+        parts=("check",),
     ),
     "tune": Usage(
         "conf=NAME search.KEY=FUNCTION(...) [search.NAME=VALUE ...] [key=value ...]",
@@ -183,19 +153,6 @@ USAGES = {
         "file for ui.perfetto.dev.",
         (("record", "int", "none", "request so many steps of the job that runs there with callbacks=timeline"),),
         ("runs/mine", "runs/mine record=10"),
-        takes_run=True,
-    ),
-    "replay": Usage(
-        "CAPSULE [key=value ...]",
-        "Replay a step saved by callbacks=capsule (<run_dir>/capsules/step=N-rank=R), and report its non-finite values. task.X "
-        "and trainer.X override the run's config.",
-        (
-            ("update", "bool", "false", "make the optimizer's update too, with this rank's gradient"),
-            ("pdb", "bool", "false", "stop in the debugger before training_step"),
-            ("weights", "FILE | FOLDER", "the capsule's", "a checkpoint's folder or a file of weights"),
-            _TRUST,
-        ),
-        ("runs/mine/capsules/step=20-rank=0", "runs/mine/capsules/step=20-rank=0 pdb=true task.dropout=0"),
         takes_run=True,
     ),
     "doctor": Usage(

@@ -3,4 +3,5 @@
 The core finds them through trainkit/extension.py and imports none. Without this folder it trains all the same.
 """
 
-NAMES = ("serving", "shards", "language", "horovod_build", "deepspeed")  # as `python -m trainkit extensions` lists them
+# In the order of `python -m trainkit extensions`.
+NAMES = ("find", "capsule", "serving", "shards", "language", "horovod_build", "deepspeed")
