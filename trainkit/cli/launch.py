@@ -13,10 +13,10 @@ from typing import Any
 from trainkit.config.launchers import launcher_of
 from trainkit.errors import ConfigError
 from trainkit.launch.kubernetes.launcher import KubernetesLauncher
+from trainkit.launch.overrides import ELASTIC, override
 from trainkit.launch.slurm.launcher import SlurmLauncher
 from trainkit.launch.slurm.script import Fit
 from trainkit.safety.masking import masked_arguments
-from trainkit.tuning.words import ELASTIC, override
 
 
 def launch(job: Any, arguments: Sequence[str]) -> int:

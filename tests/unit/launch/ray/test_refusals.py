@@ -12,10 +12,10 @@ from trainkit.cli import launch
 from trainkit.cli.run import main
 from trainkit.config.compose import run
 from trainkit.errors import ConfigError
+from trainkit.launch.overrides import override
 from trainkit.launch.ray.backend import cause_of, fault_of
 from trainkit.launch.ray.cluster import connected
 from trainkit.launch.ray.options import Options
-from trainkit.tuning.words import override
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, command: str = "fit", code: int = 2) -> str:
