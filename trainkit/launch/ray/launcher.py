@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.launch.job_launcher import FitConfig, JobLauncher
+from trainkit.launch.overrides import ELASTIC, override
 from trainkit.launch.ray.options import options_of, refuse_shared_gpus
 
 
-class RayLauncher:
+class RayLauncher(JobLauncher):
     """Ranks of a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one started on this machine.
 
     Lost workers are replaced in their slots, and the living ones continue from memory; see docs/ray.md.
@@ -29,6 +33,9 @@ class RayLauncher:
     Raises:
         ConfigError: a setting is not legal.
     """
+
+    name = "ray"
+    several = "starts one on a cluster. Start them one by one, or search with Ray Tune."
 
     def __init__(
         self,
@@ -51,6 +58,36 @@ class RayLauncher:
             start_timeout_s=start_timeout_s,
             runtime_env=runtime_env,
         )
+
+    @classmethod
+    def engine_of(cls, settings: Mapping[str, Any]) -> str:
+        """Return horovod: its elastic driver starts the ranks."""
+        return "horovod"
+
+    @classmethod
+    def keeps_ranks(cls, settings: Mapping[str, Any]) -> bool:
+        """Return False: ranks that are lost are replaced."""
+        return False
+
+    @classmethod
+    def refuses(cls, fit: FitConfig) -> str | None:
+        """Return why it cannot start a fit, and what to do; None if it can."""
+        if fit.engine not in ("auto", "horovod", ""):
+            return (
+                f"engine is {fit.engine}, and launcher=ray starts ranks of Horovod. Use engine=auto or engine=horovod; for "
+                "engine=ddp and engine=fsdp use Ray Train's TorchTrainer, with a Trainer(engine='ddp') in its function."
+            )
+        if importlib.util.find_spec("ray") is None:
+            return "launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'"
+        return super().refuses(fit)
+
+    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+        """Run the command on all ranks, with Elastic; see `run`."""
+        words = [*words, override("run_dir", fit.run_dir)]
+        if "elastic" not in fit.roles:
+            print("[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are replaced", file=sys.stderr)
+            words.append(ELASTIC)
+        return self.run(["python", "-m", "trainkit", *words], None if fit.stores_elsewhere else fit.run_dir)
 
     def run(self, command: Sequence[str], run_dir: str | None = None) -> int:
         """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75 with a checkpoint.
