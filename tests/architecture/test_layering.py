@@ -284,6 +284,8 @@ def test_core_imports_at_the_top() -> None:
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("launch.ray", "trainkit.launch.ray.executor"),  # options are checked without ray
         ("launch.ray", "trainkit.launch.ray.launcher"),
+        ("launch.ray.launcher", "trainkit.launch.ray.cluster"),
+        ("launch.ray.launcher", "trainkit.launch.ray.job"),
         ("launch.elastic.driver", "horovod.runner.common.util"),
         ("launch.elastic.upstream", "horovod.runner"),
         ("launch.elastic.upstream", "horovod.runner.http.http_server"),

@@ -21,9 +21,7 @@ ALLOWED = (
     "trainkit.callbacks",
     "trainkit.data",
     "trainkit.engine",
-    "trainkit.launch.kubernetes.launcher",
-    "trainkit.launch.ray.launcher",
-    "trainkit.launch.slurm.launcher",
+    "trainkit.launch",
     "trainkit.loggers",
     "trainkit.optim",
     "trainkit.report.resume.recorder",
@@ -33,6 +31,7 @@ ALLOWED = (
     "torchvision.models",
     "torchvision.transforms",
 )
+_LAUNCHER = "trainkit.launch.job_launcher.JobLauncher"
 _KINDS = {
     "torch.optim.optimizer.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler",
@@ -104,16 +103,20 @@ def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
     """Return whether the object is of the kind that its package is on the list for.
 
     torch and torchvision contain functions that load pickles or fetch from a URL; only their optimizers, schedulers,
-    modules, transforms and registered models may be called. A function inside a class may never be called.
+    modules, transforms and registered models may be called. trainkit.launch runs commands; only its launchers may be called. A
+    function inside a class may never be called.
     """
     if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
         return False
-    if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(("torch.", "torchvision.")):
+    limited = ("torch.", "torchvision.", "trainkit.launch.")
+    if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(limited):
         return True
-    if inspect.isfunction(found):
+    if inspect.isfunction(found) and real.startswith("torch"):
         models = importlib.import_module("torchvision.models")
         return any(models.get_model_builder(name) is found for name in models.list_models())
-    names = {f"{base.__module__}.{base.__qualname__}" for base in found.__mro__}
+    names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(found, "__mro__", ())}
+    if real.startswith("trainkit.launch."):
+        return _LAUNCHER in names
     return bool(names & _KINDS) or real.startswith("torchvision.transforms.")
 
 

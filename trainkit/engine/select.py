@@ -101,8 +101,8 @@ def make_engine(name: str, **options: Any) -> Engine:
 
 
 def require(name: str) -> None:
-    """Raise ConfigError if an engine needs a package that is not installed. Costs no import."""
-    entry = entry_of(name)
-    if entry.package and importlib.util.find_spec(entry.package) is None:
+    """Raise ConfigError if an engine needs a package that is not installed. Costs no import; a user's own needs none."""
+    entry = extension.find("engines", name, ENGINES)
+    if entry is not None and entry.package and importlib.util.find_spec(entry.package) is None:
         why = " (the launcher asks for it)" if read_launcher().engine == name else ""
         raise ConfigError(f"engine={name}{why}, but {entry.title or entry.package} is not installed. {entry.install}".rstrip())

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.api.view import RunView, checkpoint_policies, with_role
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import Dismissed, summary
@@ -148,7 +148,7 @@ class _Writer:
             seconds_left=left,
             waiting_for=run.engine.heartbeat.waiting,
             still_s=now - self._moved,
-            prometheus=next((c.address for c in run.callbacks if isinstance(getattr(c, "address", None), str)), ""),
+            prometheus=next((c.address for c in with_role(run.callbacks, "metrics_server") if c.address), ""),
         )
 
     def _rates(self, step: int, samples: int) -> tuple[float | None, float | None]:

@@ -37,9 +37,9 @@ def test_what_deepspeed_serves_passes() -> None:
         ({"used": frozenset({"trainer.halve_batch_on_oom"})}, 1, "a rank that runs out of memory leaves the others"),
         ({"used": frozenset({"trainer.compile"})}, 1, "torch.compile was not tested"),
         ({"used": frozenset({"trainer.assert_no_sync"})}, 1, "reads values from the device"),
-        ({"callbacks": frozenset({"GradientMonitor"})}, 1, "callback GradientMonitor reads gradients"),
-        ({"callbacks": frozenset({"Elastic"})}, 1, "callback Elastic needs each rank to hold the whole state"),
-        ({"callbacks": frozenset({"EMA", "WeightAveraging"})}, 3, "callback WeightAveraging .*a lower engine.stage"),
+        ({"callbacks": {"gradients": "GradientMonitor"}}, 1, "callback GradientMonitor reads gradients"),
+        ({"callbacks": {"whole_state": "Elastic"}}, 1, "callback Elastic needs each rank to hold the whole state"),
+        ({"callbacks": {"weights": "EMA"}}, 3, "callback EMA .*a lower engine.stage"),
         ({"clip_algorithm": "value"}, 1, "gradient_clip_algorithm is 'value', but DeepSpeed clips by the norm"),
         ({"precision": "16-mixed"}, 1, "precision is '16-mixed'.*one of 32-true, bf16-mixed: DeepSpeed's float16 keeps"),
         ({"precision": "64-true"}, 1, "precision is '64-true'.*DeepSpeed updates float32 weights"),
@@ -53,7 +53,7 @@ def test_a_setting_is_refused(change: dict[str, Any], stage: int, words: str) ->
 
 def test_an_average_of_weights_is_refused_in_stage_3_alone() -> None:
     """Below, each rank holds all weights."""
-    check_settings(replace(GOOD, callbacks=frozenset({"EMA", "WeightAveraging"})), 2)
+    check_settings(replace(GOOD, callbacks={"weights": "EMA"}), 2)
 
 
 def test_clipping_by_value_counts_only_if_something_is_clipped() -> None:

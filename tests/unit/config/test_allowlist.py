@@ -12,7 +12,13 @@ from trainkit.errors import ConfigError
 
 @pytest.mark.parametrize(
     "target",
-    ["torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "torchvision.models.resnet18", "recipes.mlp.MLP"],
+    [
+        "trainkit.launch.slurm.launcher.SlurmLauncher",
+        "torch.optim.SGD",
+        "torch.optim.lr_scheduler.StepLR",
+        "torchvision.models.resnet18",
+        "recipes.mlp.MLP",
+    ],
 )
 def test_listed_objects_are_found(target: str) -> None:
     """An allowed object is imported and returned."""
@@ -35,6 +41,9 @@ def test_listed_objects_are_found(target: str) -> None:
         "torchvision.models.resnet.Weights",
         "torchvision.models.get_weight",
         "trainkit.data.loader.ShardedLoader.iterate",
+        "trainkit.launch.commands.run",
+        "trainkit.launch.environment.Launcher",
+        "trainkit.launch.shared_folder.token_in",
     ],
 )
 def test_everything_else_is_refused(target: str) -> None:

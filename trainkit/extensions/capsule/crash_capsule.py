@@ -54,6 +54,7 @@ class CrashCapsule(Callback):
     """
 
     config_key = "callbacks.capsule"
+    needs_of_engine = frozenset({"weights"})
 
     def __init__(self, keep: PositiveInt = 4, max_capsules: NonNegativeInt = 3, on_error: bool = True) -> None:
         self.keep, self.max_capsules, self.on_error = keep, max_capsules, on_error

@@ -9,7 +9,7 @@ from torch import nn
 
 from trainkit.arguments import show
 from trainkit.engine.reduce.buckets import find_sparse
-from trainkit.engine.step_settings import StepSettings
+from trainkit.engine.step_settings import Need, StepSettings
 from trainkit.errors import ConfigError, TaskError
 
 _ELSE = "Use engine=ddp"
@@ -29,17 +29,13 @@ _USED = {
     f"Leave it out, or: {_ELSE}.",
 }
 
-_GRADIENTS = "reads gradients of parameters, which DeepSpeed keeps in buffers of its own"
-_WEIGHTS = "reads or writes the weights of each parameter, which stage 3 splits over the ranks"
-# The class of a callback -> why, and from which stage on.
-_CALLBACKS = {
-    "GradientMonitor": (_GRADIENTS, 1),
-    "BaseFinetuning": ("adds parameters to the optimizer, and DeepSpeed splits the optimizer's state once, at the start", 1),
-    "Elastic": ("needs each rank to hold the whole state, and DeepSpeed splits it over the ranks", 1),
-    "WeightAveraging": (_WEIGHTS, 3),
-    "DivergenceGuard": ("compares the optimizer's state of all ranks, and DeepSpeed gives each rank another part", 1),
-    "CrashCapsule": (_WEIGHTS, 3),
-    "FaultInjection": (_WEIGHTS, 3),
+# What a callback needs -> why DeepSpeed lacks it, and from which stage on.
+_NEEDS: dict[Need, tuple[str, int]] = {
+    "optimizer_groups": ("adds parameters to the optimizer, and DeepSpeed splits the optimizer's state once, at the start", 1),
+    "optimizer_state": ("compares the optimizer's state of all ranks, and DeepSpeed gives each rank another part", 1),
+    "whole_state": ("needs each rank to hold the whole state, and DeepSpeed splits it over the ranks", 1),
+    "gradients": ("reads gradients of parameters, which DeepSpeed keeps in buffers of its own", 1),
+    "weights": ("reads or writes the weights of each parameter, which stage 3 splits over the ranks", 3),
 }
 
 # DeepSpeed lays many parameters end to end and updates a piece of that: right only for element by element.
@@ -63,10 +59,9 @@ def check_settings(settings: StepSettings, stage: int) -> None:
     """
     for name in sorted(settings.used & _USED.keys()):
         raise ConfigError(f"engine=deepspeed: {_USED[name]}")
-    for name in sorted(settings.callbacks & _CALLBACKS.keys()):
-        why, first = _CALLBACKS[name]
-        if stage >= first:
-            lower = " a lower engine.stage, or" if first > 1 else ""
+    for need, (why, first) in _NEEDS.items():
+        if need in settings.callbacks and stage >= first:
+            name, lower = settings.callbacks[need], " a lower engine.stage, or" if first > 1 else ""
             raise ConfigError(
                 f"engine=deepspeed, stage {stage}: the callback {name} {why}. Leave it out, or use{lower} engine=ddp."
             )
