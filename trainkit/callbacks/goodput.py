@@ -19,7 +19,7 @@ from trainkit.console import console_of, plural, try_to_write
 from trainkit.data.feed import StreamFeed
 from trainkit.launch.environment import job_started
 from trainkit.safety.whole_files import replacing
-from trainkit.tracing.moments import Moment
+from trainkit.launch.moments import Moment
 
 FILE = "goodput.json"
 PARTS = {

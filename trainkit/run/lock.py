@@ -30,7 +30,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
-from trainkit.tracing.moments import boot_id
+from trainkit.launch.moments import boot_id
 
 LOCK = ".lock"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.safety.whole_files import replacing
-from trainkit.tracing.moments import Moment
+from trainkit.launch.moments import Moment
 
 FILE = "progress.json"
 EVERY_S = 2.0

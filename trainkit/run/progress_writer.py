@@ -22,7 +22,7 @@ from trainkit.run.lock import birth
 from trainkit.run.progress_file import EVERY_S, MOST_STARTS, Progress, Start, read_progress, write_progress
 from trainkit.safety.masking import scrubbed
 from trainkit.safety.threads import printed, start_thread
-from trainkit.tracing.moments import Moment
+from trainkit.launch.moments import Moment
 
 _WINDOW_S = 60.0  # of the rates
 _LAST_WRITE_S = 5.0  # a network disk that hangs does not keep a run from ending

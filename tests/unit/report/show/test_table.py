@@ -17,7 +17,7 @@ from trainkit.report.show.files import find_runs, read_any
 from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
 from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
-from trainkit.tracing.moments import Moment
+from trainkit.launch.moments import Moment
 
 MONITOR = "callbacks: {checkpoint: {monitor: val/acc, mode: max}}\n"
 

@@ -22,7 +22,7 @@ from trainkit.report.status.text import duration, facts_of, line_of
 from trainkit.run.lock import birth
 from trainkit.run.progress_file import Progress, Start, read_progress, write_progress
 from trainkit.run.state import write_state
-from trainkit.tracing.moments import Moment
+from trainkit.launch.moments import Moment
 
 
 def progress(**changed: Any) -> Progress:

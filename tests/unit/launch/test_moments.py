@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.tracing.moments import Moment, boot_id
+from trainkit.launch.moments import Moment, boot_id
 
 
 @pytest.mark.parametrize(
