@@ -21,7 +21,6 @@ FLOORS = [
     ["errors", "version"],
     ["extension"],
     ["arguments", "console", "safety"],
-    ["tracing"],
     ["launch"],
     ["device"],
     ["data", "metrics", "optim"],
@@ -63,7 +62,7 @@ HOMES = {
     "deepspeed": ["extensions/deepspeed/adapter.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
-    "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*/command.py"],
+    "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*command.py"],
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["exporting/onnx.py"],
     # launch/ray, and the adapters of Ray's other libraries.
@@ -77,7 +76,7 @@ HOMES = {
     "pynvml": ["device/stats.py"],
     "kubernetes_validate": ["launch/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],
-    "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py"],
+    "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py", "extensions/*/*/page.py"],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
 }
 
@@ -98,24 +97,23 @@ TORCH_FREE = [
     "engine.select",
     "errors",
     "extension",
+    "extensions.timeline.traces.*",
     "exporting.request",
     "launch.*",
-    "report.timeline.gradients",
+    "extensions.timeline.report.gradients",
     "report.grid",
-    "report.timeline.overlap",
+    "extensions.timeline.report.overlap",
     "report.page",
-    "report.timeline.recorded_facts",
-    "report.timeline.steps",
-    "report.timeline.advice",
-    "report.timeline.page",
-    "report.timeline.text",
+    "extensions.timeline.report.recorded_facts",
+    "extensions.timeline.report.steps",
+    "extensions.timeline.report.advice",
+    "extensions.timeline.report.page",
+    "extensions.timeline.report.text",
     "console",
     "safety.threads",
     "api.lightning_names",
     "run.lock",
     "extensions.horovod_build.*",
-    "tracing",
-    "tracing.*",
     "version",
 ]
 NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good
