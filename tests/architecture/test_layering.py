@@ -74,7 +74,7 @@ HOMES = {
     "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
     "pynvml": ["device/stats.py"],
-    "kubernetes_validate": ["launch/kubernetes/schemas.py"],
+    "kubernetes_validate": ["extensions/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],
     "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py", "extensions/*/*/page.py"],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
@@ -99,6 +99,8 @@ TORCH_FREE = [
     "extension",
     "extensions.timeline.traces.*",
     "exporting.request",
+    "extensions.kubernetes.*",
+    "extensions.slurm.*",
     "launch.*",
     "extensions.timeline.report.gradients",
     "report.grid",
@@ -293,7 +295,6 @@ def test_core_imports_at_the_top() -> None:
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
         ("loggers.mlflow", "mlflow"),
         ("loggers.prometheus", "prometheus_client.core"),
-        ("launch.kubernetes.schemas", "kubernetes_validate"),
         ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
         ("loggers.tensorboard", "torch.utils.tensorboard.writer"),

@@ -12,6 +12,7 @@ EXTENSION = Extension(
     name="slurm",
     summary="launcher=slurm submits a fit as a batch job, which is queued again and resumes; jobs lists them",
     proven="a job each commit where Slurm is installed; all of it in the full test run, on one host",
-    targets=("trainkit.launch.slurm.launcher.SlurmLauncher",),
-    clusters=("trainkit.launch.slurm.cluster.SlurmCluster",),
+    targets=("trainkit.extensions.slurm.launcher.SlurmLauncher",),
+    names={"trainkit.launch.slurm.launcher.SlurmLauncher": "trainkit.extensions.slurm.launcher.SlurmLauncher"},
+    clusters=("trainkit.extensions.slurm.cluster.SlurmCluster",),
 )

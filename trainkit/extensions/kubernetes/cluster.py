@@ -12,11 +12,11 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
+from trainkit.extensions.kubernetes.launcher import FOLDER
+from trainkit.extensions.kubernetes.manifest import NAME_LABEL
+from trainkit.extensions.kubernetes.options import KINDS
 from trainkit.launch.jobs import JobRow, elapsed_of
-from trainkit.launch.kubernetes.kubectl import error_of, run_kubectl
-from trainkit.launch.kubernetes.launcher import FOLDER
-from trainkit.launch.kubernetes.manifest import NAME_LABEL
-from trainkit.launch.kubernetes.options import KINDS
 
 # The conditions of the five kinds, the ones that say most first.
 _ENDED = {"Complete": "COMPLETED", "Completed": "COMPLETED", "Succeeded": "COMPLETED", "Failed": "FAILED"}

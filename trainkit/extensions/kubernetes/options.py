@@ -9,8 +9,8 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
-from trainkit.launch.kubernetes import train_job
-from trainkit.launch.kubernetes.volumes import Volume, volume_of
+from trainkit.extensions.kubernetes import train_job
+from trainkit.extensions.kubernetes.volumes import Volume, volume_of
 
 KINDS = ("Job", "JobSet", "TrainJob", "MPIJob", "RayJob")
 _MAX_FAILURES = 10

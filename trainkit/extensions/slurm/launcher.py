@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.slurm.jobs import Job, jobs_of, record, states_of
+from trainkit.extensions.slurm.options import options_of
+from trainkit.extensions.slurm.programs import error_of, partitions, run_program
+from trainkit.extensions.slurm.script import SLURM, Fit, script_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.overrides import override
 from trainkit.launch.shared_folder import made_for_now
-from trainkit.launch.slurm.jobs import Job, jobs_of, record, states_of
-from trainkit.launch.slurm.options import options_of
-from trainkit.launch.slurm.programs import error_of, partitions, run_program
-from trainkit.launch.slurm.script import SLURM, Fit, script_of
 from trainkit.safety.masking import masked_arguments
 
 _SCRIPT = "job.sh"

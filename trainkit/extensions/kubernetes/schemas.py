@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.launch.kubernetes.train_job import pod_of
+from trainkit.extensions.kubernetes.train_job import pod_of
 
 NOT_INSTALLED = "not compared with Kubernetes' schemas (pip install kubernetes-validate)"
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from trainkit.errors import ConfigError
-from trainkit.launch.kubernetes.manifest import manifest_of
-from trainkit.launch.kubernetes.options import KINDS, RESTRICTED, name_of, options_of
-from trainkit.launch.kubernetes.schemas import check, known
+from trainkit.extensions.kubernetes.manifest import manifest_of
+from trainkit.extensions.kubernetes.options import KINDS, RESTRICTED, name_of, options_of
+from trainkit.extensions.kubernetes.schemas import check, known
 
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(

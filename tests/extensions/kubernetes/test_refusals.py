@@ -11,7 +11,7 @@ import yaml
 
 from trainkit.cli.run import main
 
-PAGE = Path(__file__).parents[4] / "docs" / "kubernetes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 OWN = ["conf=mlp", "launcher=kubernetes", "launcher.image=trainkit:1", "launcher.volumes={runs: /runs}", "run_dir=/runs/mine"]
 
 

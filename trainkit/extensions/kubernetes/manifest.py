@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from trainkit.launch.kubernetes import train_job
-from trainkit.launch.kubernetes.options import Options
+from trainkit.extensions.kubernetes import train_job
+from trainkit.extensions.kubernetes.options import Options
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from trainkit.cli.jobs import main
-from trainkit.launch.kubernetes.launcher import KubernetesLauncher
-from trainkit.launch.kubernetes.options import KINDS
+from trainkit.extensions.kubernetes.launcher import KubernetesLauncher
+from trainkit.extensions.kubernetes.options import KINDS
 
 KUBECTL = """#!{python}
 import json, pathlib, sys

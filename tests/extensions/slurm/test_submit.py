@@ -171,9 +171,9 @@ def test_a_submitted_job(
         out = "7" if name == "sbatch" else f"7|PENDING|{next(answers)}|0:00|1:00|main|"
         return subprocess.CompletedProcess([name], 0, out, "")
 
-    monkeypatch.setattr("trainkit.launch.slurm.launcher.run_program", program)
-    monkeypatch.setattr("trainkit.launch.slurm.jobs.run_program", program)
-    monkeypatch.setattr("trainkit.launch.slurm.launcher._ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("trainkit.extensions.slurm.launcher.run_program", program)
+    monkeypatch.setattr("trainkit.extensions.slurm.jobs.run_program", program)
+    monkeypatch.setattr("trainkit.extensions.slurm.launcher._ASK_AGAIN_S", 0.0)
     assert run("run_dir=far away/run") == 0
     text = capsys.readouterr().out
     assert f"jobs logs '{tmp_path}/far away/run'" in text and f"trainkit jobs '{tmp_path}/far away'" in text

@@ -8,9 +8,9 @@ from collections import deque
 from pathlib import Path
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.slurm.jobs import Job, find_jobs, jobs_of, states_of
+from trainkit.extensions.slurm.programs import error_of, run_program
 from trainkit.launch.jobs import JobRow
-from trainkit.launch.slurm.jobs import Job, find_jobs, jobs_of, states_of
-from trainkit.launch.slurm.programs import error_of, run_program
 
 _RUNS = "runs"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import ConfigError
-from trainkit.launch.slurm.programs import error_of, run_program
-from trainkit.launch.slurm.script import SLURM
+from trainkit.extensions.slurm.programs import error_of, run_program
+from trainkit.extensions.slurm.script import SLURM
 
 _JOBS = "jobs.jsonl"
 # What squeue and sacct print of a job.

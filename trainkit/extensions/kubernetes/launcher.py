@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.kubernetes import schemas
+from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
+from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
+from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
-from trainkit.launch.kubernetes import schemas
-from trainkit.launch.kubernetes.kubectl import error_of, run_kubectl
-from trainkit.launch.kubernetes.manifest import manifest_of, objects_of
-from trainkit.launch.kubernetes.options import name_of, options_of
 from trainkit.launch.overrides import override
 
 FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.launch.kubernetes.launcher import KubernetesLauncher
+from trainkit.extensions.kubernetes.launcher import KubernetesLauncher
 
 IMAGE: dict[str, Any] = {"image": "registry.example.com/trainkit:1"}
 WORDS = ["fit", "conf=mlp", "resume=auto"]
