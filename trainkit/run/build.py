@@ -53,7 +53,7 @@ from trainkit.run.reload import Reload
 from trainkit.run.replicas import model_of, optimizers_of
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
-from trainkit.run.run import Run, StepParts
+from trainkit.run.run import FitParts, Run, StepParts
 from trainkit.run.setup import Stage
 from trainkit.run.split_weights import check_split
 from trainkit.run.step_settings import step_settings
@@ -81,7 +81,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     saved = find_saved(stage, start.ckpt_path)
     stage.declared_ranks = declared_ranks(stage, saved)
     feeds = make_feeds(stage, data, stage.declared_ranks, first_shares(stage, saved))
-    run.train_feed, run.batch_plan = feeds.train, plan_batches(options.batch, feeds, options.communication.describe())
+    run.train_on(feeds.train, plan_batches(options.batch, feeds, options.communication.describe()))
     synchronise_norms(stage, feeds, run.batch_plan)
     if saved is None:
         _begin(run)
@@ -100,21 +100,16 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     check_parameters(task, optimizers)
     stage.replicas.compare("optimizers", lambda: _facts(optimizers, schedules, feeds))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
-    run.optimizers = optimizers
-    run.rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction, run.say)
-    run.step = _step_parts(run, options.numerics)
-    connect(task, None)
-    if not task.automatic_optimization:
-        run.step.manual = manual = ManualRun(run)
-        run.rates.moves_by_hand = True
-        connect(task, manual)
-    run.stopping = Stopping(run, stage.signals, run.coordinator, stage.elastic if stage.is_elastic else None)
-    run.evaluator = Evaluator(run, task, run.hooks, validation_data(stage, feeds.val, feeds.val_data))
-    if options.samples.reload_dataloaders_every_n_epochs:
-        run.reload = Reload(stage, run, feeds)
+    manual = None if task.automatic_optimization else ManualRun(run, optimizers)
+    connect(task, manual)
+    rates = LearningRates(optimizers, schedules, run.batch_plan, options.batch.lr_momentum_correction, run.say)
+    rates.moves_by_hand = manual is not None
+    stopping = Stopping(run, stage.signals, run.coordinator, run.elastic)
+    before_epoch = [Reload(stage, run, feeds)] if options.samples.reload_dataloaders_every_n_epochs else []
+    run.begin(FitParts(optimizers, rates, _step_parts(run, options.numerics, manual), stopping, before_epoch))
+    run.evaluator.data = validation_data(stage, feeds.val, feeds.val_data)
     run.checkpoints.connect(_contents(run), Rescue(run))
-    if stage.is_elastic and stage.elastic is not None:
-        run.elastic = stage.elastic
+    if run.elastic is not None:
         run.elastic.attach(run)
     seed_everything(mix(options.seed, engine.ranks.data_rank))
     if saved is not None:
@@ -174,7 +169,6 @@ def build_evaluator(
         fill_parts(task, engine, ckpt_path)
         run.checkpoints.resumed_from = ckpt_path or run.checkpoints.resumed_from
     engine.prepare(task, [])
-    run.evaluator = Evaluator(run, task, run.hooks)
     return run.evaluator, feeds
 
 
@@ -196,7 +190,7 @@ def _tidy(stage: Stage) -> None:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
 
 
-def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
+def _step_parts(run: Run, numerics: NumericOptions, manual: ManualRun | None) -> StepParts:
     if numerics.assert_no_sync and numerics.compile and run.engine.device.type == "cpu":
         raise ConfigError(
             "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's interception of calls "
@@ -220,6 +214,7 @@ def _step_parts(run: Run, numerics: NumericOptions) -> StepParts:
         sync_guard=SyncGuard(engine.device) if numerics.assert_no_sync else contextlib.nullcontext(),
         finite=FiniteLosses(run) if numerics.stop_on_nonfinite else None,
         halving=Halving(engine, run.state, run.say) if numerics.halve_batch_on_oom else None,
+        manual=manual,
     )
 
 

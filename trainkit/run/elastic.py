@@ -115,9 +115,6 @@ class Attempt(Protocol):
     @property
     def is_set_up(self) -> bool: ...
 
-    def drop_parts(self) -> None:
-        """Free the parts of the loop, for the next attempt."""
-
     def fail(self, error: BaseException) -> None:
         """End a fit that no later attempt continues."""
 
@@ -164,7 +161,6 @@ class ElasticRun:
                         ) from change
                 last_step = self.state.memory.step
                 attempt.engine.ranks.leave()
-                attempt.drop_parts()
                 if attempt.engine.device.type == "cuda":
                     gc.collect()  # torch's schedulers and optimizers refer to each other: free their memory for the next
         except BaseException as error:

@@ -12,7 +12,7 @@ rank; `global_step` counts the calls of `optimizer.step()`, as in Lightning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from trainkit.run.run import Run
 class ManualRun:
     """Runs backward and the optimizers for a Task; see the module."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Wrap the optimizers of a run.
 
         Raises:
@@ -39,7 +39,7 @@ class ManualRun:
         self._share, self._reduced, self._counted = 0.0, set[int](), False
         self.steps_otherwise = False  # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.updated = True  # whether no overflow held an update of this batch back
-        self.optimizers = [Stepper(optimizer, self) for optimizer in run.optimizers]
+        self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
 
     @contextlib.contextmanager
     def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:

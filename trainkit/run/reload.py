@@ -50,7 +50,7 @@ class Reload:
             )
         check_norms(stage, new, run.batch_plan)
         self._feeds = new
-        run.train_feed = new.train
+        run.train_on(new.train, run.batch_plan)
         run.evaluator.data = validation_data(stage, new.val, new.val_data)
 
 

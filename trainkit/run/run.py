@@ -1,13 +1,18 @@
 """Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as `trainer`.
 
-A Run begins with the stage (setup.py): counters, ranks, folder, hooks. Before training build.py adds the parts of a fit: feeds,
-plan, optimizers, rates. Hooks see it as api/view.py's RunView.
+It is one object from `setup` on, since hooks and the Task may store it. So a fit reaches it in three steps, each whole:
+
+    Run(...)    the stage (setup.py) has an engine and a folder: counters, hooks, checkpoints, evaluator
+    train_on    the data and the plan of batches, which configure_optimizers may ask for
+    begin       the parts of a fit, which build.py has made
+
+No other file assigns to it. Hooks see it as api/view.py's RunView.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +21,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
 from trainkit.api.dispatch import Hooks
 from trainkit.api.options import Options
 from trainkit.api.state import StageName, TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
+from trainkit.checkpoint.writer import Writer
 from trainkit.data.feed import Feed, MapFeed, Microbatch, Step
 from trainkit.data.shares import read_words, words_of
 from trainkit.device.precision import Precision
@@ -37,8 +44,11 @@ from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.finite import FiniteLosses, LossWatch
+from trainkit.run.folder import stores_of
 from trainkit.run.lightning_names import LightningNames
+from trainkit.run.logged import hook_log_of
 from trainkit.run.oom import Halving
+from trainkit.run.saved import difference
 from trainkit.run.stopping import Stopping
 
 
@@ -99,47 +109,104 @@ class StepParts:
         self.has_old = self.clears_late
 
 
-class _NotThereYet:
-    """Stands for a part that is not built yet. (A `__getattr__` of Run would slow each access in the loop down.)"""
+@dataclass(frozen=True)
+class FitParts:
+    """The parts of a fit.
 
-    def __init__(self, name: str) -> None:
-        self.__dict__["name"] = name
+    Attributes:
+        step: what a training step works with beside the optimizers.
+        before_epoch: called with the number of each epoch before its first step.
+    """
 
-    def _refuse(self, *_: Any) -> Any:
-        raise ConfigError(
-            f"trainer.{self.__dict__['name']} is not there yet: the run is being set up. Use it in on_fit_start or later."
-        )
+    optimizers: Sequence[torch.optim.Optimizer]
+    rates: LearningRates
+    step: StepParts
+    stopping: Stopping
+    before_epoch: Sequence[Callable[[int], None]] = ()
 
-    __getattr__ = __iter__ = __len__ = __getitem__ = __call__ = __enter__ = __fspath__ = _refuse
+
+class _Later:
+    """A part that a Run has later: Python looks here only until the Run has it, so that it costs the loop nothing."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: Any, owner: type) -> Any:
+        if run is None:
+            return self
+        if run.state.stage in ("validate", "test", "predict"):
+            raise ConfigError(f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.stage}.")
+        raise ConfigError(f"trainer.{self._name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
+
+
+def _later() -> Any:
+    return _Later()
 
 
 class Run(LightningNames):
     """See the module; the Trainer's docstring explains `options`, RunView the rest.
 
-    The parts of a fit are there once it is built; asked for earlier, they raise ConfigError.
+    Args:
+        run_dir: of all ranks.
+        coordinator: what all ranks agree on.
+        writer: of checkpoints.
+        elastic: commits of an elastic fit.
     """
 
-    hooks: Hooks
     run_dir: Path
+    coordinator: Coordinator
     precision: Precision
     checkpoints: CheckpointManager
-    coordinator: Coordinator
-    stopping: Stopping
+    hooks: Hooks
     evaluator: Evaluator
-    train_feed: Feed
-    batch_plan: BatchPlan
-    optimizers: Sequence[torch.optim.Optimizer]
-    rates: LearningRates
-    step: StepParts
+    train_feed: Feed = _later()
+    batch_plan: BatchPlan = _later()
+    optimizers: Sequence[torch.optim.Optimizer] = _later()
+    rates: LearningRates = _later()
+    step: StepParts = _later()
+    stopping: Stopping = _later()
+    before_epoch: Sequence[Callable[[int], None]] = _later()
 
-    def __init__(self, stage: StageName, task: Task, options: Options, callbacks: Sequence[Callback], engine: Engine) -> None:
+    def __init__(
+        self,
+        stage: StageName,
+        task: Task,
+        options: Options,
+        callbacks: Sequence[Callback],
+        engine: Engine,
+        *,
+        run_dir: Path,
+        coordinator: Coordinator,
+        writer: Writer,
+        datamodule: DataModule | None = None,
+        elastic: ElasticState | None = None,
+    ) -> None:
         self.task, self.options, self.callbacks, self.engine = task, options, list(callbacks), engine
+        self.run_dir, self.coordinator, self.datamodule, self.elastic = run_dir, coordinator, datamodule, elastic
         self.state = TrainState(stage=stage)
         self.callback_metrics = LatestMetrics()
-        self.elastic: ElasticState | None = None
-        self.reload: Callable[[int], None] | None = None  # makes the data of an epoch, if they are not the same in all
-        for name in Run.__annotations__:
-            setattr(self, name, _NotThereYet(name))
+        self.precision = Precision(options.numerics.precision, engine.device)
+        self.checkpoints = CheckpointManager(engine, stores_of(run_dir, self.callbacks), self.say, writer, difference)
+        self.hooks = Hooks(self, task, self.callbacks, hook_log_of(self))
+        self.evaluator = Evaluator(self, task, self.hooks)
+
+    def train_on(self, feed: Feed, plan: BatchPlan) -> None:
+        """Train on these data from the next epoch on."""
+        self.train_feed = feed
+        self.batch_plan = plan
+
+    def begin(self, parts: FitParts) -> None:
+        """Take the parts of a fit."""
+        self.optimizers = parts.optimizers
+        self.rates = parts.rates
+        self.step = parts.step
+        self.stopping = parts.stopping
+        self.before_epoch = parts.before_epoch
+
+    def end(self) -> None:
+        """Free data and parts of a fit: the next attempt of an elastic run makes its own."""
+        for name in [name for name, part in vars(Run).items() if isinstance(part, _Later)]:
+            vars(self).pop(name, None)
 
     @property
     def global_step(self) -> int:
@@ -225,8 +292,7 @@ class Run(LightningNames):
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
-        if self.engine.ranks.is_main:
-            print(text, flush=True)
+        self.engine.ranks.say(text)
 
     def log_metrics(self, values: dict[str, float]) -> None:
         """Hand values of this step to the loggers, without those that were logged with `logger=False`."""
@@ -240,15 +306,3 @@ class Run(LightningNames):
         place, _, name = text.rpartition("/")
         self.checkpoints.save(make_store(place), name, weights_only)
         self.checkpoints.finish()
-
-    def drop_parts(self) -> None:
-        """Free the parts of a fit: an elastic run builds them again."""
-        for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
-            setattr(self, name, _NotThereYet(name))
-        self.reload = None
-
-
-def keep_values(run: Run, values: Mapping[str, float]) -> None:
-    """Make the values of an epoch known to callbacks and schedules."""
-    run.callback_metrics.put(values, run.global_step)
-    run.state.epoch_values.update(values)
