@@ -53,9 +53,10 @@ from trainkit.run.reload import Reload
 from trainkit.run.replicas import model_of, optimizers_of
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
-from trainkit.run.run import FitParts, Run, StepParts
+from trainkit.run.run import FitParts, Run
 from trainkit.run.setup import Stage
 from trainkit.run.split_weights import check_split
+from trainkit.run.step_parts import StepParts
 from trainkit.run.step_settings import step_settings
 from trainkit.run.stopping import Stopping
 from trainkit.safety.masking import masked

@@ -24,7 +24,7 @@ from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.run import StepParts
+from trainkit.run.step_parts import StepParts
 
 
 @dataclass
