@@ -80,8 +80,8 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     stage.replicas.compare("model", lambda: model_of(task))
     in_parts = is_in_parts(task)
     saved = find_saved(stage, start.ckpt_path)
-    stage.declared_ranks = declared_ranks(stage, saved)
-    feeds = make_feeds(stage, data, stage.declared_ranks, first_shares(stage, saved))
+    stage.feeds.declared_ranks = declared_ranks(stage, saved)
+    feeds = make_feeds(stage, data, stage.feeds.declared_ranks, first_shares(stage, saved))
     run.train_on(feeds.train, plan_batches(options.batch, feeds, options.communication.describe()))
     synchronise_norms(stage, feeds, run.batch_plan)
     if saved is None:
@@ -150,10 +150,12 @@ def build_evaluator(
         CheckpointError: there is no such checkpoint.
     """
     run, task, engine, limits = stage.run, stage.task, stage.engine, stage.options.evaluation
-    feeds = stage.eval_feeds(stage.data.find(kind, task), f"{kind}_dataloaders", getattr(limits, f"limit_{kind}_batches"))
+    feeds = stage.feeds.of_evaluation(
+        stage.data.find(kind, task), f"{kind}_dataloaders", getattr(limits, f"limit_{kind}_batches")
+    )
     if not feeds:
         raise ConfigError(f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader().")
-    stage.keep(feeds)
+    stage.feeds.keep(feeds)
     place(task, engine, run.precision, stage.options.numerics.uses_channels_last(engine.device))  # first: loading casts
     is_file = ckpt_path is not None and Path(ckpt_path).is_file()
     in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file

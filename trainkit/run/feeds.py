@@ -61,10 +61,10 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
         limit,
         seed,
         engine,
-        stage.mover(),
+        stage.feeds.mover(),
         pad,
         declared,
-        stage.bad_samples,
+        stage.feeds.bad_samples,
         shares,
     )
     if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.data_size:
@@ -73,15 +73,15 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
             f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of each of "
             f"{engine.ranks.data_size}, and of this epoch samples may be left out or come again."
         )
-    stage.keep([feed])
+    stage.feeds.keep([feed])
     evaluation = stage.options.evaluation
     val_data = stage.data.find("val", stage.task)
     if val_data is not None and not has_step(stage.task, Task, "validation_step"):
         name = type(stage.task).__name__
         stage.run.say(f"There is validation data, and {name} has no validation_step: training runs without validation.")
         val_data = None
-    val = stage.eval_feeds(val_data, "val_dataloaders", evaluation.limit_val_batches)
-    stage.keep(val)
+    val = stage.feeds.of_evaluation(val_data, "val_dataloaders", evaluation.limit_val_batches)
+    stage.feeds.keep(val)
     for epoch, _ in changes:
         steps = feed.num_steps_in(epoch)
         interval = steps_between(evaluation.val_check_interval, steps)
@@ -100,6 +100,6 @@ def validation_data(stage: Stage, feeds: list[Feed], data: Any) -> ValidationDat
 
     def sanity_feeds(limit: int | None) -> list[Feed]:
         share = stage.options.evaluation.limit_val_batches if limit is None else limit
-        return stage.eval_feeds(data, "val_dataloaders", share)
+        return stage.feeds.of_evaluation(data, "val_dataloaders", share)
 
     return ValidationData(feeds, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)

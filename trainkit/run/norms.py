@@ -17,8 +17,8 @@ def synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
     if not stage.options.numerics.sync_batchnorm:
         return
     check_norms(stage, feeds, plan)
-    if stage.bad_samples is not None:
-        stage.bad_samples.needs_every_microbatch = True
+    if stage.feeds.bad_samples is not None:
+        stage.feeds.bad_samples.needs_every_microbatch = True
     stage.engine.convert_sync_batchnorm(stage.task)
     stage.on_exit(release, stage.task)
 

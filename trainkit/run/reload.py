@@ -39,7 +39,7 @@ class Reload:
             return
         self._turn = turn
         stage, run, old = self._stage, self._run, self._feeds
-        stage.drop([old.train, *old.val])
+        stage.feeds.drop([old.train, *old.val])
         data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))
         new = make_feeds(stage, data, old.declared_ranks, read_words(run.batch_plan.rank_shares))
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):

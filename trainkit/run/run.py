@@ -146,11 +146,6 @@ class Run(LightningNames):
             vars(self).pop(name, None)
 
     @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.state.global_step
-
-    @property
     def current_epoch(self) -> int:
         """The epoch in progress, from 0."""
         return self.state.current_epoch

@@ -8,21 +8,19 @@ exit    on_exception after an error; teardown; feeds closed; the engine released
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import StageName
-from trainkit.api.options import Limit, Options
+from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
 from trainkit.data.bad_samples import BadSamples
-from trainkit.data.feed import Feed
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
-from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
@@ -32,7 +30,7 @@ from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
-from trainkit.run.data_sources import DataSources, eval_feeds
+from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import agreed_run_dir
 from trainkit.run.kept import Kept
@@ -43,7 +41,7 @@ from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
-from trainkit.run.transfer_hooks import HookedMover, with_hooks
+from trainkit.run.stage_feeds import StageFeeds
 
 _LOCK_TIMEOUT_S = 60.0  # a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is killed
 
@@ -59,8 +57,7 @@ class Stage:
         callbacks: of the run.
         elastic: state that outlives this attempt of an elastic run.
         signals: that this process received.
-        declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
-        bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
+        feeds: of the run, once there is one.
         replicas: compares what must be equal on all ranks.
         kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is set, and `elastic` is not.
     """
@@ -81,10 +78,7 @@ class Stage:
         self.callbacks = callbacks
         self._run: Run | None = None
         self.elastic: ElasticState | None = None
-        self.declared_ranks: int | None = None
-        self.bad_samples: BadSamples | None = None
         self.is_set_up = self._continues = False  # whether a later attempt of this process continues with the Task
-        self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         self.kept: Kept | None = None
         if attempts is not None:
@@ -184,8 +178,9 @@ class Stage:
             datamodule=data,
             elastic=self.elastic if self.is_elastic else None,
         )
+        self.feeds = StageFeeds(run, self.data)
         if (limit := self.options.samples.limit) is not None:
-            self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
+            self.feeds.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         if self.kind == "fit" and not _is_rehearsal(self):
             self._stack.enter_context(leased(run, self._is_later_attempt))
         for owner in self.data.owners(self.task):
@@ -227,32 +222,9 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    def mover(self) -> Mover | HookedMover:
-        """Return what puts a batch on this rank's device."""
-        device = self.engine.device
-        channels_last = self.options.numerics.uses_channels_last(device)
-        return with_hooks(Mover(device, self.run.precision.input_dtype, channels_last), self.data, self.task, device)
-
     def on_exit(self, call: Callable[..., object], *args: Any) -> None:
         """Call this when the stage ends."""
         self._stack.callback(call, *args)
-
-    def keep(self, feeds: Iterable[Feed]) -> None:
-        """Close these feeds when the stage ends."""
-        self._feeds += feeds
-
-    def drop(self, feeds: Iterable[Feed]) -> None:
-        """Close these feeds now."""
-        for feed in feeds:
-            self._feeds.remove(feed)
-            feed.close()
-
-    def eval_feeds(self, data: Any, name: str, limit: Limit) -> list[Feed]:
-        """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
-        if data is None or limit == 0:
-            return []
-        seed, ranks = self.options.seed, self.declared_ranks
-        return eval_feeds(data, name, limit, seed, self.engine, self.mover(), ranks, self.bad_samples)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
@@ -263,10 +235,9 @@ class Stage:
             if self.engine.ranks.takes_part:
                 self._tear_down(error)
         finally:
-            for feed in self._feeds:
-                feed.close()
-            self._feeds.clear()
-            if self._continues and self._run is not None:
+            if self._run is not None:
+                self.feeds.close()
+            if self._run is not None and self._continues:
                 self._run.end()
             self._stack.close()
             self.engine.__exit__(kind, error, trace)
