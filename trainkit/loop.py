@@ -46,8 +46,7 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
-    for prepare in run.before_epoch:
-        prepare(state.current_epoch)
+    run.before_epoch(state.current_epoch)
     every = evaluation.check_val_every_n_epoch
     validates = every is None or (state.current_epoch + 1) % every == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)

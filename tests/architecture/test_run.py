@@ -56,3 +56,32 @@ def test_a_run_is_constructed_and_not_filled() -> None:
     assert {"step", "hooks", "optimizers", "datamodule", "callback_metrics"} <= own
     written = {name: sorted(set(writes(ast.parse(path.read_text()))) & own) for name, path in modules().items()}
     assert {name: names for name, names in written.items() if names and name not in OF_RUN | OF_TRAINER} == {}
+
+
+MOST_STATEMENTS = 20
+
+
+def recipe() -> ast.FunctionDef:
+    """Return build_run."""
+    tree = ast.parse(modules()["run.build"].read_text())
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "build_run")
+
+
+def test_building_a_run_reads_as_a_recipe() -> None:
+    """build_run has few statements and no branch: what depends on an option asks the features of the fit."""
+    nodes = list(ast.walk(recipe()))
+    assert sum(isinstance(node, ast.stmt) for node in nodes) - 1 <= MOST_STATEMENTS
+    assert not [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.While, ast.Try))]
+
+
+def test_every_feature_is_in_the_list() -> None:
+    """A Feature that is written is in the one list of them: features.py makes it."""
+    written, made = set(), set()
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "Feature" in [ast.unparse(base) for base in node.bases]:
+                written.add(node.name)
+            elif name == "run.features" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                made.add(node.func.id)
+    assert len(written) >= 10
+    assert written - made == set()

@@ -30,6 +30,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
+from trainkit.run.feature import Feature
 from trainkit.run.kept import Kept
 from trainkit.run.signals import Signals
 
@@ -103,6 +104,25 @@ class ElasticState:
         self._handling.close()
         self.kept.close()
         self.memory.forget()
+
+
+class ElasticFit(Feature):
+    """An attempt of an elastic fit: it commits to this process's memory."""
+
+    name = "elastic"
+    key = "callbacks=elastic"
+    not_by_hand = "Start the job without --min-np and --host-discovery-script"
+    not_split = (
+        "the job is elastic: the part of a rank that is lost would be lost too. Start with torchrun, and let it resume "
+        "from the checkpoint: torchrun --max-restarts 3, with resume=auto run_dir=runs/mine."
+    )
+
+    def __init__(self, state: ElasticState) -> None:
+        self._state = state
+
+    def begun(self, run: RunView) -> None:
+        """Commit this run from now on."""
+        self._state.attach(run)
 
 
 class Attempt(Protocol):

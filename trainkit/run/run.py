@@ -52,14 +52,14 @@ class FitParts:
 
     Attributes:
         step: what a training step works with beside the optimizers.
-        before_epoch: called with the number of each epoch before its first step.
+        before_epoch: called with the number of an epoch before its first step.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
     rates: LearningRates
     step: StepParts
     stopping: Stopping
-    before_epoch: Sequence[Callable[[int], None]] = ()
+    before_epoch: Callable[[int], None]
 
 
 class _Later:
@@ -102,7 +102,7 @@ class Run(LightningNames):
     rates: LearningRates = _later()
     step: StepParts = _later()
     stopping: Stopping = _later()
-    before_epoch: Sequence[Callable[[int], None]] = _later()
+    before_epoch: Callable[[int], None] = _later()
 
     def __init__(
         self,

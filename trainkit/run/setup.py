@@ -1,17 +1,16 @@
 """Stage: everything around a fit, validate, test or predict.
 
 enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed, it
-        and URLs of checkpoints locked -> hooks -> data prepared and set up -> model made -> modules compiled
+        and URLs of checkpoints locked -> hooks -> data prepared and set up -> model made
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import StageName
@@ -19,7 +18,6 @@ from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
-from trainkit.data.bad_samples import BadSamples
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
@@ -28,7 +26,6 @@ from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
-from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticRun, ElasticState
@@ -37,7 +34,6 @@ from trainkit.run.kept import Kept
 from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
-from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
@@ -179,8 +175,6 @@ class Stage:
             elastic=self.elastic if self.is_elastic else None,
         )
         self.feeds = StageFeeds(run, self.data)
-        if (limit := self.options.samples.limit) is not None:
-            self.feeds.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
         if self.kind == "fit" and not _is_rehearsal(self):
             self._stack.enter_context(leased(run, self._is_later_attempt))
         for owner in self.data.owners(self.task):
@@ -189,11 +183,6 @@ class Stage:
         self._stack.enter_context(run.hooks.fixed())
         make_model(self.task, engine)
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
-        if self.kept is not None:
-            self.kept.compile(self.task, numerics.compile)
-        else:
-            self._stack.enter_context(compiled(self.task, numerics.compile))
-        self._stack.enter_context(recomputed(self.task, numerics.activation_checkpointing))
         self.is_set_up = True
         if self.elastic is not None:
             self.elastic.run_dir = run_dir
@@ -222,9 +211,13 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    def on_exit(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this when the stage ends."""
-        self._stack.callback(call, *args)
+    def enter(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context until the stage ends."""
+        self._stack.enter_context(context)
+
+    def enter_once(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context until the stage ends, in an elastic run until all attempts have."""
+        (self.enter if self.kept is None else self.kept.enter_once)(context)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
