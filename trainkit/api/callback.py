@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainkit.api.fixed_hooks import FixedHooks
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import Role, RunView
+from trainkit.engine.step_settings import Need
 from trainkit.errors import TaskError
 from trainkit.metrics.media import Media
+
+_SAVE: tuple[Role | None, ...] = ("checkpoints", "elastic")  # after all others, in this order
 
 
 class Callback(FixedHooks, LogsMedia):
@@ -34,21 +37,29 @@ class Callback(FixedHooks, LogsMedia):
     Every hook may log: `self.log("name", value)`, see Task.log.
 
     Attributes:
+        role: what a run looks it up for, one of api/view.py's Role; None for most. Only its class says it: a callback is never
+            taken for one of trainkit's by its attributes or its name, and one that derives from ModelCheckpoint, say, has its
+            role.
+        needs_of_engine: what it needs of a step (engine/step_settings.py's Need); an engine that lacks it refuses the fit.
+        runs_first: its hooks run before those of all others: it measures.
         monitors: its hooks run after the Task's, and see the values that hooks have logged.
         runs_last: its hooks run after those of all others, the Task's included.
         may_differ: it only shows: its hooks wait for no other rank, which may have it with other settings, or not at all.
         needs_several_ranks: its hooks are not called in a run of one rank.
         uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
-        is_step_clock: `step_clock_of(trainer)` returns it.
+        stores_media: its on_media stores pictures, texts, ...
         ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
     """
 
+    role: Role | None = None
+    needs_of_engine: frozenset[Need] = frozenset()
+    runs_first = False
     monitors = False
     runs_last = False
     may_differ = False
     needs_several_ranks = False
     uses_step_clock = False
-    is_step_clock = False
+    stores_media = False
     ends_run = False
     _task: Task | None = None
 
@@ -221,3 +232,20 @@ class Callback(FixedHooks, LogsMedia):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
+
+
+def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Return callbacks in the order in which their hooks are called; see `follows_task` for the Task's place among them."""
+    return sorted(callbacks, key=_place)
+
+
+def follows_task(callback: Callback) -> bool:
+    """Return whether a callback's hooks are called after the Task's."""
+    return _place(callback) > 0
+
+
+def _place(callback: Callback) -> int:
+    """Return a callback's place: a checkpoint contains what all others do, and a commit what is known of the checkpoint."""
+    if callback.role in _SAVE:
+        return 3 + _SAVE.index(callback.role)
+    return 2 if callback.runs_last else 1 if callback.monitors else -int(callback.runs_first)

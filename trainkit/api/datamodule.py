@@ -61,6 +61,7 @@ class DataModule(DataHooks, Configured):
     # What a batch is, as text; data and a task that declare different ones are refused.
     # A dict of argument -> text is for a batch that depends on which argument is given ("": none).
     batch_shape: str | dict[str, str] | None = None
+    _kind = "DataModule"
 
     @classmethod
     def from_datasets(

@@ -1,8 +1,7 @@
-"""Calls hooks: of each callback in the order of the list, then of the Task. Only overridden hooks cost anything.
+"""Calls hooks: of the callbacks and the Task, in the order of api/callback.py's in_order. Only overridden hooks cost anything.
 
-After the Task come the callbacks that monitor values, since hooks may log, and then those with `runs_last`: a checkpoint must
-contain the changes of all others. The values that a hook of an epoch or of the whole run logs are combined between the two
-groups.
+After the Task come the callbacks that monitor values, since hooks may log, and then those that save: a checkpoint must contain
+the changes of all others. The values that a hook of an epoch or of the whole run logs are combined right after the Task's.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from trainkit.api.callback import Callback
+from trainkit.api.callback import Callback, follows_task, in_order
 from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
@@ -29,10 +28,6 @@ _LOGGED = {f"on_{what}_{end}" for what in (*_SPANS, *_EVALUATIONS) for end in ("
 
 
 Around = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]  # of a call: its owner's class, the hook, what to call
-
-
-def _place(callback: Callback) -> int:
-    return 2 if callback.runs_last else int(callback.monitors)
 
 
 class Hooks:
@@ -55,7 +50,7 @@ class Hooks:
             callback._task = task
         self._trainer, self._task, self._names = trainer, task, names
         self._owners: list[Task | Callback] = [task, *callbacks]
-        self._callbacks = [c for c in callbacks if not c.needs_several_ranks or trainer.world_size > 1]
+        self._callbacks = [c for c in in_order(callbacks) if not c.needs_several_ranks or trainer.world_size > 1]
         self._around: Around | None = None
         self._collect()
 
@@ -75,16 +70,18 @@ class Hooks:
         trainer, task = self._trainer, self._task
         self._table: dict[str, list[Callable[..., Any]]] = {}
         for name in self._names:
-            overriding = [c for c in self._callbacks if _overrides(c, Callback, name)]
-            groups: list[list[Callable[..., Any]]] = [[], [], []]
-            for callback in overriding:
-                groups[_place(callback)].append(functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task))
+            before: list[Callable[..., Any]] = []
+            after: list[Callable[..., Any]] = []
+            for callback in self._callbacks:
+                if _overrides(callback, Callback, name):
+                    method = functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task)
+                    (after if follows_task(callback) else before).append(method)
             if name in TASK_HOOKS and _overrides(task, Task, name):
-                groups[0].append(_fitting(getattr(task, name), name, 0))
+                before.append(_fitting(getattr(task, name), name, 0))
             if name in _LOGGED:
-                groups[0].append(self.log.flush)
-            if found := [*groups[0], *groups[1], *groups[2]]:
-                self._table[name] = found
+                before.append(self.log.flush)
+            if before or after:
+                self._table[name] = [*before, *after]
         self._calls = self._table
         if self._around is not None:
             self.wrap(self._around)

@@ -28,6 +28,7 @@ class HyperParameters(dict[str, Any]):
 class Configured:
     """Base of Task and DataModule; needs no `__init__`."""
 
+    _kind = "Task"  # for messages
     _trainer: RunView | None = None
     _not_logged: frozenset[str] = frozenset()
 
@@ -87,8 +88,7 @@ class Configured:
             TaskError: no Trainer runs it yet.
         """
         if self._trainer is None:
-            kind = "DataModule" if hasattr(self, "train_dataloader") and not hasattr(self, "training_step") else "Task"
-            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this {kind} yet.")
+            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this {self._kind} yet.")
         return self._trainer
 
 

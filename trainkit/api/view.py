@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -24,6 +24,19 @@ from trainkit.metrics.hook_log import HookLog
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
+
+# What a run, or a command, looks a callback up for; its class says it (Callback.role):
+#     checkpoints      decides which checkpoints are written, and which stay: a CheckpointPolicy
+#     early_stopping   ends training by a value: trainer.early_stopping_callback
+#     elastic          asks for an elastic run, and commits its state
+#     metrics_server   serves metrics at `address`
+#     metrics_table    writes metrics.csv
+#     progress_bar     shows the progress: trainer.progress_bar_callback
+#     shares           gives samples to ranks by measured speed
+#     step_clock       measures steps: step_clock_of(trainer)
+Role = Literal[
+    "checkpoints", "early_stopping", "elastic", "metrics_server", "metrics_table", "progress_bar", "shares", "step_clock"
+]
 
 
 class Agreement(Protocol):
@@ -153,7 +166,7 @@ class RunView(LightningNames, Protocol):
 
 
 class CheckpointPolicy(Protocol):
-    """A callback that decides which checkpoints are written, and which stay; ModelCheckpoint is one, and documents it."""
+    """What a callback of the role "checkpoints" has; ModelCheckpoint is one, and documents it."""
 
     dirpath: str | None
     save_weights_only: bool
@@ -165,21 +178,21 @@ class CheckpointPolicy(Protocol):
     def renew(self) -> None: ...
 
 
+def with_role(callbacks: Sequence[Any], role: Role) -> list[Any]:
+    """Return those callbacks that have a role, in their order."""
+    return [callback for callback in callbacks if callback.role == role]
+
+
 def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
     """Return those callbacks that decide about checkpoints."""
-    return [callback for callback in callbacks if hasattr(callback, "save_now")]
+    return with_role(callbacks, "checkpoints")
 
 
 def asks_for_elastic(callbacks: Sequence[Any]) -> bool:
-    """Return whether a callback asks for an elastic run; Elastic does."""
-    return any(hasattr(callback, "commit_every_n_steps") for callback in callbacks)
-
-
-def measures_shares(callbacks: Sequence[Any]) -> bool:
-    """Return whether a callback deals samples by measured speed; Balance does."""
-    return any(hasattr(callback, "max_microbatch") for callback in callbacks)
+    """Return whether a callback asks for an elastic run."""
+    return bool(with_role(callbacks, "elastic"))
 
 
 def step_clock_of(trainer: RunView) -> Any:
     """Return the StepClock among the callbacks; it is there if one of them has `uses_step_clock`."""
-    return next(callback for callback in trainer.callbacks if callback.is_step_clock)
+    return with_role(trainer.callbacks, "step_clock")[0]

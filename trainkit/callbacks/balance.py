@@ -37,6 +37,7 @@ class Balance(Callback):
     """
 
     config_key = "callbacks.balance"
+    role = "shares"
     uses_step_clock = True
     needs_several_ranks = True
 

@@ -70,6 +70,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
     """
 
     taken_arguments: ClassVar = dict.fromkeys(("verbose", "enable_version_counter", "save_on_train_epoch_end"), nothing)
+    role = "checkpoints"
     runs_last = True  # a checkpoint includes the effects of the other callbacks' and the Task's hooks
 
     def __init__(

@@ -53,6 +53,7 @@ class DivergenceGuard(Callback):
 
     def __init__(self, every_n_steps: PositiveInt | None = 100, action: Literal["stop", "repair", "warn"] = "stop") -> None:
         self.every_n_steps, self.action = every_n_steps, action
+        self.needs_of_engine = frozenset() if every_n_steps is None else frozenset({"optimizer_state"})
         self.repairs = 0
         self._is_first, self._has_warned = False, False
 

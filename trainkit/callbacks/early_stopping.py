@@ -37,6 +37,7 @@ class EarlyStopping(Callback):
         stopped_epoch: the epoch in which it has ended the run; 0 before.
     """
 
+    role = "early_stopping"
     monitors = True
     taken_arguments: ClassVar = dict.fromkeys(("verbose", "log_rank_zero_only"), nothing)
 

@@ -33,6 +33,8 @@ class Elastic(Callback):
             optimizer state to host memory, and gathers each rank's random numbers and epoch means.
     """
 
+    role = "elastic"
+    needs_of_engine = frozenset({"whole_state"})
     runs_last = True  # a commit includes the effects of the other callbacks' and the Task's hooks
 
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:

@@ -59,6 +59,7 @@ class FaultInjection(Callback):
     """
 
     config_key = "callbacks.faults"
+    needs_of_engine = frozenset({"weights"})
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
         self.faults = [_read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)]

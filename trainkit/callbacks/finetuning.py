@@ -25,6 +25,7 @@ from trainkit.optim.scheduler_state import settings_of
 class BaseFinetuning(Callback):
     """Override `freeze_before_training` and `finetune_function`; call `freeze` and `make_trainable` in them."""
 
+    needs_of_engine = frozenset({"optimizer_groups"})
     _run: RunView
     _task: Task
 

@@ -34,6 +34,7 @@ class GradientMonitor(Callback):
     """
 
     config_key = "callbacks.gradients"
+    needs_of_engine = frozenset({"gradients"})
 
     def __init__(
         self,

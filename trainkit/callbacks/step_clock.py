@@ -61,7 +61,8 @@ class StepClock(Callback):
         durations: the seconds of the last steps, newest last, by the host's clock.
     """
 
-    is_step_clock = may_differ = True
+    role = "step_clock"
+    runs_first = may_differ = True
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now

@@ -20,6 +20,7 @@ from trainkit.cli import run
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import usage_of
+from trainkit.config.roles import declared_engine, role_of
 from trainkit.console import plural
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
@@ -203,20 +204,20 @@ def _last_step(config: dict[str, Any], asked: Asked) -> int:
 
 
 def _engine(config: dict[str, Any], asked: Asked) -> str:
-    target = str((config.get("engine") or {}).get("_target_", "auto"))
-    if target.endswith("SingleEngine") and max(asked.ranks) > 1:
+    name = declared_engine(config)
+    if name == "single" and max(asked.ranks) > 1:
         raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
-    return "ddp" if target.endswith(("DDPEngine", "FSDPEngine", "DeepSpeedEngine")) else "auto"
+    return "ddp" if name in ("ddp", "fsdp", "deepspeed") else "auto"
 
 
 def _settings(config: dict[str, Any]) -> list[str]:
     """Return the overrides that keep the runs quiet, and their files in separate folders."""
     loggers: dict[str, Any] = config.get("logger") or {}
-    tables = [name for name, node in loggers.items() if str(node.get("_target_")).endswith("CSVLogger")]
+    tables = [name for name, node in loggers.items() if role_of(node) == "metrics_table"]
     settings = ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
     settings += [f"~logger.{name}" for name in loggers if name not in tables]
     settings += [] if tables else ["logger.csv._target_=trainkit.loggers.CSVLogger"]
     for name, node in (config.get("callbacks") or {}).items():
-        if str(node.get("_target_")).endswith("ModelCheckpoint") and node.get("dirpath"):
+        if role_of(node) == "checkpoints" and node.get("dirpath"):
             settings.append(f"callbacks.{name}.dirpath='${{run_dir}}/kept-by/{name}'")  # not among the user's own
     return settings

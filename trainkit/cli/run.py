@@ -14,7 +14,6 @@ from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.launch.environment import Launcher, read_launcher
-from trainkit.launch.slurm.step import is_rank_of_slurm
 
 
 def main(
@@ -39,10 +38,10 @@ def main(
     codes = [0]
 
     def own_work(job: Any) -> Any:
-        if not job.config.get("launcher") or launcher.name != "none" or is_rank_of_slurm():
+        launchers = importlib.import_module("trainkit.config.launchers")
+        if not launchers.starts_ranks(job.config):
             return _work(job)
-        # Chosen here alone: hydra, and ray, are imported below.
-        codes.append(importlib.import_module("trainkit.cli.launch").launch(job, arguments))
+        codes.append(launchers.launch(job.config, [job.command, *arguments]))
         return None
 
     def run() -> None:

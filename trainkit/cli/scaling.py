@@ -16,6 +16,7 @@ from trainkit.cli import run
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import usage_of
+from trainkit.config.roles import declared_engine
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.commands import first_error
@@ -77,7 +78,7 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
 
 
 def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
-    if str((job.config.get("engine") or {}).get("_target_")).endswith("SingleEngine") and asked.ranks[-1] > 1:
+    if declared_engine(job.config) == "single" and asked.ranks[-1] > 1:
         raise ConfigError(f"ranks is {asked.ranks[-1]}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
     folder = Path(str(job.config["run_dir"])).absolute()
     notes, settings = _settings(job, asked, folder)

@@ -14,11 +14,12 @@ from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import read_launcher
+from trainkit.launch.overrides import override
 from trainkit.launch.ray.options import shown
 from trainkit.report.show.files import FinishedRun, read_any
 from trainkit.report.show.table import Goal, number, print_table
 from trainkit.tuning.search import Search, search
-from trainkit.tuning.words import SearchSettings, override, read_search
+from trainkit.tuning.words import SearchSettings, read_search
 
 if TYPE_CHECKING:
     from trainkit.config.compose import Job

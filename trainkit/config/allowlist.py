@@ -1,9 +1,9 @@
 """Allow-list of the objects that a config may name; checks the name first, then the object.
 
 A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages of trainkit that are meant
-for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the user's own modules
-(users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the object's own module must
-be on the list too.
+for configs, what extensions bring, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the
+user's own modules (users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the
+object's own module must be on the list too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from trainkit import extension
 from trainkit.config.users_code import folder_without_init, is_shipped, is_users_own, module_of
 from trainkit.errors import ConfigError
 
@@ -20,9 +21,7 @@ ALLOWED = (
     "trainkit.callbacks",
     "trainkit.data",
     "trainkit.engine",
-    "trainkit.launch.kubernetes.launcher",
-    "trainkit.launch.ray.launcher",
-    "trainkit.launch.slurm.launcher",
+    "trainkit.launch",
     "trainkit.loggers",
     "trainkit.optim",
     "trainkit.report.resume.recorder",
@@ -32,6 +31,7 @@ ALLOWED = (
     "torchvision.models",
     "torchvision.transforms",
 )
+_LAUNCHER = "trainkit.launch.job_launcher.JobLauncher"
 _KINDS = {
     "torch.optim.optimizer.Optimizer",
     "torch.optim.lr_scheduler.LRScheduler",
@@ -56,7 +56,8 @@ def check_name(target: str, key: str, trusted: Sequence[str], named: Collection[
         raise ConfigError(f"{key} is '{target}'; it must be the dotted path of a class or function, as my_task.MyTask.")
     if any(part.startswith("_") for part in parts) or not _listed(target, trusted):
         raise ConfigError(_refusal(target, key))
-    is_given = _is_below(target, (*(prefix for prefix in ALLOWED if prefix != "recipes"), *trusted))
+    shipped = (prefix for prefix in ALLOWED if prefix != "recipes")
+    is_given = target in extension.targets() or _is_below(target, (*shipped, *trusted))
     if named is not None and not is_given and module_of(target) not in named and not is_shipped(target):
         raise ConfigError(
             f"{key} is '{target}' in the config of a run, whose folder may come from anyone, and neither this command nor a "
@@ -102,21 +103,25 @@ def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
     """Return whether the object is of the kind that its package is on the list for.
 
     torch and torchvision contain functions that load pickles or fetch from a URL; only their optimizers, schedulers,
-    modules, transforms and registered models may be called. A function inside a class may never be called.
+    modules, transforms and registered models may be called. trainkit.launch runs commands; only its launchers may be called. A
+    function inside a class may never be called.
     """
     if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
         return False
-    if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(("torch.", "torchvision.")):
+    limited = ("torch.", "torchvision.", "trainkit.launch.")
+    if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(limited):
         return True
-    if inspect.isfunction(found):
+    if inspect.isfunction(found) and real.startswith("torch"):
         models = importlib.import_module("torchvision.models")
         return any(models.get_model_builder(name) is found for name in models.list_models())
-    names = {f"{base.__module__}.{base.__qualname__}" for base in found.__mro__}
+    names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(found, "__mro__", ())}
+    if real.startswith("trainkit.launch."):
+        return _LAUNCHER in names
     return bool(names & _KINDS) or real.startswith("torchvision.transforms.")
 
 
 def _listed(path: str, trusted: Sequence[str]) -> bool:
-    return _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
+    return path in extension.targets() or _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
 
 
 def _is_below(path: str, prefixes: Sequence[str]) -> bool:
@@ -127,7 +132,7 @@ def _refusal(target: str, key: str) -> str:
     folder = folder_without_init(target)
     hint = f" ({folder} has no __init__.py, and only packages that have one count as yours.)" if folder else ""
     return (
-        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and your modules in the current "
-        f"folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, what extensions bring, and your "
+        f"modules in the current folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
         f"trust=[{module_of(target)}]"
     )

@@ -7,7 +7,6 @@ with_origin      names the choice whose file sets what another choice does not h
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,14 +75,7 @@ def batch_shape(node: Any) -> str | None:
     """Return what the class of a node declares as its `batch_shape`; None if it declares none."""
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         return None
-    try:
-        declared = class_attribute(node["_target_"], _NAME)
-    except ConfigError:
-        return None  # the constructors' check names the fault
-    try:
-        shape = ast.literal_eval(declared) if declared is not None else None
-    except ValueError:
-        return None  # computed: only an object knows it
+    shape = class_attribute(node["_target_"], _NAME)
     if isinstance(shape, dict):
         given = [text for name, text in shape.items() if name and node.get(name) is not None]
         shape = given[0] if given else shape.get("")

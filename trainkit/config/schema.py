@@ -11,7 +11,8 @@ from typing import Any
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
-from trainkit.config.launchers import check_launcher, engine_started_by, launcher_of, starts_ranks
+from trainkit.config.launchers import check_launcher, engine_started_by, runs_elsewhere, starts_ranks
+from trainkit.config.roles import declared_engine
 from trainkit.config.signature import Parameter, Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
@@ -85,7 +86,8 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Co
             own = config[key]
             if key == "data" and isinstance(own, dict):
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
-            _check_node(own, key, allow, engine_started_by(config) if starts_ranks(config) else None)
+            launched = engine_started_by(config) if key == "engine" and starts_ranks(config) else None
+            _check_node(own, key, allow, launched)
     for key in SEVERAL_OBJECTS:
         several = config.get(key) or {}
         if not isinstance(several, dict):
@@ -104,8 +106,9 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Co
     _check_beginning(config, command)
     check_launcher(config, command)
     if not starts_ranks(config):  # elsewhere the engine's framework is looked for where the ranks run
-        _check_engine(config.get("engine") or {})
-    if not (starts_ranks(config) and launcher_of(config) == "kubernetes"):  # there it is a folder of the pods
+        engine = declared_engine(config)
+        require(read_launcher().engine if engine == "auto" else engine)
+    if not runs_elsewhere(config):
         _check_run_dir(str(config["run_dir"]))
 
 
@@ -225,16 +228,6 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
         )
     if config.get("strict") is False and weights is None:
         raise ConfigError("strict is false, but it applies to init_weights=... only, and there are none.")
-
-
-def _check_engine(node: dict[str, Any]) -> None:
-    target = str(node.get("_target_", ""))
-    if target.endswith("HorovodEngine"):
-        require("horovod")
-    elif target.endswith("DeepSpeedEngine"):
-        require("deepspeed")
-    elif target.endswith("auto_engine"):
-        require(read_launcher().engine)
 
 
 def _check_run_dir(run_dir: str) -> None:

@@ -13,8 +13,10 @@ import sys
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import current_name
 
 _DEPTH = 12  # of imports and base classes followed; a guard against circles
 
@@ -46,6 +48,7 @@ def read_signature(target: str, key: str) -> Signature:
     Raises:
         ConfigError: there is no such module, or the module has no such name.
     """
+    target = current_name(target)
     module, names = _find_module(target, key)
     if module is None or not names:
         return Signature(accepts_any=True)
@@ -67,20 +70,24 @@ def read_signature(target: str, key: str) -> Signature:
 
 def source_of(target: str) -> ast.AST | None:
     """Return the definition of a dotted path, or None if its source cannot be found."""
+    target = current_name(target)
     module, names = _find_module(target, target)
     found = _find(module, names[0], 0) if module is not None and names else None
     return None if found is None else found[1]
 
 
-def class_attribute(target: str, name: str) -> ast.expr | None:
-    """Return the value that a class, or the nearest of its bases, assigns to an attribute.
+def class_attribute(target: str, name: str) -> Any:
+    """Return the literal that a class, or the nearest of its bases, assigns to an attribute.
 
-    Raises:
-        ConfigError: there is no such module.
+    None if there is none, it is computed, or the class cannot be found: the constructors' check names that fault.
     """
-    module, names = _find_module(target, target)
-    found = _find(module, names[0], 0) if module is not None and len(names) == 1 else None
-    return None if found is None else _attribute(*found, name, 0)
+    try:
+        module, names = _find_module(target, target)
+        found = _find(module, names[0], 0) if module is not None and len(names) == 1 else None
+        value = None if found is None else _attribute(*found, name, 0)
+        return None if value is None else ast.literal_eval(value)
+    except (ConfigError, ValueError):
+        return None
 
 
 def _attribute(file: Path, node: ast.AST, name: str, depth: int) -> ast.expr | None:
@@ -93,10 +100,25 @@ def _attribute(file: Path, node: ast.AST, name: str, depth: int) -> ast.expr | N
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return item.value
     for base in node.bases:
-        found = _find(file, base.id, 0) if isinstance(base, ast.Name) else None
+        found = _base(file, base)
         value = _attribute(*found, name, depth + 1) if found is not None else None
         if value is not None:
             return value
+    return None
+
+
+def _base(file: Path, base: ast.expr) -> tuple[Path, ast.AST] | None:
+    """Find the definition of a base class, as `Elastic`, or `callbacks.Elastic` by a module that the file imports."""
+    if isinstance(base, ast.Name):
+        return _find(file, base.id, 0)
+    first, _, rest = ast.unparse(base).partition(".") if isinstance(base, ast.Attribute) else ("", "", "")
+    for node in _statements(_parse(file).body):
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            above = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
+            bound = alias.asname or (alias.name if above else alias.name.partition(".")[0])
+            if bound == first:
+                module, names = _find_module(f"{above}{alias.name if alias.asname or above else first}.{rest}", "import")
+                return _find(module, names[0], 0) if module is not None and len(names) == 1 else None
     return None
 
 

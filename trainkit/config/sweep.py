@@ -34,7 +34,8 @@ from trainkit.safety.masking import masked_arguments
 from trainkit.safety.tracebacks import text_of
 
 FOLDER = "sweep"  # below the sweep's run_dir: a note of each run, and Hydra's own files
-_BASIC = ("BasicSweeper", "BasicLauncher")
+_HYDRAS = "hydra._internal.core_plugins"
+_BASIC = (f"{_HYDRAS}.basic_sweeper.BasicSweeper", f"{_HYDRAS}.basic_launcher.BasicLauncher")
 _MODES = {"min": "minimize", "max": "maximize"}
 
 
@@ -163,7 +164,7 @@ def record_failure(run_dir: Path, error: str, overrides: Sequence[str]) -> None:
 
 def is_basic(part: Mapping[str, Any]) -> bool:
     """Return whether a sweeper or launcher is Hydra's own: a grid, one run after another in this process."""
-    return str(part.get("_target_")).endswith(_BASIC)
+    return part.get("_target_") in _BASIC
 
 
 def jobs_of(overrides: Sequence[str], is_grid: bool) -> list[list[str]]:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trainkit.engine.approximate.settings import Communication, Exact
+
+# What a callback may need of a step, that an engine or a kind of communication may lack (Callback.needs_of_engine):
+#     gradients          the gradient of each parameter, before the update
+#     weights            each parameter whole, to read or to write
+#     equal_weights      after each step the same weights on all ranks
+#     optimizer_groups   parameters can be added to the optimizer during training
+#     optimizer_state    the optimizer's state, the same on all ranks
+#     whole_state        the whole training state on each rank
+Need = Literal["gradients", "weights", "equal_weights", "optimizer_groups", "optimizer_state", "whole_state"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,7 @@ class StepSettings:
         precision: trainer.precision.
         used: names of what the fit uses that an engine may lack: keys of the trainer ("trainer.compile"), and
             "manual_optimization", "batch_weight", "elastic".
-        callbacks: names of the classes of its callbacks, with those that they derive from.
+        callbacks: what its callbacks need -> the class of the first one that needs it.
         communication: what travels between ranks.
     """
 
@@ -29,5 +40,5 @@ class StepSettings:
     clip_algorithm: str
     precision: str
     used: frozenset[str] = frozenset()
-    callbacks: frozenset[str] = frozenset()
+    callbacks: Mapping[Need, str] = field(default_factory=dict)
     communication: Communication = field(default_factory=Exact)

@@ -122,6 +122,14 @@ def is_rank_of_ray(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get("TRAINKIT_LAUNCHER") == "ray"
 
 
+def is_launched_rank(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether a config's launcher started this process as a rank (default: by `os.environ`)."""
+    env = os.environ if environ is None else environ
+    name = env.get("TRAINKIT_LAUNCHER", "")
+    # Slurm's batch script has the variable too; the tasks of its srun are the ranks.
+    return "SLURM_STEP_TASKS_PER_NODE" in env if name == "slurm" else bool(name)
+
+
 def own_gpu() -> int | None:
     """Return the index of this rank's GPU if its launcher shows each rank its own GPUs alone; None: all of the host's."""
     text = os.environ.get("TRAINKIT_GPU", "")

@@ -18,6 +18,7 @@ class CSVLogger(RowLogger):
     A new name adds a column: the file is then rewritten and replaced atomically.
     """
 
+    role = "metrics_table"
     taken_arguments: ClassVar = {"flush_logs_every_n_steps": nothing} | unset("CSVLogger")
 
     def open(self, run: RunFacts) -> None:

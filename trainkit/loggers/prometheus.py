@@ -38,6 +38,7 @@ class PrometheusLogger(Logger):
     """
 
     config_key = "logger.prometheus"
+    role = "metrics_server"
     uses_step_clock = True
 
     def __init__(self, port: NonNegativeInt = 9464, addr: str = "127.0.0.1", loss: str = "train/loss") -> None:

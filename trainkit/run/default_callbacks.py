@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.api.callback import Callback
+from trainkit.api.callback import Callback, in_order
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard
-from trainkit.callbacks.elastic import Elastic
 from trainkit.callbacks.profiler import PROFILERS
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
-from trainkit.callbacks.timeline.timeline import Timeline
 from trainkit.callbacks.timer import Timer
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger, TensorBoardLogger
@@ -44,7 +42,7 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
         found = [callback for callback in found if not isinstance(callback, (ModelCheckpoint, Logger))]
     if any(callback.uses_step_clock for callback in found):
         found.append(StepClock())
-    return sorted(found, key=_place)
+    return in_order(found)
 
 
 def callbacks_with(callbacks: Sequence[Callback], of_task: Any) -> list[Callback]:
@@ -59,16 +57,10 @@ def callbacks_with(callbacks: Sequence[Callback], of_task: Any) -> list[Callback
             f"configure_callbacks() returned a {strange[0]}; it must return a trainkit.Callback, or a list of them."
         )
     kinds = {type(callback) for callback in own}
-    return sorted([*(c for c in callbacks if type(c) not in kinds), *own], key=_place) if own else list(callbacks)
+    return in_order([*(c for c in callbacks if type(c) not in kinds), *own]) if own else list(callbacks)
 
 
 def _one_or_none(callbacks: list[Callback], kind: type[Callback], is_wanted: bool) -> list[Callback]:
     if not is_wanted:
         return [callback for callback in callbacks if not isinstance(callback, kind)]
     return callbacks if any(isinstance(callback, kind) for callback in callbacks) else [*callbacks, kind()]
-
-
-def _place(callback: Callback) -> int:
-    """Return a callback's place in the order: those that measure time come first, those that save last."""
-    first, last = isinstance(callback, (StepClock, Timeline)), isinstance(callback, ModelCheckpoint)
-    return last - first + 2 * isinstance(callback, Elastic)

@@ -10,7 +10,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
-from trainkit.api.view import checkpoint_policies
+from trainkit.api.view import checkpoint_policies, with_role
 from trainkit.data.feed import Feed
 from trainkit.engine.base import Engine
 from trainkit.loggers.base import Logger, loggers_of
@@ -68,17 +68,17 @@ class LightningNames:
     @property
     def early_stopping_callback(self) -> Any:
         """The first EarlyStopping, or None."""
-        return next((callback for callback in self.callbacks if hasattr(callback, "stopping_threshold")), None)
+        return next(iter(self.early_stopping_callbacks), None)
 
     @property
     def early_stopping_callbacks(self) -> list[Any]:
         """All EarlyStoppings."""
-        return [callback for callback in self.callbacks if hasattr(callback, "stopping_threshold")]
+        return with_role(self.callbacks, "early_stopping")
 
     @property
     def progress_bar_callback(self) -> Any:
         """The progress bar, or None."""
-        return next((callback for callback in self.callbacks if hasattr(callback, "refresh_rate")), None)
+        return next(iter(with_role(self.callbacks, "progress_bar")), None)
 
     @property
     def lightning_module(self) -> Task:

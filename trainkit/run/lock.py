@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.launch.moments import boot_id
 from trainkit.safety.masking import masked_arguments
-from trainkit.tracing.moments import boot_id
 
 LOCK = ".lock"
 

@@ -34,7 +34,7 @@ def hook_log_of(run: RunView) -> HookLog:
         if run.sanity_checking:  # tried, so that what cannot be logged costs no epoch
             return
         fits = run.state.stage == "fit"
-        if fits and not reported and not any(getattr(callback, "stores_media", False) for callback in run.callbacks):
+        if fits and not reported and not any(callback.stores_media for callback in run.callbacks):
             reported.append(media.name)
             run.say(f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow.")
         run.hooks("on_media", media, run.global_step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.api.view import checkpoint_policies, measures_shares
+from trainkit.api.view import checkpoint_policies, with_role
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.console import plural, try_to_write
 from trainkit.data.order import mix
@@ -71,7 +71,7 @@ def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
 def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | None:
     """Return the shares that a fit begins with: under callbacks=balance those of the checkpoint, else the user's."""
     given, ranks = stage.options.batch.rank_shares, stage.engine.ranks.data_size
-    if saved is None or not measures_shares(stage.run.callbacks) or saved["contract"]["world_size"] != ranks:
+    if saved is None or not with_role(stage.run.callbacks, "shares") or saved["contract"]["world_size"] != ranks:
         return given
     return read_words(saved["contract"].get("rank_shares", "even"))  # an older checkpoint has none
 

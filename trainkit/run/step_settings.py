@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainkit.api.callback import Callback
 from trainkit.api.task import Task
-from trainkit.callbacks.divergence_guard import DivergenceGuard
 from trainkit.engine.step_settings import StepSettings
 from trainkit.run.feature import Feature
 from trainkit.run.run import Run
@@ -15,7 +13,7 @@ from trainkit.run.run import Run
 def step_settings(run: Run, features: Iterable[Feature]) -> StepSettings:
     """Return those of a run that has its plan of batches."""
     numerics, plan, task = run.options.numerics, run.batch_plan, run.task
-    asked = [callback for callback in run.callbacks if not _is_harmless(callback)]
+    needs = {need: type(callback).__name__ for callback in reversed(run.callbacks) for need in callback.needs_of_engine}
     others = {
         "trainer.assert_no_sync": numerics.assert_no_sync,
         "batch_weight": type(task).batch_weight is not Task.batch_weight,
@@ -28,11 +26,6 @@ def step_settings(run: Run, features: Iterable[Feature]) -> StepSettings:
         clip_algorithm=numerics.gradient_clip_algorithm,
         precision=numerics.precision,
         used=frozenset(used),
-        callbacks=frozenset(cls.__name__ for callback in asked for cls in type(callback).__mro__),
+        callbacks=needs,
         communication=run.options.communication,
     )
-
-
-def _is_harmless(callback: Callback) -> bool:
-    """Whether it is the guard of every trainer, which compares the weights that ranks hold whole, and no more."""
-    return isinstance(callback, DivergenceGuard) and callback.every_n_steps is None

@@ -18,10 +18,10 @@ from trainkit.errors import TrainkitError
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
+from trainkit.launch.overrides import ELASTIC
 from trainkit.launch.ray.options import Options
 from trainkit.launch.trial import Report, TrialServer
 from trainkit.safety.threads import start_thread
-from trainkit.tuning.words import ELASTIC
 
 Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended
 END_S = 60.0  # a run that is requested to stop ends within so long, or is killed
@@ -103,7 +103,7 @@ def _in_one_process(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]
 @contextlib.contextmanager
 def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
     """Run the job under the elastic driver, in the bundles of the trial's own placement group."""
-    launcher = importlib.import_module("trainkit.launch.ray.launcher")
+    ranks = importlib.import_module("trainkit.launch.ray.job")
     options = Options(job.num_workers, job.num_workers, dict(job.resources_per_worker))
     codes: list[int] = []
     drivers: list[Any] = []
@@ -113,7 +113,7 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
             try:
                 words = ["python", *job.command[1:], ELASTIC]
                 output, run_dir = Output(None, False, file), str(job.output.parent)
-                code, _ = launcher.run_job(
+                code, _ = ranks.run_job(
                     options, words, str(job.folder), run_dir, environ=environ, output=output, on_start=drivers.append
                 )
                 codes.append(code)

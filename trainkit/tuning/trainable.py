@@ -18,10 +18,10 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.launch.overrides import override
 from trainkit.launch.ray.options import options_of
 from trainkit.launch.ray_cluster import load_ray
 from trainkit.tuning.job import END_S, TrialJob, run_job
-from trainkit.tuning.words import override
 
 _THREAD = "trainkit trial"
 _LINES = 12  # of a job's output, for an error that is no error of trainkit's

@@ -1,4 +1,4 @@
-"""The words of a search: search.KEY=FUNCTION(...) and the settings search.NAME=VALUE; and a trial's values as overrides.
+"""The words of a search: search.KEY=FUNCTION(...) and the settings search.NAME=VALUE.
 
 Read without Ray, so that a mistake is reported at once.
 """
@@ -6,7 +6,6 @@ Read without Ray, so that a mistake is reported at once.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from typing import Any
 from trainkit.errors import ConfigError, did_you_mean
 
 PREFIX = "search."
-ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"  # for ranks under the elastic driver
 # function -> (its arguments, the least number of them, the largest or None)
 FUNCTIONS: dict[str, tuple[str, int, int | None]] = {
     "uniform": ("low, high", 2, 2),
@@ -30,8 +28,6 @@ FUNCTIONS: dict[str, tuple[str, int, int | None]] = {
 SCHEDULERS = ("asha", "pbt", "none")
 _EXAMPLE = "search.optimizer.lr=loguniform(1e-4,1e-1)"
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
-_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
-_RESERVED = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
@@ -207,20 +203,3 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text  # a word, as adamw
-
-
-def override(key: str, value: Any) -> str:
-    """Return a trial's value as an override of Hydra's."""
-    return f"{key}={_text(value)}"
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_text(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_text, value)) + "]"
-    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value.lower() in _RESERVED):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value.item() if hasattr(value, "item") else value)  # numpy's numbers

@@ -12,7 +12,13 @@ from trainkit.errors import ConfigError
 
 @pytest.mark.parametrize(
     "target",
-    ["torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "torchvision.models.resnet18", "recipes.mlp.MLP"],
+    [
+        "trainkit.launch.slurm.launcher.SlurmLauncher",
+        "torch.optim.SGD",
+        "torch.optim.lr_scheduler.StepLR",
+        "torchvision.models.resnet18",
+        "recipes.mlp.MLP",
+    ],
 )
 def test_listed_objects_are_found(target: str) -> None:
     """An allowed object is imported and returned."""
@@ -29,12 +35,15 @@ def test_listed_objects_are_found(target: str) -> None:
         "torch.optim.sgd.torch.load",
         "trainkit.engine.horovod.engine.os.system",
         "recipes.imagefolder.os.system",
-        "trainkit.horovod_build.build",
+        "trainkit.extensions.horovod_build.build",
         "torch.optim._functional.sgd",
         "torchvision.models.resnet.WeightsEnum.get_state_dict",
         "torchvision.models.resnet.Weights",
         "torchvision.models.get_weight",
         "trainkit.data.loader.ShardedLoader.iterate",
+        "trainkit.launch.commands.run",
+        "trainkit.launch.environment.Launcher",
+        "trainkit.launch.shared_folder.token_in",
     ],
 )
 def test_everything_else_is_refused(target: str) -> None:

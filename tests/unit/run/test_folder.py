@@ -35,7 +35,7 @@ def checked(
         engine.ranks.assign(rank, len(folders), 0, local_size)
         engine.ranks.committed_step = 7 if trains[rank] else -1
         engine.splits_weights = splits_weights
-        policy = SimpleNamespace(save_now=None, store_of=lambda run_dir: SimpleNamespace(place=store))
+        policy = SimpleNamespace(role="checkpoints", store_of=lambda run_dir: SimpleNamespace(place=store))
         monkeypatch.setattr(engine.ranks, "say", said.append)
         try:
             check_shared(folders[rank], engine, cast(Any, [policy]), needed)

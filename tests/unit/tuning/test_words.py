@@ -10,8 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.cli.tune import repeat_of
 from trainkit.errors import ConfigError
+from trainkit.launch.overrides import override
 from trainkit.tuning.search import Search
-from trainkit.tuning.words import Drawn, override, read_search
+from trainkit.tuning.words import Drawn, read_search
 
 LR = "search.optimizer.lr=loguniform(1e-4,1e-1)"
 

@@ -22,6 +22,7 @@ from trainkit.optim.averaging import WeightAverage
 class WeightAveraging(Callback):
     """Base of EMA and StochasticWeightAveraging: one average, created by each fit, and its state in a checkpoint."""
 
+    needs_of_engine = frozenset({"weights", "equal_weights"})
     use_buffers = False
 
     def __init__(self) -> None:

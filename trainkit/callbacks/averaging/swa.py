@@ -14,11 +14,10 @@ import math
 from typing import Any, Literal
 
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.callbacks.averaging.ema import WeightAveraging
 from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
-from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.errors import ConfigError
 
 
@@ -96,9 +95,8 @@ class StochasticWeightAveraging(WeightAveraging):
         recompute_norm_statistics(trainer, task)
         values = trainer.evaluator.validate()
         trainer.callback_metrics.put(values, trainer.global_step)
-        for callback in trainer.callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                callback.renew()
+        for policy in checkpoint_policies(trainer.callbacks):
+            policy.renew()
         if trainer.is_global_zero:
             shown = "".join(f"  {name} {value:.4g}" for name, value in values.items())
             print(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}", flush=True)

@@ -36,6 +36,7 @@ class ProgressBar(Callback):
     """
 
     config_key = "callbacks.progress"
+    role = "progress_bar"
     may_differ = True
 
     def __init__(self, metrics: list[str] | None = None, refresh_rate: PositiveFloat = 4.0) -> None:

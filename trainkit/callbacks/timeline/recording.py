@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
-from trainkit.tracing.moments import boot_id
+from trainkit.launch.moments import boot_id
 from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound

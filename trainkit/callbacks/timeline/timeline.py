@@ -52,6 +52,7 @@ class Timeline(Callback):
     """
 
     config_key = "callbacks.timeline"
+    runs_first = True
 
     def __init__(
         self, start_step: NonNegativeInt | None = 20, num_steps: PositiveInt = 10, torch_profiler: bool = True

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.engine.approximate.settings import Alone, Communication, Exact
-from trainkit.engine.step_settings import StepSettings
+from trainkit.engine.step_settings import Need, StepSettings
 from trainkit.errors import ConfigError
 
 _ENGINES = ("single", "horovod", "ddp")
@@ -18,10 +18,10 @@ _FOR_BOTH = {
     "trainer.halve_batch_on_oom": "trainer.halve_batch_on_oom is true: a step that is taken again would count twice in what is "
     f"held back. Leave it out and lower data.batch_size, {_EXACT}",
 }
-# Callbacks that need the same weights on all ranks in each step -> why.
-_CALLBACKS = {
-    "WeightAveraging": "averages the weights of each step, which are not the same on all ranks",
-    "BaseFinetuning": "adds weights while the ranks' differ",
+# What a callback needs, and ranks that step alone lack -> why.
+_NEEDS: dict[Need, str] = {
+    "equal_weights": "averages the weights of each step, which are not the same on all ranks",
+    "optimizer_groups": "adds weights while the ranks' differ",
 }
 
 
@@ -86,5 +86,6 @@ def _of_local_steps(chosen: Alone, options: Mapping[str, Any], settings: StepSet
             f"engine.{option} is {show(value)}, which is about sums of gradients, and there are none "
             "(communication.start_after_steps is 0). Leave it out."
         )
-    for name in sorted(settings.callbacks & _CALLBACKS.keys()):
-        yield f"the callback {name} {_CALLBACKS[name]}. Leave it out, {_EXACT}"
+    for need, why in _NEEDS.items():
+        if need in settings.callbacks:
+            yield f"the callback {settings.callbacks[need]} {why}. Leave it out, {_EXACT}"

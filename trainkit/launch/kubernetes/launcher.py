@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.kubernetes import schemas
 from trainkit.launch.kubernetes.kubectl import error_of, run_kubectl
 from trainkit.launch.kubernetes.manifest import manifest_of, objects_of
 from trainkit.launch.kubernetes.options import name_of, options_of
+from trainkit.launch.overrides import override
 
 FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
+_OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
+_OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(JobLauncher):
     """A fit in the pods of a cluster; see docs/kubernetes.md.
 
     Args:
@@ -48,6 +52,10 @@ class KubernetesLauncher:
     Raises:
         ConfigError: a setting is not legal.
     """
+
+    name = "kubernetes"
+    several = "creates one. Create them one by one."
+    runs_elsewhere = True  # the run's folder is one of the pods
 
     def __init__(
         self,
@@ -85,6 +93,51 @@ class KubernetesLauncher:
         given = {name: value for name, value in locals().items() if name != "self"}
         self.options = options_of(given)
         self.job_name, self.dry_run = job_name, dry_run
+
+    @classmethod
+    def engine_of(cls, settings: Mapping[str, Any]) -> str:
+        """Return the engine that engine=auto has in the pods."""
+        if settings.get("kind") in _OF_HOROVOD:
+            return "horovod"
+        return engine_of_ranks(*(settings.get(name) for name in ("nodes", "nproc_per_node", "gpus_per_node")))
+
+    @classmethod
+    def keeps_ranks(cls, settings: Mapping[str, Any]) -> bool:
+        """Return whether it has no driver of Ray's, which replaces ranks."""
+        return settings.get("kind") != "RayJob"
+
+    @classmethod
+    def restarts(cls, settings: Mapping[str, Any]) -> bool:
+        """Return True: a pod that is lost is made again."""
+        return True
+
+    @classmethod
+    def refuses(cls, fit: FitConfig) -> str | None:
+        """Return why it cannot start a fit, and what to do; None if it can."""
+        kind = fit.settings.get("kind")
+        if kind in _OF_HOROVOD and fit.engine not in ("auto", "horovod", ""):
+            return (
+                f"engine is {fit.engine}, and launcher.kind={kind} starts ranks of Horovod. Use engine=auto or engine=horovod, "
+                "or launcher.kind=Job, which starts torchrun."
+            )
+        if kind not in _OF_HOROVOD and fit.engine == "horovod":
+            return (
+                f"engine is horovod, and launcher.kind={kind} starts torchrun. Use engine=auto (which is ddp there), or "
+                "launcher.kind=MPIJob, which starts horovodrun."
+            )
+        return super().refuses(fit)
+
+    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+        """Create a job that runs the command; see `run`."""
+        if (ckpt_path := fit.config.get("ckpt_path")) is not None:
+            raise ConfigError(
+                f"ckpt_path is '{ckpt_path}', and each start of a job of launcher=kubernetes resumes from its own run's last "
+                "checkpoint. To begin with the weights of another run use init_weights=PATH; to resume one give its run_dir."
+            )
+        words = [word for word in words if not word.startswith(("resume=", "launcher=", "launcher."))]
+        words = [*words, override("run_dir", fit.run_dir), "resume=auto"]
+        self.run(str(fit.config["conf"]), words, None if fit.stores_elsewhere else fit.run_dir)
+        return 0
 
     def run(self, config_name: str, words: Sequence[str], run_dir: str | None) -> Path | None:
         """Create the objects of a fit, and return the file of its manifest; or print the manifest, and return None.

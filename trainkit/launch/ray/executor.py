@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.driver import Driver
 from trainkit.launch.ray.actors import Actors
 from trainkit.launch.ray.cluster import connected
-from trainkit.launch.ray.launcher import run_job
+from trainkit.launch.ray.job import run_job
 from trainkit.launch.ray.options import options_of, refuse_shared_gpus
 
 _COMMAND = ("python", "-m", "trainkit.launch.ray.call")

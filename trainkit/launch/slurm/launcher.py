@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
+from trainkit.launch.overrides import override
 from trainkit.launch.shared_folder import made_for_now
 from trainkit.launch.slurm.jobs import Job, jobs_of, record, states_of
 from trainkit.launch.slurm.options import options_of
 from trainkit.launch.slurm.programs import error_of, partitions, run_program
 from trainkit.launch.slurm.script import SLURM, Fit, script_of
+from trainkit.safety.masking import masked_arguments
 
 _SCRIPT = "job.sh"
 # Reasons for which a job waits forever, as it is and as the cluster is, and the setting that each is about.
@@ -31,7 +35,7 @@ _FIRST = ("", "PartitionConfig")  # reasons of a job that Slurm's scheduler has 
 _ASKS, _ASK_AGAIN_S = 4, 1.0
 
 
-class SlurmLauncher:
+class SlurmLauncher(JobLauncher):
     """A batch job on Slurm, its tasks are the ranks; see docs/slurm.md. Settings have sbatch's names.
 
     Args:
@@ -55,6 +59,11 @@ class SlurmLauncher:
     Raises:
         ConfigError: a setting is not legal.
     """
+
+    name = "slurm"
+    several = "submits one. Submit them one by one, or sweep with -m hydra/launcher=submitit_slurm, a process for each job."
+    starts_again = "is queued again"
+    starts_once = "launcher.requeue=false"
 
     def __init__(
         self,
@@ -86,6 +95,35 @@ class SlurmLauncher:
         given = {name: value for name, value in locals().items() if name != "self"}
         self.options = options_of(given)
         self.job_name, self.dry_run = job_name, dry_run
+
+    @classmethod
+    def engine_of(cls, settings: Mapping[str, Any]) -> str:
+        """Return the engine that engine=auto has under srun."""
+        return engine_of_ranks(*(settings.get(name) for name in ("nodes", "ntasks_per_node", "gpus_per_node")))
+
+    @classmethod
+    def restarts(cls, settings: Mapping[str, Any]) -> bool:
+        """Return whether it is queued again."""
+        return bool(settings.get("requeue", True))
+
+    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+        """Submit a job that runs the command; see `run`."""
+        start = resume = ["resume=auto"]
+        if (ckpt_path := fit.config.get("ckpt_path")) is not None:  # for the first start: later ones resume from the run's own
+            start, resume = [override("ckpt_path", ckpt_path)], ["ckpt_path=null", "resume=auto"]
+        words = [word for word in words if not word.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))]
+        run_dir = Path(fit.run_dir).absolute()
+        job = Fit(
+            self.job_name or str(fit.config["conf"]),
+            [*words, override("run_dir", str(run_dir))],
+            start=start,
+            resume=resume,
+            run_dir=run_dir,
+            folder=Path.cwd(),
+            needs_secret=fit.engine == "horovod",
+        )
+        self.run(job, private=masked_arguments(words) != list(words))
+        return 0
 
     def run(self, fit: Fit, private: bool = False) -> Job | None:
         """Submit a fit, and keep its script in the run's folder; or print the script, and return None.

@@ -135,12 +135,6 @@ def _described(node: str) -> str:
     return done.stdout
 
 
-def is_rank_of_slurm(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether launcher=slurm started this process as a rank (default: by `os.environ`)."""
-    environ = os.environ if environ is None else environ
-    return environ.get(LAUNCHER) == "slurm" and "SLURM_STEP_TASKS_PER_NODE" in environ
-
-
 def hold_signals(environ: Mapping[str, str] = os.environ) -> None:
     """Let signals wait until the run can save, if a batch script of launcher=slurm started this process.
 

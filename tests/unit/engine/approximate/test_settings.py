@@ -60,7 +60,7 @@ def settings(**changes: Any) -> StepSettings:
         ("diloco", "ddp", {"compression": "bf16"}, {}, "engine.compression is 'bf16', which is about sums"),
         ("diloco", "ddp", {}, {"used": frozenset({"manual_optimization"})}, "the Task updates its weights itself"),
         ("powersgd", "ddp", {}, {"used": frozenset({"trainer.halve_batch_on_oom"})}, "trainer.halve_batch_on_oom is true"),
-        ("diloco", "ddp", {}, {"callbacks": frozenset({"WeightAveraging"})}, "the callback WeightAveraging averages"),
+        ("diloco", "ddp", {}, {"callbacks": {"equal_weights": "EMA"}}, "the callback EMA averages"),
     ],
 )
 def test_what_does_not_go_together_is_refused(chosen: str, engine: str, options: Any, changes: Any, message: str) -> None:
@@ -115,7 +115,7 @@ def test_more_fragments_than_parameters_are_refused(tmp_path: Path) -> None:
 
 def test_averages_of_weights_are_refused(tmp_path: Path) -> None:
     """By the class of the user's callback."""
-    with pytest.raises(ConfigError, match="WeightAveraging averages the weights of each step"):
+    with pytest.raises(ConfigError, match="the callback EMA averages the weights of each step"):
         fit(tmp_path, Line(), "diloco", callbacks=[EMA()])
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from trainkit.cli import launch
 from trainkit.cli.run import main
 from trainkit.config.compose import run
+from trainkit.config.roles import roles_of
 from trainkit.errors import ConfigError
+from trainkit.launch.overrides import override
 from trainkit.launch.ray.backend import cause_of, fault_of
 from trainkit.launch.ray.cluster import connected
+from trainkit.launch.ray.launcher import RayLauncher
 from trainkit.launch.ray.options import Options
-from trainkit.tuning.words import override
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, command: str = "fit", code: int = 2) -> str:
@@ -174,15 +175,12 @@ def test_elastic_is_added_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, t
     """The ranks' command is the typed one, with the callback, and with the run's folder of the driver, quoted for Hydra."""
     commands: list[Any] = []
 
-    class Launcher:
-        def __init__(self, **given: Any) -> None:
-            assert given["num_workers"] == 2 and "_target_" not in given
+    def record(launcher: RayLauncher, command: Any, run_dir: Any) -> int:
+        assert launcher.options.least == 2
+        commands.append((command, run_dir))
+        return 3
 
-        def run(self, command: Any, run_dir: Any) -> int:
-            commands.append((command, run_dir))
-            return 3
-
-    monkeypatch.setattr("trainkit.launch.ray.launcher.RayLauncher", Launcher)
+    monkeypatch.setattr(RayLauncher, "run", record)
     folder = f"{tmp_path}/it's=here"
     assert main("fit", ["conf=mlp", "launcher=ray", override("run_dir", folder)]) == 3
     words, run_dir = commands.pop()
@@ -190,7 +188,7 @@ def test_elastic_is_added_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, t
     assert "callbacks.elastic._target_=trainkit.callbacks.Elastic" in words
     jobs: list[Any] = []
     run("fit", [word for word in words[4:] if word != "launcher=ray"], True, jobs.append)
-    assert jobs[0].config["run_dir"] == folder and launch.has_elastic(jobs[0].config)
+    assert jobs[0].config["run_dir"] == folder and "elastic" in roles_of(jobs[0].config)
     assert main("fit", ["conf=mlp", "launcher=ray", "callbacks=elastic"]) == 3
     assert not any("callbacks.elastic._target_" in word for word in commands.pop()[0])
     main("fit", ["conf=mlp", "launcher=ray", "callbacks.checkpoint.dirpath=memory://x"])

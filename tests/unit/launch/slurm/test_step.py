@@ -10,9 +10,9 @@ import pytest
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
-from trainkit.launch.environment import read_launcher
+from trainkit.launch.environment import is_launched_rank, read_launcher
 from trainkit.launch.slurm.nodes import expand_hosts, expand_tasks
-from trainkit.launch.slurm.step import is_rank_of_slurm, note_requeue, this_step
+from trainkit.launch.slurm.step import note_requeue, this_step
 
 TASK = {
     "SLURM_JOB_ID": "70",
@@ -106,5 +106,5 @@ def test_a_checkpoint_after_a_signal_is_noted_for_the_script(tmp_path: Path) -> 
 
 def test_a_shell_in_the_job_is_no_rank() -> None:
     """The script's variable counts in a step alone."""
-    assert is_rank_of_slurm(TASK | {"TRAINKIT_LAUNCHER": "slurm"})
-    assert not is_rank_of_slurm({"TRAINKIT_LAUNCHER": "slurm"}) and not is_rank_of_slurm(TASK)
+    assert is_launched_rank(TASK | {"TRAINKIT_LAUNCHER": "slurm"})
+    assert not is_launched_rank({"TRAINKIT_LAUNCHER": "slurm"}) and not is_launched_rank(TASK)

@@ -1,0 +1,29 @@
+"""Settings as Hydra reads them at the command line, for the command that a launcher gives its ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"  # for ranks under the elastic driver
+_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
+_RESERVED = ("null", "true", "false", "nan", "inf")
+
+
+def override(key: str, value: Any) -> str:
+    """Return a trial's value as an override of Hydra's."""
+    return f"{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value.lower() in _RESERVED):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value.item() if hasattr(value, "item") else value)  # numpy's numbers
