@@ -68,6 +68,11 @@ class Ranks:
         """Whether this rank writes the run's files and prints."""
         return self.rank == 0 and self.takes_part
 
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.is_main:
+            print(text, flush=True)
+
     @property
     def data_rank(self) -> int:
         """This rank's place among those that read different samples; the same on all ranks of a tensor group."""
