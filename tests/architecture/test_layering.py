@@ -17,7 +17,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["errors", "version"],
+    ["errors", "messages", "version"],
     ["arguments", "console", "safety"],
     ["tracing"],
     ["launch"],
@@ -96,6 +96,7 @@ TORCH_FREE = [
     "errors",
     "exporting.request",
     "launch.*",
+    "messages",
     "report.timeline.gradients",
     "report.grid",
     "report.timeline.overlap",

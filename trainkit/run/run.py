@@ -27,6 +27,7 @@ from trainkit.data.shares import read_words, words_of
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
+from trainkit.messages import info
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
@@ -226,7 +227,7 @@ class Run(LightningNames):
     def say(self, text: str) -> None:
         """Print on rank 0."""
         if self.engine.ranks.is_main:
-            print(text, flush=True)
+            info(text)
 
     def log_metrics(self, values: dict[str, float]) -> None:
         """Hand values of this step to the loggers, without those that were logged with `logger=False`."""

@@ -31,6 +31,7 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
+from trainkit.messages import warning
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
@@ -275,7 +276,7 @@ class Stage:
         except Exception as failed:
             if error is None:
                 raise
-            print(f"The last checkpoint failed too: {type(failed).__name__}: {failed}", flush=True)
+            warning(f"The last checkpoint failed too: {type(failed).__name__}: {failed}")
 
     def drop_parts(self) -> None:
         """Free the parts of the loop, for the next attempt."""
