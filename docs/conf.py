@@ -39,7 +39,7 @@ copybutton_prompt_text = "$ "
 # Files outside docs/ that are pages of the site, and folders of the repository that are not.
 PAGES = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "SECURITY.md": "reporting"}
 PAGES |= {"benchmarks/README.md": "figures", "trainkit/cli/explained/errors.md": "errors", "docs/errors.md": "errors"}
-PAGES |= {"trainkit/horovod_build/README.md": "horovod_edits"}
+PAGES |= {"trainkit/extensions/horovod_build/README.md": "horovod_edits"}
 
 
 def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
@@ -64,9 +64,12 @@ def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
 
 def _commands() -> str:
     """Return the help of all commands."""
-    from trainkit.cli.usage import USAGES, usage_of  # noqa: PLC0415
+    from trainkit.cli.commands import all_commands, find_usage  # noqa: PLC0415
+    from trainkit.cli.usage import help_text  # noqa: PLC0415
 
-    return "\n\n".join(f"## {name}\n\n```text\n{usage_of(name)}```" for name in USAGES)
+    usages = {name: find_usage(name) for name in all_commands()}
+    texts = {name: help_text(name, usage) for name, usage in usages.items() if usage is not None}
+    return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in texts.items())
 
 
 def _included(app: object, path: Path, name: str, source: list[str]) -> None:

@@ -18,12 +18,14 @@ import trainkit
 from recipes.augment import Augment, Repeated
 from recipes.photographs import MEAN, STD, decode_image
 from trainkit.arguments import NonNegativeInt, PositiveFloat, PositiveInt
-from trainkit.data.shards import Index, Sample, ShardCache, ShardDataset, ShardOrder, Store, find_index
-from trainkit.data.shards.index import urls_of
-from trainkit.data.shards.index_maker import index_for
-from trainkit.data.shards.packer import KINDS
-from trainkit.data.shards.store import is_local, joined
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.dataset import Sample, ShardDataset
+from trainkit.extensions.shards.index import Index, find_index, urls_of
+from trainkit.extensions.shards.index_maker import index_for
+from trainkit.extensions.shards.order import ShardOrder
+from trainkit.extensions.shards.packer import KINDS
+from trainkit.extensions.shards.store import Store, is_local, joined
 from trainkit.launch.environment import read_launcher
 
 _GB = 10**9

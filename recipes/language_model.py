@@ -21,8 +21,8 @@ from torch.nn import functional
 import trainkit
 from recipes.schedule import with_schedule
 from recipes.transformer import plan_of_blocks
-from trainkit.data.tokenizer import open_tokenizer
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.tokenizer import open_tokenizer
 from trainkit.optim import decay_groups
 
 _BYTES = 256

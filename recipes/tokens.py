@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 import trainkit
 from recipes.gpt import Windows
 from trainkit.arguments import ExistingFolder, Fraction, NonNegativeInt, PositiveInt
-from trainkit.data.token_files import TOKENIZER, open_tokens
-from trainkit.data.tokenizer import ByteTokenizer
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.token_files import TOKENIZER, open_tokens
+from trainkit.extensions.language.tokenizer import ByteTokenizer
 
 _UNMASKED = -100  # a label that counts in no loss
 

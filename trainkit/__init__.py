@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.exporting.export import export as export
+    from trainkit.extensions.capsule.replay import replay as replay
+    from trainkit.extensions.find.lr import find_lr as find_lr
     from trainkit.launch.environment import rank as rank
     from trainkit.launch.environment import rank_zero_only as rank_zero_only
     from trainkit.launch.environment import world_size as world_size
@@ -60,10 +62,8 @@ if TYPE_CHECKING:
     from trainkit.loggers import PrometheusLogger as PrometheusLogger
     from trainkit.loggers import TensorBoardLogger as TensorBoardLogger
     from trainkit.loggers import WandbLogger as WandbLogger
-    from trainkit.replaying.replay import replay as replay
     from trainkit.run.predictions import read_predictions as read_predictions
     from trainkit.trainer import Trainer as Trainer
-    from trainkit.tuning.find.lr import find_lr as find_lr
 
 _NAMES = {
     "trainkit.api.callback": "Callback",
@@ -82,10 +82,10 @@ _NAMES = {
     "trainkit.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",
     "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
-    "trainkit.replaying.replay": "replay",
+    "trainkit.extensions.capsule.replay": "replay",
     "trainkit.run.predictions": "read_predictions",
     "trainkit.trainer": "Trainer",
-    "trainkit.tuning.find.lr": "find_lr",
+    "trainkit.extensions.find.lr": "find_lr",
 }
 _OF_LIGHTNING = {
     "LightningModule": "It is trainkit.Task: change the base class, the methods have the same names.",

@@ -1,51 +1,16 @@
-"""python -m trainkit <command> [overrides]: finds the command; each is a file of cli/."""
+"""python -m trainkit <command> [overrides]: finds the command in cli/commands.py, and passes the rest of the line to it."""
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 
+from trainkit.cli.commands import all_commands, command_of, find_usage
 from trainkit.cli.options import with_plain_run
-from trainkit.cli.usage import USAGES
-from trainkit.errors import did_you_mean
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import broken_note, resolve
 from trainkit.launch.slurm.step import hold_signals
 from trainkit.version import __version__
-
-_COMMANDS = {
-    "fit": ("run", "train"),
-    "validate": ("run", "evaluate a checkpoint on the validation data"),
-    "test": ("run", "evaluate a checkpoint on the test data"),
-    "predict": ("run", "write a checkpoint's predictions"),
-    "data": (
-        "data",
-        "list samples that cannot be loaded (data check conf=NAME), or write texts as tokens (data tokens)",
-    ),
-    "plan": ("plan", "describe what fit would do, at any number of ranks (ranks=64), without training"),
-    "tune": ("tune", "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))"),
-    "find": ("find", "find a setting by measuring the job: rate, microbatch, loader workers, the wire (find lr conf=NAME)"),
-    "check-resume": ("check_resume", "prove that a killed and resumed run ends like one that was never killed"),
-    "export": ("export", "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it"),
-    "serve": ("serve", "answer HTTP requests with a run's model or an export, on Ray Serve or in one process"),
-    "generate": ("generate", "continue a text with a run's model (RUN_DIR prompt='...')"),
-    "show": ("show", "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)"),
-    "status": ("status", "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)"),
-    "runs": ("runs", "print a table of the runs below a folder (DIR sort=val/acc --json)"),
-    "jobs": (
-        "jobs",
-        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs JOB, jobs cancel JOB)",
-    ),
-    "timeline": ("timeline", "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"),
-    "replay": ("replay", "replay a step saved by callbacks=capsule, and report its non-finite values"),
-    "scaling": ("scaling", "run a config at several numbers of ranks (ranks=1,2), and predict larger ones"),
-    "doctor": ("doctor", "report this machine's set-up, its faults and their fixes (--json)"),
-    "explain": ("explain", "explain an error that a message names, with an example and what to do (explain NAME)"),
-    "completion": ("completion", "print the tab completion for bash"),
-    "horovod": ("horovod", "install (build) Horovod for this torch, make its wheel for other machines, or check it"),
-    "deepspeed": ("deepspeed", "check DeepSpeed: what of it runs here, and build what it needs"),
-}
-
-_OWN_ARGUMENTS = ("horovod", "deepspeed")  # they read no config
 
 _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 
@@ -64,26 +29,37 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 def main() -> int:
     """Run the command of the command line and return the exit code."""
     hold_signals()
-    arguments = sys.argv[1:]
-    usage = _USAGE.format(commands="\n".join(f"  {name:<14}{text}" for name, (_, text) in _COMMANDS.items()))
+    try:
+        return _main(sys.argv[1:])
+    except ConfigError as error:  # of the table of commands; each command reports its own
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage)
+        print(_usage())
         return 0 if arguments else 2
-    command = arguments[0]
-    if command in ("-V", "--version"):
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-V", "--version"):
         print(f"trainkit {__version__}")
         return 0
-    if command not in _COMMANDS:
-        print(f"'{command}' is no command.{did_you_mean(command, _COMMANDS)}\n\n{usage}", file=sys.stderr)
+    command = command_of(name)
+    if command is None or " " in name:
+        near = did_you_mean(name, all_commands())
+        print(f"'{name}' is not a command.{near}{broken_note()}\n\n{_usage()}", file=sys.stderr)
         return 2
     if "-h" in arguments or "--help" in arguments:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence
-    rest = arguments[1:]
-    if command in USAGES and USAGES[command].takes_run:
+    usage = find_usage(name)
+    if usage is not None and usage.takes_run:
         rest = with_plain_run(rest)
-    module = importlib.import_module(f"trainkit.cli.{_COMMANDS[command][0]}")
-    code: int = module.main(rest) if command in _OWN_ARGUMENTS else module.main(command, rest)
+    code: int = resolve(command.main)(name, rest)
     return code
+
+
+def _usage() -> str:
+    return _USAGE.format(commands="\n".join(f"  {name:<14}{command.summary}" for name, command in all_commands().items()))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pages import blocks
-from trainkit.cli.horovod_options import parser
 from trainkit.doctor.software import PYTHONS
-from trainkit.horovod_build.pip import RUNTIME_NEEDS, VERSION
+from trainkit.extensions.horovod_build.options import parser
+from trainkit.extensions.horovod_build.pip import RUNTIME_NEEDS, VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "containers.md"
@@ -93,7 +93,7 @@ def test_what_is_copied_is_there_and_is_sent() -> None:
     assert len(COPIED) >= 7
     assert [source for source in COPIED if not (ROOT / source).exists() or not is_sent(source, IGNORED)] == []
     assert {"trainkit", "recipes", "conf", "README.md", "LICENSE", "pyproject.toml"} <= set(COPIED)
-    assert is_sent("trainkit/horovod_build/horovod.cmake", IGNORED) and is_sent("recipes/digits.npz", IGNORED)
+    assert is_sent("trainkit/extensions/horovod_build/horovod.cmake", IGNORED) and is_sent("recipes/digits.npz", IGNORED)
     for path in (".git/config", "tests/conftest.py", ".venv/bin/python", "runs/mine/x", "docs/index.md", "secret.env"):
         assert not is_sent(path, IGNORED), path
     assert not is_sent("trainkit/run/__pycache__/run.pyc", IGNORED)

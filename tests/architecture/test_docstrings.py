@@ -28,7 +28,7 @@ def classes() -> Iterator[type]:
         place = path.relative_to(ROOT)
         if str(place) in HOMES["horovod"] or path.name == "__main__.py":
             continue
-        if place.parts[:2] == ("engine", "deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        if place.parts[:2] == ("extensions", "deepspeed") and importlib.util.find_spec("deepspeed") is None:
             continue
         module = importlib.import_module(".".join(["trainkit", *place.with_suffix("").parts]).removesuffix(".__init__"))
         own = (cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__)

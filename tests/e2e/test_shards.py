@@ -11,8 +11,8 @@ from tests.helpers.found import take_found
 from tests.helpers.launching import Command
 from tests.helpers.object_store import ObjectStore, serve, within
 from tests.helpers.pictures import write_pictures
-from trainkit.data.shards import Store
-from trainkit.data.shards.packer import pack, plan_of
+from trainkit.extensions.shards.packer import pack, plan_of
+from trainkit.extensions.shards.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,11 @@ from torch.utils.data import DataLoader
 import trainkit
 from tests.helpers.found import keep_found
 from tests.helpers.toy import Line
-from trainkit.data.shards import ShardCache, ShardDataset, ShardOrder, Store, find_index
+from trainkit.extensions.shards.cache import ShardCache
+from trainkit.extensions.shards.dataset import ShardDataset
+from trainkit.extensions.shards.index import find_index
+from trainkit.extensions.shards.order import ShardOrder
+from trainkit.extensions.shards.store import Store
 
 
 class Keys(Line):

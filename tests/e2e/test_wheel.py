@@ -20,7 +20,7 @@ def test_a_wheel_finds_its_recipes_and_configs(command: Command, tmp_path: Path)
     site = tmp_path / "site"
     assert command(f"{sys.executable} -m pip install -q --no-deps --target {site} dist/*.whl").code == 0
     assert {p.name for p in site.iterdir() if not p.name.endswith(".dist-info")} <= {"trainkit", "bin"}
-    assert (site / "trainkit" / "horovod_build" / "horovod.cmake").is_file()
+    assert (site / "trainkit" / "extensions" / "horovod_build" / "horovod.cmake").is_file()
     work = tmp_path / "work"
     work.mkdir()
     arguments = "'fit', 'conf=mlp', 'trainer.max_epochs=1'"

@@ -1,7 +1,7 @@
 """The code blocks of a page of Markdown, and how a test runs them: top to bottom, in one folder, made small.
 
-A block of Python or YAML whose first line is a comment with a file's name is that file. Shell commands are run as they are
-written, but for `shrunk`. A comment before a block says what is special about it:
+A block of Python, YAML or TOML whose first line is a comment with a file's name is that file. Shell commands are run as they
+are written, but for `shrunk`. A comment before a block says what is special about it:
 
     <!-- not run: why -->         its commands are not run here
     <!-- ends with: 75; why -->   the exit code of its last command; "not 0" for any other
@@ -18,7 +18,7 @@ from tests.helpers.launching import run_command
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"(?:<!-- ([^>]*?) -->\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"# ([\w./]+\.(?:py|yaml))\n")
+_FILE = re.compile(r"# ([\w./]+\.(?:py|yaml|toml))\n")
 _SMALL_STEPS = " trainer.max_steps=2 trainer.limit_val_batches=1"
 
 
@@ -34,7 +34,7 @@ class Block:
     def file(self) -> str | None:
         """The name of the file that the block is."""
         named = _FILE.match(self.text)
-        return named[1] if named is not None and self.language in ("python", "yaml") else None
+        return named[1] if named is not None and self.language in ("python", "yaml", "toml") else None
 
     @property
     def content(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.pages import ROOT, Block, blocks, prepare
-from trainkit.cli.usage import USAGES
+from trainkit.cli import commands
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What an earlier command of the page makes only if it runs, and a package that stands beside this environment.
@@ -110,21 +110,25 @@ def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(os, "_exit", exited)  # of a rank that fails
     before = dict(os.environ)
 
-    for other in ("data_pack", "data_tokens"):
-        stop_after_keys(importlib.import_module(f"trainkit.cli.{other}"), monkeypatch)
+    for name in commands.parts_of("data"):
+        part = commands.command_of(f"data {name}")
+        assert part is not None
+        stop_after_keys(importlib.import_module(part.main.rpartition(".")[0]), monkeypatch)
 
     main: Any = importlib.import_module("trainkit.__main__")
 
     def check(command: Typed) -> int:
         name, *rest = command.arguments
         if not name.startswith("-"):
-            assert name in main._COMMANDS, f"no command: {name}"
-            module = importlib.import_module(f"trainkit.cli.{main._COMMANDS[name][0]}")
+            known = commands.command_of(name)
+            assert known is not None, f"no command: {name}"
+            module = importlib.import_module(known.main.rpartition(".")[0])
             if hasattr(module, "read_keys"):
                 stop_after_keys(module, monkeypatch)
             elif name in ("timeline", "replay", "doctor", "explain", "completion"):
                 given = {word.partition("=")[0] for word in rest if "=" in word and "/" not in word.partition("=")[0]}
-                assert given <= set(USAGES[name].keys() if name in USAGES else ()), command
+                usage = commands.find_usage(name)
+                assert given <= set(usage.keys() if usage is not None else ()), command
                 return 0
         monkeypatch.setattr(sys, "argv", ["trainkit", *command.arguments])
         os.environ.update(command.environment)

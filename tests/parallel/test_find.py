@@ -27,7 +27,7 @@ from recipes.image_classifier import ImageClassifier
 from tests.helpers.found import keep_found
 from trainkit.config import compose
 from trainkit.launch.environment import read_launcher
-from trainkit.tuning.find.batch import find_batch
+from trainkit.extensions.find.batch import find_batch
 
 RANK, ENGINE = read_launcher().rank, sys.argv[1]
 
@@ -143,8 +143,8 @@ from tests.helpers.found import keep_found
 from trainkit.config import compose
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
-from trainkit.tuning.find import wire
-from trainkit.tuning.find.wire import find_settings
+from trainkit.extensions.find import wire
+from trainkit.extensions.find.wire import find_settings
 
 RANK, ENGINE = read_launcher().rank, sys.argv[1]
 NAMES, seen = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.horovod_build.patches import identity, installed_edits
+from trainkit.extensions.horovod_build.patches import identity, installed_edits
 
 pytestmark = pytest.mark.parallel
 

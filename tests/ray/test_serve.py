@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 
 from tests.helpers.launching import Command, run_command
+from trainkit.exporting.description import read_description
 from trainkit.exporting.from_run import load_task
-from trainkit.exporting.serving.description import read_description
-from trainkit.exporting.serving.model import ServedModel
+from trainkit.extensions.serving.model import ServedModel
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
-"""Callbacks that come with trainkit."""
+"""Callbacks that come with trainkit; those of extensions are found by their names."""
+
+from typing import Any
 
 from trainkit.callbacks.averaging.ema import EMA as EMA
 from trainkit.callbacks.averaging.swa import StochasticWeightAveraging as StochasticWeightAveraging
 from trainkit.callbacks.balance import Balance as Balance
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
-from trainkit.callbacks.crash_capsule.crash_capsule import CrashCapsule as CrashCapsule
 from trainkit.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor
 from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -24,9 +25,13 @@ from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
 from trainkit.callbacks.ray_report import RayReport as RayReport
 from trainkit.callbacks.ray_report import TuneReport as TuneReport
-from trainkit.callbacks.spike_detection.spike_detection import SpikeDetection as SpikeDetection
 from trainkit.callbacks.stragglers import Stragglers as Stragglers
 from trainkit.callbacks.throughput import ThroughputMonitor as ThroughputMonitor
 from trainkit.callbacks.timeline.timeline import Timeline as Timeline
 from trainkit.callbacks.timer import Timer as Timer
 from trainkit.callbacks.watchdog.watchdog import Watchdog as Watchdog
+from trainkit.extension import public
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)

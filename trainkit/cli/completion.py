@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainkit.cli.usage import USAGES, usage_of
+from trainkit.cli.commands import all_commands, find_usage, parts_of
+from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders
+from trainkit.extension import Usage
 
 _SCRIPT = """\
 _trainkit() {
@@ -27,7 +29,6 @@ _trainkit() {
 }
 complete -o default -F _trainkit trainkit python python3 horovodrun torchrun
 """
-_FIRST = {"data": ["check", "tokens", "pack"], "find": ["lr", "batch", "workers", "settings"]}  # what follows such a command
 _BREAK = re.compile(r".*[=:]")  # bash replaces what follows the last of its word breaks
 
 
@@ -63,29 +64,30 @@ def _words(line: str) -> list[str]:
 
 def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]:
     if not before:
-        return [*USAGES, "horovod", "deepspeed"]
+        return all_commands()
     command = before[0]
     if command == "horovod":
         return ["install", "wheel", "check"] if len(before) == 1 else []
     if command == "completion":
         return ["bash"]
-    if command in _FIRST and len(before) == 1:
-        return _FIRST[command]
-    usage = USAGES.get(command)
+    usage = find_usage(command)
+    if usage is not None and usage.parts and len(before) == 1:
+        return [*usage.parts, *parts_of(command)]
+    usage = find_usage(" ".join(before[:2])) or usage  # of a part, as `data pack`
     if usage is None:
         return []
     key, equals, _ = word.partition("=")
     if equals and not Path(word.rpartition("/")[0] or "-").is_dir():
-        return [f"{key}={value}" for value in _values(command, key, word, folder)]
+        return [f"{key}={value}" for value in _values(usage, key, word, folder)]
     keys = [name if name.startswith("-") else f"{name}=" for name, *_ in usage.options]
     if usage.takes_config:
         keys += ["conf=", *(f"{group}=" for group in _groups(folder)), *_settings(word, folder)]
     return [*keys, *(_folders(word, folder) if usage.takes_run else []), "--help"]
 
 
-def _values(command: str, key: str, word: str, folder: Path) -> Iterable[str]:
+def _values(usage: Usage, key: str, word: str, folder: Path) -> Iterable[str]:
     value = word.partition("=")[2]
-    kinds = {name: kind for name, kind, *_ in USAGES[command].options}
+    kinds = {name: kind for name, kind, *_ in usage.options}
     if key == "conf":
         return [path.stem for place in conf_folders(folder) for path in place.glob("*.yaml") if path.stem[0] != "_"]
     if key in kinds:

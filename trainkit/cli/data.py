@@ -1,6 +1,6 @@
 """data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded.
 
-data tokens is in data_tokens.py, data pack in data_pack.py.
+Its other parts are commands of extensions: data tokens, data pack.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import data_pack, data_tokens, run
+from trainkit.cli import run
+from trainkit.cli.commands import command_of, find_usage, parts_of
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
-from trainkit.cli.usage import usage_of
-from trainkit.errors import ConfigError
+from trainkit.cli.usage import help_text, usage_of
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import resolve
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
@@ -23,23 +25,36 @@ _OWN = ("stage", "workers")
 _STAGES = ("fit", "test", "predict")
 
 
+def _help(command: str) -> str:
+    """Return the help of `data check` and of each part that an extension brings."""
+    parts = {f"{command} {part}": find_usage(f"{command} {part}") for part in parts_of(command)}
+    return "\n".join((usage_of(command), *(help_text(name, usage) for name, usage in parts.items() if usage is not None)))
+
+
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `data check`, `data tokens` or `data pack`; return the exit code."""
+    """Run `data check`, or the part of an extension, as `data pack`; return the exit code."""
     launcher = read_launcher()
     if not launcher.is_main:
         return 0
-    if not arguments or any(argument in ("-h", "--help") for argument in arguments):
-        print(usage_of(command))
+    part = arguments[0] if arguments else "--help"
+    if part in ("-h", "--help"):
+        print(_help(command))
         return 0 if arguments else 2
-    if arguments[0] == "tokens":
-        return data_tokens.main(f"{command} tokens", arguments[1:], launcher)
-    if arguments[0] == "pack":
-        return data_pack.main(f"{command} pack", arguments[1:], launcher)
     own, rest = split_own(arguments[1:], _OWN)
     try:
-        if arguments[0] != "check":
-            known = f"Use check, tokens or pack; see python -m trainkit {command} --help"
-            raise ConfigError(f"'{command} {arguments[0]}' is no command. {known}")
+        brought = command_of(f"{command} {part}")
+        if brought is None and part != "check":
+            known = ", ".join(("check", *parts_of(command)))
+            raise ConfigError(
+                f"'{command} {part}' is not a command.{did_you_mean(part, ('check', *parts_of(command)))} Use {known}; see "
+                f"python -m trainkit {command} --help"
+            )
+        if brought is not None:
+            code: int = resolve(brought.main)(f"{command} {part}", arguments[1:])
+            return code
+        if "-h" in rest or "--help" in rest:
+            print(usage_of(command))
+            return 0
         stage = own.get("stage", "fit")
         if stage not in _STAGES:
             raise ConfigError(f"stage is '{stage}'; it must be one of {', '.join(_STAGES)}.")

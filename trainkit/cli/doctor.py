@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -14,11 +15,11 @@ from rich.text import Text
 
 from trainkit.cli.usage import usage_of
 from trainkit.console import console_of
-from trainkit.doctor import gpus, horovod, host, network, ray, software, sums
+from trainkit.doctor import gpus, host, network, ray, software, sums
 from trainkit.doctor.findings import Finding, guarded
+from trainkit.engine.select import ENGINES
 from trainkit.errors import ConfigError
-from trainkit.horovod_build.check import look as look_at_horovod
-from trainkit.horovod_build.probe import probe
+from trainkit.extension import BrokenExtension, broken, extensions, resolve
 
 _OPTIONS = ("--json", "--no-allreduce")
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "wrong": ("wrong", "bold red")}
@@ -49,16 +50,27 @@ def examine(allreduce: bool) -> Iterator[Finding]:
     """Run all checks, that of two ranks if `allreduce`; yield each finding as soon as it is known."""
     torch = software.ask_torch()
     yield from guarded(software.AREA, functools.partial(software.look, torch))
-    installed, machine = look_at_horovod(), probe(os.environ)
-    yield from guarded(horovod.AREA, functools.partial(horovod.look, installed, torch, machine))
     yield from guarded(gpus.AREA, functools.partial(gpus.look, torch))
     yield from guarded(host.AREA, functools.partial(host.look, torch))
     yield from guarded(network.AREA, functools.partial(network.look, os.environ))
     yield from guarded(ray.AREA, functools.partial(ray.look, os.environ))
+    for each in extensions():
+        for check in each.checks:
+            yield from guarded(each.name, functools.partial(_call, check))
+    yield from (_broken(each) for each in broken())
     if allreduce and torch.torch is not None:
-        if installed is not None:
-            yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", horovod.INSTALL))
+        if importlib.util.find_spec("horovod") is not None:
+            yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", ENGINES["horovod"].install))
         yield from guarded(sums.AREA, functools.partial(sums.look, "torchrun", "pip install --upgrade torch"))
+
+
+def _call(check: str) -> Iterator[Finding]:
+    yield from resolve(check)()
+
+
+def _broken(each: BrokenExtension) -> Finding:
+    why = f"It is of {each.source}; nothing that it brings can be used."
+    return Finding("Extensions", each.name, each.error, "wrong", why, f"repair or uninstall it: pip uninstall {each.source}")
 
 
 def _show(console: Console, finding: Finding, is_first: bool) -> None:

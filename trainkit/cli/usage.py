@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from trainkit.cli.described import Usage
 from trainkit.cli.usage_of_runs import USAGES_OF_RUNS
+from trainkit.extension import Usage
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
@@ -67,60 +67,16 @@ USAGES = {
         takes_config=True,
     ),
     "data": Usage(
-        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...] | tokens TEXTS output=FOLDER [key=value ...] | "
-        "pack IMAGES output=FOLDER|URL [key=value ...]",
-        "check: read every sample once, with the transforms of the first epoch, and list those that raise, with error and "
-        "file. Exit code 1 if there are any. tokens: write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m "
-        "and conf=bert. A .txt is a document, and so is each line of a .jsonl, by its text. pack: write a folder of images "
-        "as tar files for data=webdataset, in a folder or on an object store; an interrupted packing continues.",
+        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
+        "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
+        "code 1 if there are any.",
         (
-            ("stage", "fit | test | predict", "fit", "check: which data; fit: training and validation"),
-            ("workers", "int", "one for each core, 4", "check: processes that read. pack: tars written at a time"),
-            ("output", "FOLDER", "", "tokens, pack: the folder to write, which does not exist yet; pack: or a URL"),
-            ("shard_mb", "float", "256", "pack: the size of a tar, about"),
-            ("seed", "int", "0", "pack: of the order of the images"),
-            ("tokenizer", "FILE", "bytes", "tokens: a tokenizer.json; needs trainkit[transformers]"),
-            ("val", "float", "0.1", "tokens: the share of them that is held out"),
-            ("end_of_text", "TOKEN", "<|endoftext|> or alike", "tokens: the tokenizer's token that ends a document"),
+            ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
+            ("workers", "int", "one for each core", "processes that read"),
         ),
-        (
-            "check conf=resnet50",
-            "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
-            "tokens texts output=tokens tokenizer=tokenizer.json",
-            "pack /data/imagenet output=s3://bucket/imagenet",
-        ),
+        ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
         takes_config=True,
-    ),
-    "find": Usage(
-        "lr|batch|workers|settings conf=NAME [key=value ...]",
-        "lr: train for some steps while the learning rate rises, print the rates that the curve of the loss suggests, and "
-        "write RUN_DIR/reports/lr.html. batch: train two steps at growing microbatches, and print the largest that fits on all "
-        "ranks. workers: train some steps at growing numbers of loader workers, and print the fewest that are fast. settings: "
-        "try how gradients travel (fusion, cycle, groups, buckets, compression), and print what is faster. Nothing else is "
-        "written.",
-        (
-            ("min_lr", "float", "1e-8", "lr: the first rate"),
-            ("max_lr", "float", "1", "lr: the last rate"),
-            (
-                "steps",
-                "int",
-                "100, 20",
-                "lr: steps of the sweep, 10 or more. workers, settings: steps measured for each, workers: at most",
-            ),
-            ("early_stop", "float", "4", "lr: end at this multiple of the lowest loss; null: only if a loss is not finite"),
-            ("memory_gb", "float", "the GPU's", "batch: memory that a rank may use, in 10^9 bytes; needed on the CPU"),
-            ("most", "int", "65536, the cores", "batch: no larger microbatch is tried. workers: so many at most"),
-            _RUN_DIR,
-            _TRUST,
-        ),
-        (
-            "lr conf=mlp",
-            "lr conf=gpt min_lr=1e-6 max_lr=0.1 steps=200",
-            "batch conf=resnet18 memory_gb=4",
-            "workers conf=resnet18",
-            "settings conf=resnet18",
-        ),
-        takes_config=True,
+        parts=("check",),
     ),
     "tune": Usage(
         "conf=NAME search.KEY=FUNCTION(...) [search.NAME=VALUE ...] [key=value ...]",
@@ -190,47 +146,6 @@ USAGES = {
         ),
         ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
     ),
-    "serve": Usage(
-        "RUN_DIR | FILE [key=value ...]",
-        "Answer HTTP requests with a run's model or an export (.pt2, .onnx), until a signal comes. On Ray Serve if Ray is "
-        "installed, else in one process. A run without an export is exported first.",
-        (
-            ("port", "int", "8000", "the port"),
-            ("host", "ADDRESS", "127.0.0.1", "the address to listen at; 0.0.0.0 for all"),
-            ("backend", "auto | ray | local", "auto", "ray, or local for one process without Ray"),
-            ("replicas", "int", "1", "processes that answer, on Ray"),
-            ("cpus", "float", "1", "of each replica, on Ray"),
-            ("max_batch_size", "int", "32", "samples of a call of the model at most"),
-            ("batch_wait_ms", "float", "5", "so long the first sample of a batch waits for others"),
-            ("max_body_mb", "float", "16", "the largest body of a request, in MiB"),
-            ("max_waiting", "int", "1024", "samples that may wait; more are refused with 503"),
-            (
-                "client_timeout_s",
-                "float",
-                "60",
-                "seconds for a client to send its request and to read; a slower one is cut off",
-            ),
-            _TRUST,
-        ),
-        ("runs/mine", "runs/mine/export/mlp.pt2 port=9000 backend=local"),
-        takes_run=True,
-    ),
-    "generate": Usage(
-        "RUN_DIR prompt=TEXT [key=value ...]",
-        "Continue a text with the model of a run.",
-        (
-            ("prompt", "TEXT", "", "the text to continue"),
-            ("max_new_tokens", "int", "256", "tokens to sample"),
-            ("temperature", "float", "0.8", "divides the logits: below 1 likelier text, 0 the likeliest token each time"),
-            ("top_k", "int", "all", "sample among this many likeliest tokens"),
-            ("seed", "int", "0", "of the draws"),
-            ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
-            ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
-            _TRUST,
-        ),
-        ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
-        takes_run=True,
-    ),
     **USAGES_OF_RUNS,
     "timeline": Usage(
         "RUN_DIR [record=STEPS]",
@@ -238,19 +153,6 @@ USAGES = {
         "file for ui.perfetto.dev.",
         (("record", "int", "none", "request so many steps of the job that runs there with callbacks=timeline"),),
         ("runs/mine", "runs/mine record=10"),
-        takes_run=True,
-    ),
-    "replay": Usage(
-        "CAPSULE [key=value ...]",
-        "Replay a step saved by callbacks=capsule (<run_dir>/capsules/step=N-rank=R), and report its non-finite values. task.X "
-        "and trainer.X override the run's config.",
-        (
-            ("update", "bool", "false", "make the optimizer's update too, with this rank's gradient"),
-            ("pdb", "bool", "false", "stop in the debugger before training_step"),
-            ("weights", "FILE | FOLDER", "the capsule's", "a checkpoint's folder or a file of weights"),
-            _TRUST,
-        ),
-        ("runs/mine/capsules/step=20-rank=0", "runs/mine/capsules/step=20-rank=0 pdb=true task.dropout=0"),
         takes_run=True,
     ),
     "doctor": Usage(
@@ -268,6 +170,13 @@ USAGES = {
         "Explain an error that a message names, with an example and what to do. Without a name: list all of them.",
         examples=("", "no-checkpoint"),
     ),
+    "extensions": Usage(
+        "[--json]",
+        "List the extensions: trainkit's own and those of installed packages, what each brings, and how far it is proven "
+        "(docs/extensions.md).",
+        (("--json", "flag", "off", "the same as JSON"),),
+        ("", "--json"),
+    ),
     "completion": Usage(
         "bash",
         'Print the shell function for tab completion: eval "$(python -m trainkit completion bash)"',
@@ -277,8 +186,12 @@ USAGES = {
 
 
 def usage_of(command: str) -> str:
+    """Return the help of one of trainkit's own commands."""
+    return help_text(command, USAGES[command])
+
+
+def help_text(command: str, usage: Usage) -> str:
     """Return a command's help: usage, arguments with types, defaults and meanings, examples."""
-    usage = USAGES[command]
     lines = [f"usage: python -m trainkit {command} {usage.line}", "", *textwrap.wrap(usage.about, _WIDTH), ""]
     heads = {name: f"{name}={kind}" if not name.startswith("-") else name for name, kind, _, _ in usage.options}
     width = min(32, max(map(len, heads.values()), default=0))

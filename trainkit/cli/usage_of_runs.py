@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.cli.described import Usage
+from trainkit.extension import Usage
 
 USAGES_OF_RUNS = {
     "show": Usage(

@@ -1,9 +1,9 @@
 """Allow-list of the objects that a config may name; checks the name first, then the object.
 
 A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages of trainkit that are meant
-for configs, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the user's own modules
-(users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the object's own module must
-be on the list too.
+for configs, what extensions bring, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the
+user's own modules (users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the
+object's own module must be on the list too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from trainkit import extension
 from trainkit.config.users_code import folder_without_init, is_shipped, is_users_own, module_of
 from trainkit.errors import ConfigError
 
@@ -55,7 +56,8 @@ def check_name(target: str, key: str, trusted: Sequence[str], named: Collection[
         raise ConfigError(f"{key} is '{target}'; it must be the dotted path of a class or function, as my_task.MyTask.")
     if any(part.startswith("_") for part in parts) or not _listed(target, trusted):
         raise ConfigError(_refusal(target, key))
-    is_given = _is_below(target, (*(prefix for prefix in ALLOWED if prefix != "recipes"), *trusted))
+    shipped = (prefix for prefix in ALLOWED if prefix != "recipes")
+    is_given = target in extension.targets() or _is_below(target, (*shipped, *trusted))
     if named is not None and not is_given and module_of(target) not in named and not is_shipped(target):
         raise ConfigError(
             f"{key} is '{target}' in the config of a run, whose folder may come from anyone, and neither this command nor a "
@@ -119,7 +121,7 @@ def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
 
 
 def _listed(path: str, trusted: Sequence[str]) -> bool:
-    return _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
+    return path in extension.targets() or _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
 
 
 def _is_below(path: str, prefixes: Sequence[str]) -> bool:
@@ -130,7 +132,7 @@ def _refusal(target: str, key: str) -> str:
     folder = folder_without_init(target)
     hint = f" ({folder} has no __init__.py, and only packages that have one count as yours.)" if folder else ""
     return (
-        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, and your modules in the current "
-        f"folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, what extensions bring, and your "
+        f"modules in the current folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
         f"trust=[{module_of(target)}]"
     )

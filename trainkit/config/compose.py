@@ -36,6 +36,7 @@ from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
 from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
 from trainkit.config.launchers import refuse_several
+from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
@@ -234,7 +235,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
     keys: list[Any] = [key for key in config if key not in ("hydra", "launcher")]
-    own = OmegaConf.masked_copy(config, keys)
+    own = OmegaConf.create(with_current_names(OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)))
     choices = HydraConfig.get().runtime.choices
     check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
@@ -251,7 +252,7 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     _refuse_a_new_folder(plain, own)
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
-    launcher = OmegaConf.to_container(config.launcher, resolve=True) if config.get("launcher") else None
+    launcher = with_current_names(OmegaConf.to_container(config.launcher, resolve=True)) if config.get("launcher") else None
     try:
         named = named_by_user(overrides) if primary.is_of_a_run else None
         schema.check(plain | {"launcher": launcher}, command, unused, named)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
+from trainkit.config.moved import with_current_names
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import MASK, is_secret, masked
 
@@ -80,7 +81,7 @@ def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"The config of the file cannot be resolved: {str(error).splitlines()[0]}.") from error
     assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in with_current_names(found).items()}
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from trainkit.config.moved import with_current_names
 from trainkit.config.yaml_file import check_yaml, unreadable
 from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
@@ -174,4 +175,4 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in with_current_names(found).items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from trainkit import extension
+
 
 def shipped_root() -> Path:
     """Return the folder that holds recipes/ and conf/."""
@@ -13,8 +15,8 @@ def shipped_root() -> Path:
 
 
 def conf_folders(start: Path) -> list[Path]:
-    """Return the config folders in the order of the search: the user's own, then the shipped one."""
-    folders = [start / "conf", shipped_root() / "conf"]
+    """Return the config folders in the order of the search: the user's own, the shipped one, those of extensions."""
+    folders = [start / "conf", shipped_root() / "conf", *extension.conf_folders()]
     return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import current_name
 
 _DEPTH = 12  # of imports and base classes followed; a guard against circles
 
@@ -47,6 +48,7 @@ def read_signature(target: str, key: str) -> Signature:
     Raises:
         ConfigError: there is no such module, or the module has no such name.
     """
+    target = current_name(target)
     module, names = _find_module(target, key)
     if module is None or not names:
         return Signature(accepts_any=True)
@@ -68,6 +70,7 @@ def read_signature(target: str, key: str) -> Signature:
 
 def source_of(target: str) -> ast.AST | None:
     """Return the definition of a dotted path, or None if its source cannot be found."""
+    target = current_name(target)
     module, names = _find_module(target, target)
     found = _find(module, names[0], 0) if module is not None and names else None
     return None if found is None else found[1]

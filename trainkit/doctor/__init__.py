@@ -1,7 +1,6 @@
 """The checks of `trainkit doctor`, each with the fault found and its remedy. Imports no torch: a new Python process does.
 
 software.py   Python, torch, torchvision, trainkit's own dependencies
-horovod.py    Horovod: its build and parts
 gpus.py       GPUs, driver, NCCL
 host.py       cores, memory, shared memory, limits, disk, loader workers
 network.py    interfaces, the host's own name, environment variables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -64,8 +65,9 @@ class Torch:
     errors: dict[str, str] = field(default_factory=dict)  # failed imports: package -> error
 
 
+@functools.cache
 def ask_torch() -> Torch:
-    """Import torch in a new Python process; takes some seconds."""
+    """Import torch in a new Python process; takes some seconds, once."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK], check=False, capture_output=True, text=True, errors="replace", timeout=300
     )

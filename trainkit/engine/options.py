@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit import extension
 from trainkit.errors import ConfigError
 
 _ALONE = "one process has no gradients to sum with other ranks"
 _NO_THREAD = "torch.distributed has no background thread that fuses tensors; its buckets are set by engine.bucket_cap_mb"
-_ZERO = "DeepSpeed sums gradients its own way; engine.config sets its buckets and what travels"
 _BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
 _SCATTERED = "gradients are summed there unit by unit, each rank its part (engine.shard)"
 _WHOLE = "each rank holds all weights; engine=fsdp, started by torchrun, splits them over the ranks"
@@ -21,37 +21,29 @@ _OF_SINGLE = "one process holds all weights; engine=fsdp, started by torchrun, s
 
 # option -> engine that lacks it -> why, and what to do.
 _LACKING: dict[str, dict[str, str]] = {
-    "compression": {"single": _ALONE, "fsdp": "engine.param_dtype sends weights in fewer bytes there", "deepspeed": _ZERO},
-    "op": {"single": _ALONE, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "gradient_predivide_factor": {"single": _ALONE, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "num_groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "sparse_as_dense": {"single": _ALONE, "fsdp": "embeddings have dense gradients there", "deepspeed": _ZERO},
+    "compression": {"single": _ALONE, "fsdp": "engine.param_dtype sends weights in fewer bytes there"},
+    "op": {"single": _ALONE, "fsdp": _SCATTERED},
+    "gradient_predivide_factor": {"single": _ALONE, "fsdp": _SCATTERED},
+    "num_groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED},
+    "groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED},
+    "sparse_as_dense": {"single": _ALONE, "fsdp": "embeddings have dense gradients there"},
     "process_set": {
         "single": "one process has no others to choose from",
         "fsdp": "all ranks hold a part of the weights",
-        "deepspeed": "DeepSpeed splits the state over all ranks",
     },
-    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "autotune": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
-    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED, "deepspeed": _ZERO},
+    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
+    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
+    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
+    "autotune": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
+    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
     **dict.fromkeys(
         ("shard", "replicas", "tensor", "tensor_plan", "reshard_after_forward", "cpu_offload", "param_dtype"),
-        {"single": _OF_SINGLE, "horovod": _WHOLE, "ddp": _WHOLE, "deepspeed": "it is an option of engine=fsdp"},
+        {"single": _OF_SINGLE, "horovod": _WHOLE, "ddp": _WHOLE},
     ),
     "bucket_cap_mb": {
         "single": _ALONE,
         "fsdp": _SCATTERED,
         "horovod": "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes fixed groups",
-        "deepspeed": _ZERO,
-    },
-    **{
-        option: dict.fromkeys(
-            ("single", "ddp", "fsdp", "horovod"), "it is an option of engine=deepspeed, which splits the state of training"
-        )
-        for option in ("stage", "offload_optimizer", "offload_param", "nvme_path", "config")
     },
 }
 
@@ -64,11 +56,12 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
         by_launcher: whether the launcher chose it (engine=auto).
     """
     which = f"this launcher's engine is '{engine}'" if by_launcher else f"the engine is '{engine}'"
-    return {
-        option: f"{which}, where it has no effect: {reasons[engine]}. Leave it out here."
-        for option, reasons in _LACKING.items()
-        if engine in reasons
-    }
+    reasons = {option: by_engine[engine] for option, by_engine in _LACKING.items() if engine in by_engine}
+    for name in extension.names("engines"):
+        entry = extension.find("engines", name, {})
+        other = dict.fromkeys(entry.options, f"it is an option of engine={name}")
+        reasons |= dict(entry.lacking) if name == engine else other
+    return {option: f"{which}, where it has no effect: {why}. Leave it out here." for option, why in reasons.items()}
 
 
 def changed(**given: Any) -> dict[str, Any]:

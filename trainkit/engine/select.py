@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from trainkit import extension
 from trainkit.arguments import show
 from trainkit.engine.options import refusals
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extension import EngineEntry
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
     from trainkit.engine.base import Engine
 
-EngineName = Literal["auto", "single", "horovod", "ddp", "fsdp", "deepspeed"]
+_HOROVOD = "Run `python -m trainkit horovod install`: it builds Horovod for the torch that is installed."
 
-_HOMES = {
-    "single": ("trainkit.engine.single", "SingleEngine"),
-    "horovod": ("trainkit.engine.horovod.engine", "HorovodEngine"),
-    "ddp": ("trainkit.engine.ddp.engine", "DDPEngine"),
-    "fsdp": ("trainkit.engine.fsdp.engine", "FSDPEngine"),
-    "deepspeed": ("trainkit.engine.deepspeed.engine", "DeepSpeedEngine"),
+ENGINES = {
+    "single": EngineEntry("trainkit.engine.single.SingleEngine"),
+    "horovod": EngineEntry("trainkit.engine.horovod.engine.HorovodEngine", "horovod", "Horovod", _HOROVOD),
+    "ddp": EngineEntry("trainkit.engine.ddp.engine.DDPEngine"),
+    "fsdp": EngineEntry("trainkit.engine.fsdp.engine.FSDPEngine"),
 }
 
 
@@ -43,6 +43,31 @@ def auto_engine(**options: Any) -> Engine:
     return make_engine(name, **given)
 
 
+def names() -> list[str]:
+    """Return the names of all engines: the core's, then those of extensions."""
+    return list(dict.fromkeys([*ENGINES, *extension.names("engines")]))
+
+
+def entry_of(name: str) -> EngineEntry:
+    """Return what is known of an engine before it is imported.
+
+    Raises:
+        ConfigError: there is no such engine, or two have this name.
+    """
+    entry: EngineEntry | None = extension.find("engines", name, ENGINES)
+    if entry is None:
+        known = ", ".join(("auto", *names()))
+        raise ConfigError(f"engine is '{name}'; it must be one of {known}.{extension.broken_note()}")
+    return entry
+
+
+def name_of(target: str) -> str | None:
+    """Return the name of the engine that a config's `engine._target_` is; None if it is a user's own."""
+    if target == f"{__name__}.{auto_engine.__name__}":
+        return read_launcher().engine
+    return next((name for name in names() if entry_of(name).target == target), None)
+
+
 def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, str]]:
     """Return the class that a config's `engine` is checked against, and the message for each option that it lacks.
 
@@ -52,12 +77,12 @@ def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, 
     """
     if target == f"{__name__}.{auto_engine.__name__}":
         name = launched or read_launcher().engine
-        return ".".join(_HOMES[name]), refusals(name, by_launcher=True)
-    names = [name for name, home in _HOMES.items() if target == ".".join(home)]
-    return target, refusals(names[0]) if names else {}
+        return entry_of(name).target, refusals(name, by_launcher=True)
+    known = name_of(target)
+    return target, refusals(known) if known else {}
 
 
-def make_engine(name: EngineName, **options: Any) -> Engine:
+def make_engine(name: str, **options: Any) -> Engine:
     """Make an engine by name.
 
     Raises:
@@ -66,26 +91,18 @@ def make_engine(name: EngineName, **options: Any) -> Engine:
     """
     if name == "auto":
         return auto_engine(**options)
-    if name not in _HOMES:
-        raise ConfigError(f"engine is '{name}'; it must be one of auto, {', '.join(_HOMES)}.")
+    entry = entry_of(name)
     require(name)
-    module, cls = _HOMES[name]
     try:
-        engine: Engine = getattr(importlib.import_module(module), cls)(**options)
+        engine: Engine = extension.resolve(entry.target)(**options)
     except ImportError as error:
-        raise EngineError(f"engine={name} cannot be imported: {error}. {_CURES.get(name, '')}".rstrip()) from error
+        raise EngineError(f"engine={name} cannot be imported: {error}. {entry.install}".rstrip()) from error
     return engine
 
 
-_CURE = "Run `python -m trainkit horovod install`: it builds Horovod for the torch that is installed."
-_DEEPSPEED_CURE = "Install it: DS_BUILD_OPS=0 pip install deepspeed (or 'trainkit[deepspeed]')."
-_CURES = {"horovod": _CURE, "deepspeed": _DEEPSPEED_CURE}
-
-
 def require(name: str) -> None:
-    """Raise ConfigError if `name` needs Horovod or DeepSpeed, and it is not installed. Costs no import."""
-    if name == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(f"engine=deepspeed, but DeepSpeed is not installed. {_DEEPSPEED_CURE}")
-    if name == "horovod" and importlib.util.find_spec("horovod") is None:
-        why = " (the launcher asks for it)" if read_launcher().engine == "horovod" else ""
-        raise ConfigError(f"engine=horovod{why}, but Horovod is not installed. {_CURE}")
+    """Raise ConfigError if an engine needs a package that is not installed. Costs no import; a user's own needs none."""
+    entry = extension.find("engines", name, ENGINES)
+    if entry is not None and entry.package and importlib.util.find_spec(entry.package) is None:
+        why = " (the launcher asks for it)" if read_launcher().engine == name else ""
+        raise ConfigError(f"engine={name}{why}, but {entry.title or entry.package} is not installed. {entry.install}".rstrip())

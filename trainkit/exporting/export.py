@@ -20,9 +20,9 @@ from trainkit.api.task import Task
 from trainkit.errors import TaskError
 from trainkit.exporting import huggingface, onnx, program, weights
 from trainkit.exporting.compare import difference_of, tolerance_of
+from trainkit.exporting.description import describe, write_description
 from trainkit.exporting.example import example_of, resized, rows_of
 from trainkit.exporting.request import check_format, check_output
-from trainkit.exporting.serving.description import describe, write_description
 
 Run = Callable[..., Any]
 

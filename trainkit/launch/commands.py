@@ -1,5 +1,6 @@
 """Runs the commands of Horovod's build and test: to their end or ended as a group, with failures summarised in a few lines.
 
+cache_folder    where builds and their logs are stored
 run
  |- end_group         on a time limit, Ctrl-C or any error, ends everything that was started
  `- failure            what was done, the first error lines, remedy, path of the log
@@ -98,6 +99,13 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         "A folder is not writable. Use a virtual environment, and set TRAINKIT_CACHE to a folder of yours.",
     ),
 )
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of builds and of their logs: $TRAINKIT_CACHE, $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit."""
+    if environ.get("TRAINKIT_CACHE"):
+        return Path(environ["TRAINKIT_CACHE"]).expanduser().absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "trainkit"
 
 
 def run(

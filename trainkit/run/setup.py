@@ -82,7 +82,7 @@ class Stage:
     ) -> None:
         self.kind, self.task, self.data, self.options, self.has_data = kind, task, data, options, has_data
         requested = options.engine
-        self.engine = requested if isinstance(requested, Engine) else make_engine(requested)  # type: ignore[arg-type]
+        self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
         self.run = Run(kind, task, options, callbacks, self.engine)
         self.run.datamodule = data.datamodule
         self.elastic: ElasticState | None = None

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
-from trainkit.callbacks.crash_capsule.step_record import raw_random
 from trainkit.checkpoint import stateful
 from trainkit.checkpoint.format import load_training, verify
 from trainkit.checkpoint.stateful import random_state
 from trainkit.errors import CheckpointError, TaskError
+from trainkit.extensions.capsule.step_record import raw_random
 
 
 class Memory(Callback):

@@ -54,7 +54,7 @@ def test_good_data_passes(images: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["chek", "conf=mlp"], "'data chek' is no command"),
+        (["chek", "conf=mlp"], "'data chek' is not a command"),
         (["check", "conf=mlp", "stage=all"], "stage is 'all'; it must be one of fit, test, predict"),
         (["check", "conf=mlp", "data.on_bad_sample=ignore"], "data.on_bad_sample is 'ignore'"),
         (["check", "conf=mlp", "data.on_bad_sample=skip", "trainer.on_bad_sample=raise"], "they are one setting"),

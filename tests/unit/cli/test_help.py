@@ -9,13 +9,16 @@ import sys
 
 import pytest
 
-from trainkit.cli import check_resume, data, data_pack, data_tokens, plan, scaling
+from trainkit.cli import check_resume, data, plan, scaling
+from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
 from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
 from trainkit.exporting.request import FORMATS
 from trainkit.version import __version__
+
+ALL = {name: usage for name in all_commands() if (usage := find_usage(name)) is not None}  # extensions' too
 
 
 def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,13 +53,13 @@ def test_the_version_is_printed() -> None:
     assert " torch\n" not in done.stderr
 
 
-@pytest.mark.parametrize("command", USAGES)
+@pytest.mark.parametrize("command", ALL)
 def test_each_command_explains_itself(command: str) -> None:
     """Usage, every option with type, default and meaning, examples; without torch, and into a pipe that closes early."""
     line = f"{shlex.quote(sys.executable)} -X importtime -m trainkit {command} --help"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m trainkit {command}")
-    for name, kind, default, text in USAGES[command].options:
+    for name, kind, default, text in ALL[command].options:
         (own,) = [row for row in done.stdout.splitlines() if row.startswith(f"  {name}") and text in row]
         assert name.startswith("-") or (f"{name}={kind}" in own and f"(default: {default})" * bool(default) in own), own
     assert f"examples:\n  python -m trainkit {command}" in done.stdout
@@ -65,7 +68,7 @@ def test_each_command_explains_itself(command: str) -> None:
 
 def test_what_may_be_left_out_is_not_called_required() -> None:
     """An option in brackets in the usage has a default."""
-    for command, usage in USAGES.items():
+    for command, usage in ALL.items():
         for name, _, default, _ in usage.options:
             assert default or f"[{name}=" not in usage.line, (command, name)
 
@@ -74,7 +77,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
     """Those of commands that split off their own from a config's, and of keys at the top of a config."""
     for command, own in (
         ("plan", plan._OWN),
-        ("data", (*data._OWN, *data_tokens.KEYS, *data_pack.KEYS)),
+        ("data", data._OWN),
         ("scaling", scaling._OWN),
         ("check-resume", check_resume._OWN),
     ):

@@ -35,7 +35,7 @@ def test_listed_objects_are_found(target: str) -> None:
         "torch.optim.sgd.torch.load",
         "trainkit.engine.horovod.engine.os.system",
         "recipes.imagefolder.os.system",
-        "trainkit.horovod_build.build",
+        "trainkit.extensions.horovod_build.build",
         "torch.optim._functional.sgd",
         "torchvision.models.resnet.WeightsEnum.get_state_dict",
         "torchvision.models.resnet.Weights",

@@ -18,7 +18,7 @@ TARGETS = {
     "horovod": "trainkit.engine.horovod.engine.HorovodEngine",
     "ddp": "trainkit.engine.ddp.engine.DDPEngine",
     "fsdp": "trainkit.engine.fsdp.engine.FSDPEngine",
-    "deepspeed": "trainkit.engine.deepspeed.engine.DeepSpeedEngine",
+    "deepspeed": "trainkit.extensions.deepspeed.engine.DeepSpeedEngine",
 }
 
 

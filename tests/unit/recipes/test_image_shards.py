@@ -14,9 +14,11 @@ from recipes.augment import Augment
 from recipes.image_shards import ImageShards, RepeatedShards
 from tests.helpers.pictures import write_pictures
 from trainkit.cli import data
-from trainkit.data.shards import Index, Shard, ShardOrder, Store
-from trainkit.data.shards.packer import pack, plan_of
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.index import Index, Shard
+from trainkit.extensions.shards.order import ShardOrder
+from trainkit.extensions.shards.packer import pack, plan_of
+from trainkit.extensions.shards.store import Store
 
 
 @pytest.fixture(scope="module")

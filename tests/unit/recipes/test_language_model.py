@@ -22,9 +22,9 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.tokenizers import TEXT, train_tokenizer
 from tests.helpers.toy import quiet
 from trainkit.data.order import SeededDataset, shuffled
-from trainkit.data.token_writer import write_tokens
-from trainkit.data.tokenizer import open_tokenizer
 from trainkit.errors import ConfigError
+from trainkit.extensions.language.token_writer import write_tokens
+from trainkit.extensions.language.tokenizer import open_tokenizer
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

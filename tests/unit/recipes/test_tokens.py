@@ -12,8 +12,8 @@ from recipes.gpt import Windows
 from recipes.tokens import MaskedTokens, MaskedWindows, TokenFiles, own_sources
 from tests.helpers.tokenizers import OF_BERT, TEXT, train_tokenizer
 from trainkit.data.order import SeededDataset
-from trainkit.data.token_writer import write_tokens
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.token_writer import write_tokens
 
 SPECIAL = {"end_of_text": 3, "begin": 2, "mask": 4}
 

@@ -12,12 +12,12 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from trainkit.checkpoint.capsule import read
 from trainkit.checkpoint.format import load_plain
 from trainkit.checkpoint.weights import read_weights
 from trainkit.cli.guard import fail
 from trainkit.console import cell, console_of
 from trainkit.errors import CheckpointError
+from trainkit.extensions.capsule.folder import read
 from trainkit.launch.environment import Launcher
 from trainkit.run.predictions import read_predictions
 from trainkit.safety import foreign

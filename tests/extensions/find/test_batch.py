@@ -1,0 +1,99 @@
+"""find batch: the largest microbatch that fits, to a sixteenth, and the one that keeps the global batch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.image_classifier import ImageClassifier
+from trainkit.config import compose
+from trainkit.errors import ConfigError
+from trainkit.extensions.find.batch import Batches, find_batch, largest_that_fits
+
+
+@given(st.integers(0, 5000), st.integers(1, 600), st.integers(1, 4096))
+def test_the_largest_is_found(limit: int, first: int, most: int) -> None:
+    """To a sixteenth, in few trials, each size once; nothing above `most` is tried."""
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= limit
+
+    found, above = largest_that_fits(fits, min(first, most), most)
+    assert len(tried) == len(set(tried)) <= 30 and max(tried) <= most
+    if limit == 0:
+        assert (found, above) == (None, 1)
+    elif limit >= most:
+        assert (found, above) == (most, None)
+    else:
+        assert found is not None and above is not None
+        assert found <= limit < above and above - found <= max(1, found // 16)
+
+
+@pytest.mark.parametrize(
+    ("largest", "batch", "ranks", "choice"),
+    [(100, 256, 2, (64, 2)), (500, 256, 2, (128, 1)), (1, 256, 2, (1, 128)), (50, 90, 3, (30, 1)), (None, 64, 2, None)],
+)
+def test_the_global_batch_is_kept(largest: int | None, batch: int, ranks: int, choice: tuple[int, int] | None) -> None:
+    """By the largest microbatch that divides a rank's part of it, and accumulation."""
+    assert Batches((), largest, False, batch, ranks).choice() == choice
+
+
+def config_of(*words: str) -> dict[str, Any]:
+    """Return the resolved config of a command."""
+    jobs: list[Any] = []
+    compose.run("find", ["conf=mlp", "engine=single", *words], True, jobs.append)
+    config: dict[str, Any] = jobs[0].config
+    return config
+
+
+def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Real steps of a real task, which has room for 40 samples; random numbers stay."""
+    monkeypatch.chdir(tmp_path)
+    plain, sizes = ImageClassifier.training_step, []
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        sizes.append(len(batch[0]))
+        if len(batch[0]) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, batch, batch_idx)
+
+    monkeypatch.setattr(ImageClassifier, "training_step", step)
+    before = torch.get_rng_state()
+    found = find_batch(config_of("trainer.global_batch_size=128"), memory_gb=1000)
+    assert found.largest is not None and 38 <= found.largest <= 40 and not found.is_limited
+    assert found.choice() == (32, 4) and found.global_batch == 128
+    assert {tried.batch_size for tried in found.tried if tried.failed} == {size for size in sizes if size > 40}
+    assert all(tried.peak_bytes > 10**7 for tried in found.tried if not tried.failed)
+    assert torch.equal(before, torch.get_rng_state()) and list(tmp_path.iterdir()) == []
+
+
+def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Below the process's own memory nothing fits; the limit must be given there."""
+    monkeypatch.chdir(tmp_path)
+    found = find_batch(config_of(), memory_gb=0.01)
+    assert found.largest is None and found.choice() is None
+    assert [tried.batch_size for tried in found.tried] == [32, 16, 8, 4, 2, 1]
+    with pytest.raises(ConfigError, match="memory_gb is missing: on the CPU it must be the memory that a rank may use"):
+        find_batch(config_of())
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ({"_target_": "recipes.digits.Digits"}, "begin with: data.batch_size=32"),
+        ({"_target_": "trainkit.DataModule"}, "which takes no batch_size, so none can be tried. Give"),
+        ({}, "Give the data as a DataModule"),
+        ({"batch_size": "x"}, "data.batch_size is 'x'; it must be a whole number"),
+    ],
+)
+def test_a_config_without_a_batch_size_is_refused(data: dict[str, Any], remedy: str) -> None:
+    """With what is missing, and what to give."""
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
+        find_batch({"trainer": {}, "data": data}, memory_gb=1)

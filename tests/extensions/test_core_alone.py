@@ -1,0 +1,52 @@
+"""The core needs no extension: a copy of trainkit without the folder extensions/ trains, validates and resumes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("conf=mlp", "run_dir=runs/mine", "trainer.limit_val_batches=2", "callbacks=checkpoint", "logger=csv")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, without extensions, and what ships with it."""
+    folder = tmp_path_factory.mktemp("core")
+    shutil.copytree(ROOT / "trainkit", folder / "trainkit", ignore=shutil.ignore_patterns("__pycache__", "extensions"))
+    for name in ("conf", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def run(core: Path, cwd: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a trainkit command of the copy."""
+    command = [sys.executable, *launcher, "-m", "trainkit", *arguments]
+    env = os.environ | {"PYTHONPATH": str(core)}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["one process", "two ranks"])
+def test_it_trains_resumes_and_validates(core: Path, tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    """The second start continues at the step where the first one ended."""
+    first = run(core, tmp_path, "fit", *SMALL, "trainer.max_steps=5", launcher=launcher)
+    assert first.returncode == 0, first.stderr
+    second = run(core, tmp_path, "fit", *SMALL, "trainer.max_steps=8", "ckpt_path=last", launcher=launcher)
+    assert second.returncode == 0 and "at epoch 0, step 5" in second.stdout, second.stdout + second.stderr
+    evaluated = run(core, tmp_path, "validate", "run_dir=runs/mine", "ckpt_path=last", launcher=launcher)
+    assert evaluated.returncode == 0 and "val/loss" in evaluated.stdout, evaluated.stdout + evaluated.stderr
+
+
+def test_what_extensions_bring_is_missing_there(core: Path, tmp_path: Path) -> None:
+    """The copy is without them: its list is empty, and a command of theirs is unknown."""
+    assert run(core, tmp_path, "extensions", "--json").stdout.strip() == "[]"
+    serve = run(core, tmp_path, "serve", "runs/mine")
+    assert serve.returncode == 2 and "'serve' is not a command." in serve.stderr
+    engine = run(core, tmp_path, "fit", "conf=mlp", "engine=deepspeed")
+    assert engine.returncode == 2 and "deepspeed" in engine.stderr

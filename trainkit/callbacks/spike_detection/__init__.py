@@ -1,1 +1,0 @@
-"""Finds losses and gradients that jump, without waiting for the device."""

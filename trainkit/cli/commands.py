@@ -1,0 +1,93 @@
+"""The commands of `python -m trainkit`: trainkit's own, each a file of cli/, and those of extensions. Imports none of them."""
+
+from __future__ import annotations
+
+from trainkit import extension
+from trainkit.cli.usage import USAGES
+from trainkit.extension import Command, Usage
+
+COMMANDS = {
+    "fit": Command("train", "trainkit.cli.run.main"),
+    "validate": Command("evaluate a checkpoint on the validation data", "trainkit.cli.run.main"),
+    "test": Command("evaluate a checkpoint on the test data", "trainkit.cli.run.main"),
+    "predict": Command("write a checkpoint's predictions", "trainkit.cli.run.main"),
+    "data": Command(
+        "list samples that cannot be loaded (data check conf=NAME); write texts or images (data tokens, data pack)",
+        "trainkit.cli.data.main",
+    ),
+    "plan": Command(
+        "describe what fit would do, at any number of ranks (ranks=64), without training", "trainkit.cli.plan.main"
+    ),
+    "tune": Command(
+        "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))", "trainkit.cli.tune.main"
+    ),
+    "check-resume": Command(
+        "prove that a killed and resumed run ends like one that was never killed", "trainkit.cli.check_resume.main"
+    ),
+    "export": Command(
+        "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it", "trainkit.cli.export.main"
+    ),
+    "show": Command(
+        "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)", "trainkit.cli.show.main"
+    ),
+    "status": Command(
+        "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)", "trainkit.cli.status.main"
+    ),
+    "runs": Command("print a table of the runs below a folder (DIR sort=val/acc --json)", "trainkit.cli.runs.main"),
+    "jobs": Command(
+        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs JOB, jobs cancel JOB)",
+        "trainkit.cli.jobs.main",
+    ),
+    "timeline": Command(
+        "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)", "trainkit.cli.timeline.main"
+    ),
+    "scaling": Command(
+        "run a config at several numbers of ranks (ranks=1,2), and predict larger ones", "trainkit.cli.scaling.main"
+    ),
+    "doctor": Command("report this machine's set-up, its faults and their fixes (--json)", "trainkit.cli.doctor.main"),
+    "explain": Command(
+        "explain an error that a message names, with an example and what to do (explain NAME)", "trainkit.cli.explain.main"
+    ),
+    "completion": Command("print the tab completion for bash", "trainkit.cli.completion.main"),
+    "extensions": Command(
+        "list what is beside the core: what each extension brings, and how far it is proven", "trainkit.cli.extensions.main"
+    ),
+}
+
+
+def all_commands() -> dict[str, Command]:
+    """Return all commands by name: the core's, then those of extensions; without parts of the command `data`.
+
+    Raises:
+        ConfigError: two bring one of the same name.
+    """
+    brought = [name for name in extension.names("commands") if " " not in name]
+    return COMMANDS | {name: extension.find("commands", name, COMMANDS) for name in brought}
+
+
+def command_of(name: str) -> Command | None:
+    """Return a command; None if there is none of that name. "data pack" is the part `pack` of the command `data`.
+
+    Raises:
+        ConfigError: two bring it.
+    """
+    command: Command | None = extension.find("commands", name, COMMANDS)
+    return command
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a command that extensions bring: "pack" of `data pack`."""
+    return [each.removeprefix(f"{name} ") for each in extension.names("commands") if each.startswith(f"{name} ")]
+
+
+def find_usage(name: str) -> Usage | None:
+    """Return what a command takes; None if it answers --help itself.
+
+    Raises:
+        ConfigError: two bring it.
+    """
+    if name in USAGES:
+        return USAGES[name]
+    command = command_of(name)
+    usage: Usage | None = extension.resolve(command.usage) if command is not None and command.usage else None
+    return usage

@@ -1,0 +1,58 @@
+"""extensions: lists what is beside the core, what each brings, and how far it is proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from trainkit.cli.guard import main_alone
+from trainkit.cli.usage import usage_of
+from trainkit.console import console_of
+from trainkit.errors import ConfigError
+from trainkit.extension import BrokenExtension, Extension, broken, extensions
+
+_FLAGS = ("--json",)
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
+
+
+def _work(arguments: Sequence[str]) -> None:
+    if unknown := [argument for argument in arguments if argument not in _FLAGS]:
+        raise ConfigError(f"{unknown[0]} is not understood; extensions takes {', '.join(_FLAGS)} or nothing.")
+    if arguments:
+        print(json.dumps([*map(_facts, extensions()), *map(dataclasses.asdict, broken())], indent=1))
+        return
+    console = console_of()
+    for extension in extensions():
+        console.print(Text.assemble((extension.name, "bold"), f"  {extension.summary}"), soft_wrap=True)
+        for head, text in _rows(extension):
+            console.print(f"    {head:<10}{text}", soft_wrap=True, markup=False)
+    for each in broken():
+        console.print(Text.assemble((each.name, "bold red"), f"  {_refusal(each)}"), soft_wrap=True)
+
+
+def _facts(extension: Extension) -> dict[str, object]:
+    facts = {name: getattr(extension, name) for name in ("name", "source", "summary", "proven")}
+    return facts | {name: list(getattr(extension, name)) for name in ("commands", "engines", "targets", "checks")}
+
+
+def _rows(extension: Extension) -> Iterator[tuple[str, str]]:
+    yield "from", extension.source
+    yield "proven", extension.proven
+    for head in ("commands", "engines", "targets"):
+        if brought := getattr(extension, head):
+            yield head, ", ".join(brought)
+    if extension.checks:
+        yield "doctor", f"{len(extension.checks)} of its checks"
+    if extension.conf:
+        yield "conf", f"the groups in {extension.conf}"
+
+
+def _refusal(extension: BrokenExtension) -> str:
+    return f"cannot be used: {extension.error}. Repair or uninstall {extension.source}."

@@ -1,0 +1,260 @@
+"""Extensions: what a user asks for by name, beside the core; this file is the one door through which the core finds them.
+
+extensions   trainkit's own (trainkit/extensions/), then those of installed packages
+find         who brings a name: a command, an engine
+resolve      the object of a dotted name
+
+An extension is a value of dotted names, so that nothing of it is imported before a user asks for it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trainkit.errors import ConfigError
+
+GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
+
+Kind = Literal["commands", "engines"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `python -m trainkit`.
+
+    Attributes:
+        summary: its line in `python -m trainkit --help`.
+        main: dotted name of a function of (command, arguments) that returns the exit code.
+        usage: dotted name of its Usage, for --help and tab completion; "": `main` answers --help itself.
+    """
+
+    summary: str
+    main: str
+    usage: str = ""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The arguments of a command.
+
+    Attributes:
+        line: the arguments, as typed.
+        about: what the command does.
+        options: of key=value (or --flag): name, type, default ("": it must be given), meaning.
+        examples: arguments, as typed.
+        takes_config: whether conf=NAME and overrides may follow.
+        takes_run: whether a run's folder is an argument.
+        parts: words of which one comes first: "check" of `data check`.
+    """
+
+    line: str
+    about: str
+    options: tuple[tuple[str, str, str, str], ...] = ()
+    examples: tuple[str, ...] = ()
+    takes_config: bool = False
+    takes_run: bool = False
+    parts: tuple[str, ...] = ()
+
+    def keys(self) -> dict[str, str]:
+        """Return name -> meaning of the key=value options."""
+        return {name: text for name, _, _, text in self.options if not name.startswith("-")}
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine by its name, as in Trainer(engine="NAME").
+
+    Attributes:
+        target: dotted name of the class, a trainkit.engine.base.Engine.
+        package: the Python package that it needs; "" for none.
+        title: how messages call that package.
+        install: a sentence: how a user installs it.
+        options: arguments of its constructor that other engines lack.
+        lacking: argument of other engines -> why it has no effect in this one.
+    """
+
+    target: str
+    package: str = ""
+    title: str = ""
+    install: str = ""
+    options: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A feature beside the core, with all that it brings.
+
+    Attributes:
+        name: one word, as `python -m trainkit extensions` lists it.
+        summary: one line.
+        proven: how far it is tested: "each commit", "nightly", "not on a GPU yet", ...
+        commands: name -> Command. "data NAME" is a part of the command `data`.
+        engines: name -> EngineEntry.
+        targets: dotted names of classes and functions that a config may build: callbacks, loggers, launchers, data, ...
+        checks: dotted names of functions without arguments that yield doctor's findings (trainkit.doctor.findings.Finding).
+        conf: the package whose folder conf/ holds config groups; "" for none.
+        names: public dotted name, or one of earlier versions -> where the object is. Configs and imports may use both.
+        source: the distribution that it comes from; trainkit sets it.
+    """
+
+    name: str
+    summary: str
+    proven: str
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    engines: Mapping[str, EngineEntry] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    conf: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    source: str = "trainkit"
+
+
+@dataclass(frozen=True)
+class BrokenExtension:
+    """An entry point that could not be read.
+
+    Attributes:
+        name: of the entry point.
+        source: the distribution that declares it.
+        error: why.
+    """
+
+    name: str
+    source: str
+    error: str
+
+
+def extensions() -> tuple[Extension, ...]:
+    """Return all extensions: trainkit's own, then those of installed packages by name."""
+    return (*_own(), *(each for each in _installed() if isinstance(each, Extension)))
+
+
+def broken() -> tuple[BrokenExtension, ...]:
+    """Return the entry points of installed packages that could not be read."""
+    return tuple(each for each in _installed() if isinstance(each, BrokenExtension))
+
+
+def names(kind: Kind) -> list[str]:
+    """Return the names of a kind that extensions bring, in their order."""
+    return list(dict.fromkeys(name for extension in extensions() for name in getattr(extension, kind)))
+
+
+def find(kind: Kind, name: str, own: Mapping[str, Any]) -> Any:
+    """Return the core's own value of a name, or what an extension brings under it; None if there is none.
+
+    Args:
+        kind: the field of Extension.
+        name: of a command or an engine.
+        own: those of the core.
+
+    Raises:
+        ConfigError: two bring it.
+    """
+    bringers = [extension for extension in extensions() if name in getattr(extension, kind)]
+    sources = ["trainkit itself"] * (name in own) + [f"the extension {each.name} (of {each.source})" for each in bringers]
+    if len(sources) > 1:
+        raise ConfigError(
+            f"'{name}' is among the {kind} of {' and of '.join(sources)}. Uninstall one of the packages: "
+            "`python -m trainkit extensions` lists them."
+        )
+    return own[name] if name in own else getattr(bringers[0], kind)[name] if bringers else None
+
+
+def resolve(target: str) -> Any:
+    """Import and return the object of a dotted name."""
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def targets() -> frozenset[str]:
+    """Return the dotted names that configs may build since an extension brings them."""
+    return frozenset(
+        target
+        for extension in extensions()
+        for target in (*extension.targets, *(engine.target for engine in extension.engines.values()))
+    )
+
+
+def current_name(target: str) -> str:
+    """Return where the object of a public or an earlier dotted name is; the name itself if no extension has it."""
+    for extension in extensions():
+        if target in extension.names:
+            return extension.names[target]
+    return target
+
+
+def public(module: str, name: str) -> Any:
+    """Return an object that users import from a module of the core, and that an extension brings.
+
+    Raises:
+        AttributeError: none brings it.
+    """
+    target = current_name(f"{module}.{name}")
+    if target == f"{module}.{name}":
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+    return resolve(target)
+
+
+def conf_folders() -> list[Path]:
+    """Return the folders of config groups that extensions bring."""
+    specs = [importlib.util.find_spec(extension.conf) for extension in extensions() if extension.conf]
+    return [Path(place) / "conf" for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
+
+
+def broken_note() -> str:
+    """Return a sentence about extensions that could not be read, for an error about an unknown name; else ""."""
+    notes = [f" The extension {each.name} (of {each.source}) could not be read: {each.error}." for each in broken()]
+    return "".join(notes)
+
+
+@functools.cache
+def _own() -> tuple[Extension, ...]:
+    if importlib.util.find_spec(GROUP) is None:
+        return ()  # a copy of trainkit without extensions trains all the same
+    own = importlib.import_module(GROUP)
+    return tuple(importlib.import_module(f"{GROUP}.{name}").EXTENSION for name in own.NAMES)
+
+
+@functools.cache
+def _installed() -> tuple[Extension | BrokenExtension, ...]:
+    """Read the entry points of installed packages; importlib.metadata is not imported if no package has any."""
+    if not _is_declared():
+        return ()
+    metadata = importlib.import_module("importlib.metadata")
+    points = sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    return tuple(_read(point) for point in points)
+
+
+def _is_declared() -> bool:
+    """Return whether an installed package has such an entry point: a look at small files, without importlib.metadata."""
+    for folder in filter(os.path.isdir, dict.fromkeys(sys.path)):
+        for name in os.listdir(folder):
+            file = Path(folder, name, "entry_points.txt")
+            if (
+                name.endswith((".dist-info", ".egg-info"))
+                and file.is_file()
+                and f"[{GROUP}]" in file.read_text(errors="replace")
+            ):
+                return True
+    return False
+
+
+def _read(point: Any) -> Extension | BrokenExtension:
+    source = point.dist.name if point.dist is not None else "an unknown package"
+    try:
+        value = point.load()
+    except Exception as error:  # of a stranger's module: anything
+        return BrokenExtension(point.name, source, f"{type(error).__name__}: {error}")
+    if not isinstance(value, Extension):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return BrokenExtension(point.name, source, f"{point.value} is a {kind}; it must be a trainkit.extension.Extension")
+    return replace(value, source=source)

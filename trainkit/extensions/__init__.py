@@ -1,0 +1,7 @@
+"""What a user asks for by name, beside the core: a folder for each, with all its parts, and its value EXTENSION.
+
+The core finds them through trainkit/extension.py and imports none. Without this folder it trains all the same.
+"""
+
+# In the order of `python -m trainkit extensions`.
+NAMES = ("find", "capsule", "serving", "shards", "language", "horovod_build", "deepspeed")

@@ -1,0 +1,211 @@
+"""Writes DeepSpeed's config from trainkit's settings, and checks the user's own against them. Imports no DeepSpeed.
+
+A value that both name must be the same in both: trainkit does not guess which one is meant. "auto" takes trainkit's value, or
+DeepSpeed's default if trainkit has none. All other keys of the user's config reach DeepSpeed as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainkit.arguments import show
+from trainkit.engine.step_settings import StepSettings
+from trainkit.errors import ConfigError
+from trainkit.extensions.deepspeed.sections import check_optimizer, check_scheduler
+
+Place = Literal["none", "cpu", "nvme"]
+_DEFAULT_STAGE = 2
+
+# Sections in which DeepSpeed would do what trainkit does already.
+_REFUSED = {
+    "amp": "apex is not supported; trainer.precision=bf16-mixed is",
+    "torch_autocast": "trainer.precision has a value of its own for it",
+    "elasticity": "the number of ranks is the launcher's",
+    "autotuning": "it restarts the run with other settings",
+    "curriculum_learning": "trainkit feeds the data",
+    "data_efficiency": "trainkit feeds the data",
+    "tensor_parallel": "trainkit deals different samples to all ranks",
+    "pipeline": "trainkit has the loop",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the engine that have a place in DeepSpeed's config; None takes the user's config's, or the default."""
+
+    stage: int | None = None
+    offload_optimizer: Place | None = None
+    offload_param: Place | None = None
+    nvme_path: str | None = None
+
+    def resolved(self, user: Mapping[str, Any]) -> Options:
+        """Return them without None: what is not set is the user's config's, or else stage 2 and no offload.
+
+        Raises:
+            ConfigError: they exclude each other.
+        """
+        zero = _section(user, "zero_optimization")
+        stage = self.stage if self.stage is not None else _given(zero, "stage", _DEFAULT_STAGE)
+        if stage not in (1, 2, 3):
+            raise ConfigError(
+                f"engine.config's zero_optimization.stage is {show(stage)}; it must be 1, 2 or 3. Or use engine=ddp."
+            )
+        places = {}
+        for name in ("offload_optimizer", "offload_param"):
+            section = _section(zero, name, "zero_optimization.")
+            places[name] = getattr(self, name) or _given(section, "device", "none")
+            if places[name] not in ("none", "cpu", "nvme"):
+                raise ConfigError(
+                    f"engine.config's zero_optimization.{name}.device is {show(places[name])}; it must be none, cpu or nvme."
+                )
+        paths = {_given(_section(zero, name), "nvme_path", None) for name, place in places.items() if place == "nvme"}
+        path = self.nvme_path or next((path for path in paths if path), None)
+        resolved = Options(stage, places["offload_optimizer"], places["offload_param"], path)
+        resolved._check()
+        return resolved
+
+    def _check(self) -> None:
+        if self.offload_param != "none" and self.stage != 3:
+            raise ConfigError(
+                f"engine.offload_param is {show(self.offload_param)}, but engine.stage is {self.stage}: only stage 3 splits "
+                "weights. Set engine.stage=3, or engine.offload_param=none."
+            )
+        on_disk = [name for name in ("offload_optimizer", "offload_param") if getattr(self, name) == "nvme"]
+        if on_disk and self.stage != 3:
+            raise ConfigError(
+                f"engine.{on_disk[0]} is 'nvme', but engine.stage is {self.stage}: DeepSpeed moves to disk in stage 3 only. "
+                "Set "
+                f"engine.stage=3, or engine.{on_disk[0]}=cpu."
+            )
+        if on_disk and not self.nvme_path:
+            raise ConfigError(f"engine.{on_disk[0]} is 'nvme'; give the folder of the disk as engine.nvme_path.")
+        if self.nvme_path and not on_disk:
+            raise ConfigError(
+                f"engine.nvme_path is '{self.nvme_path}', but nothing is moved there. Set engine.offload_optimizer=nvme."
+            )
+
+
+def read_config(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the user's config, from a file of JSON or as given.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return json.loads(json.dumps(given))  # type: ignore[no-any-return] # plain, and a copy
+    try:
+        found = json.loads(Path(given).read_text())
+    except OSError as error:
+        raise ConfigError(f"engine.config is '{given}', which cannot be read: {error.strerror}. Give a file of JSON.") from None
+    except ValueError as error:
+        raise ConfigError(f"engine.config is '{given}', which is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"engine.config is '{given}', which holds a {type(found).__name__}; it must hold a mapping.")
+    return found
+
+
+def write_config(
+    settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Return the config for DeepSpeed.
+
+    Args:
+        settings: of the fit.
+        options: of the engine, resolved.
+        user: the user's own config.
+        world_size: number of ranks.
+        optimizer: the Task's.
+
+    Raises:
+        ConfigError: the user's config and trainkit name different values, or it has a section that trainkit refuses.
+    """
+    for name in sorted(user.keys() & _REFUSED.keys()):
+        section = user[name]
+        if section and not (isinstance(section, Mapping) and section.get("enabled") is False):
+            raise ConfigError(f"engine.config has '{name}', which trainkit does not pass on: {_REFUSED[name]}. Leave it out.")
+    check_optimizer(user.get("optimizer"), optimizer)
+    check_scheduler(user.get("scheduler"))
+    rest = {name: value for name, value in user.items() if name not in {*_REFUSED, "optimizer", "scheduler"}}
+    written = _without_auto(rest)
+    for place, (value, source) in _ours(settings, options, user, world_size).items():
+        _put(written, place, value, source, user)
+    return written
+
+
+def _ours(settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
+    """Return each value of trainkit by its place in DeepSpeed's config, with its key in trainkit."""
+    micro, steps = settings.batch_size, settings.accumulate
+    if micro is None:  # DeepSpeed needs a number, and only prints with it
+        micro = _given(user, "train_micro_batch_size_per_gpu", 1)
+    precision = "trainer.precision (its weights stay float32)"
+    found = {
+        "train_micro_batch_size_per_gpu": (micro, "the batch size of the data (data.batch_size)"),
+        "gradient_accumulation_steps": (steps, "trainer.accumulate_grad_batches"),
+        "train_batch_size": (micro * steps * world_size, f"the batch of a step on {world_size} ranks"),
+        "gradient_clipping": (settings.clip_val or 0.0, "trainer.gradient_clip_val"),
+        "fp16.enabled": (False, precision),
+        "bf16.enabled": (False, precision),
+        "gradient_allreduce_op": ("mean", "the engine, which turns the mean into the sum"),
+        "managed_gradient_accumulation": (True, "the engine, which sets the end of a step"),
+        "zero_force_ds_cpu_optimizer": (False, "the Task, which makes the optimizer"),
+        "zero_optimization.stage": (options.stage, "engine.stage"),
+    }
+    for name in ("offload_optimizer", "offload_param"):
+        place, key = getattr(options, name), f"zero_optimization.{name}"
+        if place != "none" or name in _section(user, "zero_optimization"):
+            found[f"{key}.device"] = (place, f"engine.{name}")
+        if place == "nvme":
+            found[f"{key}.nvme_path"] = (options.nvme_path, "engine.nvme_path")
+    return found
+
+
+def _put(written: dict[str, Any], place: str, value: Any, source: str, user: Mapping[str, Any]) -> None:
+    """Write a value of trainkit.
+
+    Raises:
+        ConfigError: the user's config has another one there.
+    """
+    *path, key = place.split(".")
+    node, theirs = written, user
+    for depth, name in enumerate(path):
+        theirs = _section(theirs, name, "".join(f"{outer}." for outer in path[:depth]))
+        node = node.setdefault(name, {})
+    given = theirs.get(key)
+    if given is not None and given != "auto" and given != value:
+        raise ConfigError(
+            f"engine.config's {place} is {show(given)}, but {source} is {show(value)}: two sources of one value. Make them "
+            "equal, "
+            f"or set {key} to 'auto' in engine.config."
+        )
+    node[key] = value
+
+
+def _section(node: Mapping[str, Any], name: str, above: str = "") -> Mapping[str, Any]:
+    found = node.get(name)
+    if found is None or found == "auto":
+        return {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"engine.config's {above}{name} is {show(found)}; it must be a mapping.")
+    return found
+
+
+def _given(section: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = section.get(name)
+    return default if value is None or value == "auto" else value
+
+
+def _without_auto(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy without "auto" and null, for which DeepSpeed's own defaults stand."""
+    return {
+        name: _without_auto(value) if isinstance(value, Mapping) else value
+        for name, value in node.items()
+        if value is not None and value != "auto"
+    }

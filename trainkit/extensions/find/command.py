@@ -1,0 +1,220 @@
+"""find: finds a setting by measuring the job itself, at the ranks that the launcher started."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli import run
+from trainkit.cli.guard import fail
+from trainkit.cli.options import count, split_own
+from trainkit.cli.usage import help_text
+from trainkit.config.signature import read_signature
+from trainkit.console import console_of, plural, short
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.find.page import write_lr_page
+from trainkit.extensions.find.usage import USAGE
+from trainkit.launch.environment import read_launcher
+from trainkit.report.grid import Grid, human, share
+
+if TYPE_CHECKING:
+    from trainkit.config.compose import Job
+
+_OWN = {
+    "lr": ("min_lr", "max_lr", "steps", "early_stop"),
+    "batch": ("memory_gb", "most"),
+    "workers": ("steps", "most"),
+    "settings": ("steps",),
+}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Find what the first argument names: `lr|batch|workers|settings conf=NAME [overrides]`; return the exit code."""
+    started = read_launcher()
+    if "-h" in arguments or "--help" in arguments or not arguments:
+        if started.is_main:
+            print(help_text(command, USAGE))
+        return 0
+    what, *rest = arguments
+    try:
+        if what not in _OWN:
+            raise ConfigError(
+                f"'{what}' cannot be found.{did_you_mean(what, _OWN)} There is: {', '.join(_OWN)}; as: find lr conf=mlp."
+            )
+        if flag := next((word for word in rest if word in ("-m", "--multirun")), None):
+            raise ConfigError(f"find takes one config: leave {flag} out.")
+        own, rest = split_own(rest, _OWN[what])
+        read, find = _FINDERS[what]
+        work = partial(find, settings=read(own))
+    except ConfigError as error:
+        return fail(error, started, str(error), error.exit_code)
+    return run.main(command, rest, work, started)
+
+
+def _read_lr(own: dict[str, str]) -> dict[str, Any]:
+    early = own.get("early_stop", "4")
+    return {
+        "min_lr": _number("min_lr", own.get("min_lr", "1e-8")),
+        "max_lr": _number("max_lr", own.get("max_lr", "1")),
+        "steps": count("steps", own.get("steps", "100"), 10),
+        "threshold": None if early == "null" else _number("early_stop", early),
+    }
+
+
+def _read_batch(own: dict[str, str]) -> dict[str, Any]:
+    memory = None if "memory_gb" not in own else _number("memory_gb", own["memory_gb"])
+    return {"memory_gb": memory, "most": count("most", own.get("most", "65536"))}
+
+
+def _read_settings(own: dict[str, str]) -> dict[str, Any]:
+    return {"steps": count("steps", own.get("steps", "20"))}
+
+
+def _read_workers(own: dict[str, str]) -> dict[str, Any]:
+    most = None if "most" not in own else count("most", own["most"], 0)
+    return {"steps": count("steps", own.get("steps", "20")), "most": most}
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{key} is '{text}'; it must be a number above 0, as 1e-3.")
+    return found
+
+
+def _built(job: Job) -> tuple[Any, Any, Any]:
+    """Return the job's task, data and Trainer."""
+    build: Any = importlib.import_module("trainkit.config.instantiate").build
+    sources: Any = importlib.import_module("trainkit.run.data_sources")
+    built = build(job.config, [], job.kept)
+    return built.task, sources.DataSources(datamodule=built.datamodule), built.trainer
+
+
+def _find_lr(job: Job, settings: dict[str, Any]) -> None:
+    """Sweep, and print what the curve suggests. torch is imported here, after all checks."""
+    lr: Any = importlib.import_module("trainkit.extensions.find.lr")
+    task, data, trainer = _built(job)
+    curve = lr.sweep(task, data, trainer, **settings)
+    launcher = read_launcher()
+    if not launcher.is_main:
+        return
+    key = _rate_key(job.config)
+    found = [(name, rate) for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley())) if rate is not None]
+    suggested = [(name, rate, f"{key}={rate:.2g}" if key else "in configure_optimizers") for name, rate in found]
+    notes = [f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)]
+    if curve.stopped:
+        notes.append(f"The sweep ended early: {curve.stopped}.")
+    if curve.factor != 1:
+        notes.append(f"The contract of batch and rate multiplies these rates by {curve.factor:g} here (trainer.lr_scaling).")
+    if not suggested:
+        notes.append("The loss does not fall: no rate is suggested. Start lower (min_lr=...), or take more steps (steps=200).")
+    page = Path(str(job.config["run_dir"])).absolute() / "reports" / "lr.html"
+    write_lr_page(page, f"conf={job.config['conf']}", curve.lrs, curve.losses, curve.smoothed_losses, suggested, notes)
+    console = console_of()
+    for note in notes:
+        console.print(note, soft_wrap=True, markup=False)
+    for name, rate, override in suggested:
+        console.print(f"{name:<9} {rate:<8.2g} {override}", soft_wrap=True, markup=False)
+    console.print(f"page      {short(page)}", soft_wrap=True, markup=False)
+
+
+def _rate_key(config: dict[str, Any]) -> str | None:
+    """Return the key that sets a config's learning rate: the optimizer's, or an argument of the task's own; or None."""
+    if config.get("optimizer"):
+        return "optimizer.lr"
+    task = config["task"]
+    known = read_signature(task["_target_"], "task._target_").parameters | task
+    numbers = (n for n in ("lr", "learning_rate") if n in known and isinstance(task.get(n, 0.0), (int, float)))
+    return next((f"task.{name}" for name in numbers), None)
+
+
+def _up_to(curve: Any) -> str:
+    return f", from a rate of {curve.lrs[0]:.3g} to {curve.lrs[-1]:.3g}." if curve.lrs else "."
+
+
+def _find_batch(job: Job, settings: dict[str, Any]) -> None:
+    """Try microbatches, and print a table and the largest that fits."""
+    batch: Any = importlib.import_module("trainkit.extensions.find.batch")
+    found = batch.find_batch(job.config, **settings)
+    if not read_launcher().is_main:
+        return
+    console = console_of()
+    rows = []
+    for tried in sorted(found.tried, key=lambda one: int(one.batch_size)):
+        ranks = ", ".join(map(str, tried.failed))
+        rows.append((str(tried.batch_size), human(tried.peak_bytes), f"no: rank {ranks}" if ranks else "yes"))
+    console.print(Grid("Microbatches tried", ("data.batch_size", "peak of a rank", "fits"), rows, sentences=(2,)).rich())
+    if found.largest is None:
+        raise ConfigError(
+            "Not one sample fits. Try trainer.activation_checkpointing=true or engine=fsdp (docs/large_models.md)."
+        )
+    more = "; no larger one was tried (most=..., or the data has no more samples)" if found.is_limited else ""
+    console.print(f"largest   {found.largest} samples on each of {plural(found.ranks, 'rank')}{more}", soft_wrap=True)
+    size, accumulate = found.choice()
+    text = f"data.batch_size={size} trainer.accumulate_grad_batches={accumulate}"
+    console.print(f"keeps     {found.global_batch} samples a step: {text}", soft_wrap=True, markup=False)
+
+
+def _find_workers(job: Job, settings: dict[str, Any]) -> None:
+    """Try loader workers and prefetch, and print a table and the cheapest that is fast."""
+    loading: Any = importlib.import_module("trainkit.extensions.find.workers")
+    task, data, trainer = _built(job)
+    found, ranks = loading.find_workers(task, data, trainer.options, **settings)
+    if not read_launcher().is_main:
+        return
+    console = console_of()
+    rows = [(f"{one.workers}", f"{one.prefetch}", f"{one.samples_per_s:,.0f}", share(one.data_share, 1.0)) for one in found]
+    title = f"Loader workers of each of {plural(ranks, 'rank')}, up to {plural(settings['steps'], 'step')} each"
+    console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
+    best = loading.enough(found)
+    words = f"data.num_workers={best.workers}"
+    if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
+        words += f", and prefetch_factor={best.prefetch} of the DataLoader"
+    why = "no setting is faster by more than a twentieth" if best.is_fed else "within a twentieth of the fastest"
+    console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
+
+
+def _find_settings(job: Job, settings: dict[str, Any]) -> None:
+    """Try the wire's settings, and print a table and what is faster."""
+    wire: Any = importlib.import_module("trainkit.extensions.find.wire")
+    found = wire.find_settings(job.config, **settings)
+    if not read_launcher().is_main:
+        return
+    console = console_of()
+    own = found.tried[0]
+    rows = [_wire_row(one, own) for one in sorted(found.tried, key=lambda one: float(one.step_s))]
+    title = f"Settings of engine={found.engine}: {plural(found.ranks, 'rank')}, {human(found.gradient_bytes)} of gradients"
+    console.print(Grid(title, ("setting", "step", "waits", "speed", "gradients"), rows, sentences=(0, 4)).rich())
+    for why in found.skipped:
+        console.print(f"left out  {why}", soft_wrap=True, markup=False)
+    best, rounded = found.faster(exact=True), found.faster(exact=False)
+    text = "the config's own: no other gains more than 3 %"
+    if best:
+        text = f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
+    console.print(f"fastest   {text}", soft_wrap=True, markup=False)
+    if rounded:
+        times = f"{own.step_s / rounded.step_s:.2f} times as fast"
+        console.print(f"rounded   {rounded.override}   {times}; gradients are rounded on the way", soft_wrap=True, markup=False)
+
+
+def _wire_row(one: Any, own: Any) -> tuple[str, ...]:
+    name = one.override or "the config's own"
+    if one.refused:
+        return name, "", "", "", one.refused
+    exact = "exact" if one.is_exact else "rounded"
+    return name, f"{one.step_s * 1e3:.2f} ms", f"{one.waits_s * 1e3:.2f} ms", f"{own.step_s / one.step_s:.2f}", exact
+
+
+_FINDERS = {
+    "lr": (_read_lr, _find_lr),
+    "batch": (_read_batch, _find_batch),
+    "workers": (_read_workers, _find_workers),
+    "settings": (_read_settings, _find_settings),
+}

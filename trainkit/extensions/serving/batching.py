@@ -1,0 +1,89 @@
+"""Batcher: samples of requests that come together are answered in one call of the model, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trainkit.extensions.serving.model import RequestError, Sample, ServedModel
+
+Waiting = tuple[Sample, "asyncio.Future[dict[str, Any]]"]
+
+
+class Batcher:
+    """Use it in one event loop.
+
+    Attributes:
+        num_batches: calls of the model.
+        num_samples: samples in them.
+    """
+
+    def __init__(self, model: ServedModel, max_batch_size: int, wait_s: float, max_waiting: int) -> None:
+        """Build it.
+
+        Args:
+            max_batch_size: samples of a call at most.
+            wait_s: so long the first sample of a batch waits for others.
+            max_waiting: samples that may wait; more are refused.
+        """
+        self._model, self._most, self._wait_s, self._max_waiting = model, max_batch_size, wait_s, max_waiting
+        self._waiting: list[Waiting] = []
+        self._more = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "model")
+        self.num_batches = self.num_samples = 0
+
+    async def predict(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """Return the predictions of a request's samples.
+
+        Raises:
+            RequestError: they are more than may wait, too many wait already, or the model refuses one.
+        """
+        if len(samples) > self._max_waiting:
+            raise RequestError(
+                413,
+                f"The request has {len(samples)} samples, and {self._max_waiting} may wait (max_waiting): send fewer.",
+            )
+        if len(self._waiting) + len(samples) > self._max_waiting:
+            raise RequestError(503, f"{len(self._waiting)} samples wait, and {self._max_waiting} may. Try again later.")
+        loop = asyncio.get_running_loop()
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        futures = [loop.create_future() for _ in samples]
+        self._waiting += zip(samples, futures, strict=True)
+        self._more.set()
+        found = await asyncio.gather(*futures, return_exceptions=True)
+        for item in found:
+            if isinstance(item, BaseException):
+                raise item
+        return found  # type: ignore[return-value]
+
+    async def _work(self) -> None:
+        while True:
+            await self._more.wait()
+            if len(self._waiting) < self._most:
+                await asyncio.sleep(self._wait_s)
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            if not self._waiting:
+                self._more.clear()
+            await self._answer([waiting for waiting in batch if not waiting[1].done()])
+
+    async def _answer(self, batch: Sequence[Waiting]) -> None:
+        if not batch:
+            return
+        loop = asyncio.get_running_loop()
+        self.num_batches, self.num_samples = self.num_batches + 1, self.num_samples + len(batch)
+        try:
+            found = await loop.run_in_executor(self._thread, self._model.answer, [sample for sample, _ in batch])
+        except Exception as error:  # any of the model's: it is of one request, and not of its neighbours
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return
+            for waiting in batch:
+                await self._answer([waiting])
+            return
+        for (_, future), prediction in zip(batch, found, strict=True):
+            if not future.done():  # its client has gone
+                future.set_result(prediction)

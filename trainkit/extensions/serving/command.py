@@ -1,0 +1,62 @@
+"""serve: answers HTTP requests with a run's model or an exported file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from trainkit.cli.guard import main_alone
+from trainkit.cli.options import count, module_names, read_keys
+from trainkit.cli.usage import help_text
+from trainkit.errors import ConfigError
+from trainkit.extensions.serving.usage import USAGE
+
+_KEYS = USAGE.keys()
+_BACKENDS = ("auto", "ray", "local")
+_NUMBERS = ("batch_wait_ms", "max_body_mb", "client_timeout_s")
+_NEEDED = ("starlette", "uvicorn", "PIL")
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Serve RUN_DIR or an export: [port=8000] [key=value ...]; return the exit code."""
+    return main_alone(arguments or ["--help"], help_text(command, USAGE), lambda: _work(arguments))
+
+
+def _work(arguments: Sequence[str]) -> None:
+    """Serve. torch is imported here, after all checks."""
+    if "=" in arguments[0]:
+        raise ConfigError(
+            f"The run's folder, or the exported file, comes first, before {arguments[0]}: serve RUN_DIR port=8000."
+        )
+    given = read_keys(arguments[1:], _KEYS, "serve")
+    backend = given.get("backend", "auto")
+    if backend not in _BACKENDS:
+        raise ConfigError(f"backend is '{backend}'; it must be one of {', '.join(_BACKENDS)}.")
+    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"serve needs {', '.join(absent)}, not installed here. Install: pip install 'trainkit[serve]'")
+    port, replicas = count("port", given.get("port", "8000")), count("replicas", given.get("replicas", "1"))
+    if port > 65535:
+        raise ConfigError(f"port is {port}; it must be 65535 or less.")
+    numbers = {key: _number(key, given[key]) for key in _NUMBERS if key in given}
+    if numbers.get("client_timeout_s") == 0:
+        raise ConfigError("client_timeout_s is 0; it must be more: a request takes its time to arrive.")
+    counts = {key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given}
+    cpus = _number("cpus", given.get("cpus", "1"))
+    serving: Any = importlib.import_module("trainkit.extensions.serving.serve")
+    app: Any = importlib.import_module("trainkit.extensions.serving.app")
+    path = serving.find_export(arguments[0], module_names(given.get("trust", "")))
+    where = serving.Where(backend, given.get("host", "127.0.0.1"), port, replicas, cpus)
+    serving.serve(path, app.ServiceOptions(**counts, **numbers), where)
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{key} is '{text}'; it must be a number, 0 or more.")
+    return value

@@ -1,0 +1,137 @@
+"""Serves an export over HTTP: on Ray Serve with replicas, or by uvicorn in this process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainkit.errors import ConfigError
+from trainkit.exporting.from_run import export_run
+from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.slow_clients import punctual
+from trainkit.launch.ray_cluster import connect_ray
+
+_NAME = "trainkit"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a service runs.
+
+    Attributes:
+        backend: "ray", "local", or "auto": ray if it is installed.
+        host: the address to listen at.
+        port: its port.
+        replicas: processes that answer, on Ray.
+        cpus: of each, on Ray.
+    """
+
+    backend: Literal["auto", "ray", "local"] = "auto"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    replicas: int = 1
+    cpus: float = 1.0
+
+
+def find_export(given: str, trust: list[str]) -> Path:
+    """Return the file to serve: the given one, or of a run's folder its newest .pt2, which is exported first if there is none.
+
+    Raises:
+        ConfigError: it is neither a run nor an export.
+    """
+    path = Path(given)
+    if path.is_file():
+        return path
+    if not (path / "checkpoints").is_dir() and not (path / "export").is_dir():
+        what = "does not exist" if not path.exists() else "is no run (it has no checkpoints/) and no exported file"
+        raise ConfigError(f"{given} {what}. Give a run's folder, as runs/mlp/<time>, or a .pt2 or .onnx file.")
+    files = sorted((path / "export").glob("*.pt2"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        best = "best" if (path / "checkpoints" / "best").exists() else "last"
+        print(f"{given} has no export yet:", flush=True)
+        export_run(best, given, "torch_export", None, trust)
+        files = sorted((path / "export").glob("*.pt2"))
+    return files[-1]
+
+
+def serve(path: Path, options: ServiceOptions, where: Where) -> None:
+    """Answer requests until a signal comes.
+
+    Raises:
+        ConfigError: the file cannot be served, the port is taken, or what is needed is not installed.
+    """
+    service = Service(path, options)  # before anything listens: its errors are the user's to read
+    has_ray = importlib.util.find_spec("ray") is not None
+    if where.backend == "ray" and not has_ray:
+        raise ConfigError("backend=ray, but Ray is not installed. Install: pip install 'trainkit[ray]'; or use backend=local.")
+    _check_port(where)
+    if where.backend == "ray" or (where.backend == "auto" and has_ray):
+        _on_ray(path, options, where)
+        return
+    if where.replicas > 1:
+        raise ConfigError(
+            f"replicas is {where.replicas}, which needs Ray. Install: pip install 'trainkit[ray]'; or leave it out."
+        )
+    uvicorn = importlib.import_module("uvicorn")
+    _announce(path, where, "one process")
+    http = punctual(importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol, options.client_timeout_s)
+    uvicorn.run(service.app(), host=where.host, port=where.port, http=http, log_level="warning", access_log=False)
+
+
+def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
+    """Return the application for `ray.serve.run`: replicas, each with the app of `Service`."""
+    ray_serve = importlib.import_module("ray.serve")
+
+    def build() -> Any:
+        return Service(path, options).app()
+
+    ingress = ray_serve.ingress(build)()
+    made = ray_serve.deployment(
+        ingress,
+        name=_NAME,
+        num_replicas=where.replicas,
+        max_ongoing_requests=options.max_waiting,
+        ray_actor_options={"num_cpus": where.cpus},
+    )
+    return made.bind()
+
+
+def _on_ray(path: Path, options: ServiceOptions, where: Where) -> None:
+    connect_ray("backend=ray")
+    ray_serve = importlib.import_module("ray.serve")
+    ended = threading.Event()
+    before = [(number, signal.signal(number, _setter(ended))) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        ray_serve.start(http_options={"host": where.host, "port": where.port})
+        ray_serve.run(deployment(path.absolute(), options, where), name=_NAME, route_prefix="/")
+        _announce(path, where, f"Ray Serve, {where.replicas} replica{'s' * (where.replicas > 1)}")
+        ended.wait()
+    finally:
+        ray_serve.shutdown()
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _setter(ended: threading.Event) -> Callable[..., None]:
+    return lambda *_: ended.set()
+
+
+def _announce(path: Path, where: Where, how: str) -> None:
+    print(f"serving  {path} on {how}\nurl      http://{where.host}:{where.port}/predict", flush=True)
+
+
+def _check_port(where: Where) -> None:
+    try:
+        with socket.create_server((where.host, where.port)):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"host={where.host} port={where.port} cannot be used: {error.strerror}. Choose another port."
+        ) from error

@@ -1,0 +1,169 @@
+"""The shards of a data set and their samples: index.json beside them, in wids' format, with a few keys of its own.
+
+    {"wids_version": 1, "classes": ["cat", "dog"],
+     "shardlist": [{"url": "000000.tar", "nsamples": 1021, "filesize": 268435456, "sha256": "...", "classes": 2}, ...]}
+
+`data pack` writes it. For shards of other programs it is made once, by reading all of them (index_maker.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.shards.store import Store, joined
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar file.
+
+    Attributes:
+        url: its path or URL.
+        samples: in it.
+        size: its bytes.
+        sha256: of its content; "" if unknown.
+        classes: different labels in it; 0 if unknown.
+    """
+
+    url: str
+    samples: int
+    size: int
+    sha256: str = ""
+    classes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Index:
+    """All shards of a data set, in their order, which numbers the samples.
+
+    Attributes:
+        shards: one at least, with a sample at least.
+        classes: the names of the labels, if known.
+    """
+
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...] = ()
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The number of samples up to each shard's last one."""
+        return np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        """Of all shards."""
+        return int(self.ends[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return a sample's shard and its place there."""
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        return number, index - int(self.ends[number]) + self.shards[number].samples
+
+    def to_json(self, root: str = "") -> bytes:
+        """Return the file; URLs below `root` are written without it."""
+        start = f"{root.rstrip('/')}/" if root else ""
+        rows = []
+        for shard in self.shards:
+            row = asdict(shard)
+            rows.append({"url": row.pop("url").removeprefix(start), "nsamples": row.pop("samples")})
+            rows[-1] |= {"filesize": row.pop("size"), **{key: value for key, value in row.items() if value}}
+        about = {"wids_version": 1, "classes": list(self.classes), "shardlist": rows}
+        return (json.dumps(about, indent=1) + "\n").encode()
+
+
+def index_of(content: bytes, root: str, name: str) -> Index:
+    """Return the index of a file's content; relative URLs are in `root`.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        about = json.loads(content)
+        rows = [
+            Shard(
+                joined(root, str(row["url"])),
+                int(row["nsamples"]),
+                int(row["filesize"]),
+                str(row.get("sha256", "")),
+                int(row.get("classes", 0)),
+            )
+            for row in about["shardlist"]
+        ]
+        classes = tuple(map(str, about.get("classes", ())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{name} is no index of shards ({type(error).__name__}: {error}). Delete it, and it is made again from the shards; "
+            "or write them again: python -m trainkit data pack IMAGES output=..."
+        ) from error
+    if not any(shard.samples for shard in rows):
+        raise DataError(f"{name} lists no samples.")
+    return Index(tuple(shard for shard in rows if shard.samples), classes)
+
+
+def find_index(root: str, store: Store) -> Index | None:
+    """Return the index that stands in a folder or at a URL, or None."""
+    name = joined(root, INDEX)
+    try:
+        content = store.read(name)
+    except FileNotFoundError:
+        return None
+    return index_of(content, root, name)
+
+
+def urls_of(patterns: str | Sequence[str], store: Store, key: str) -> list[str]:
+    """Return the shards that patterns name: paths or URLs, {000..127} for numbers, * for any.
+
+    Args:
+        key: the setting that holds them, for messages.
+
+    Raises:
+        ConfigError: they name none.
+    """
+    found: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        for url in _spelled_out(pattern, key):
+            found += store.matching(url) if re.search(r"[*?\[]", url) else [url]
+    if not found:
+        raise ConfigError(
+            f"{key} is '{patterns}', which no file matches. Give tars: s3://bucket/train-{{000..127}}.tar, or *.tar."
+        )
+    if len({*found}) < len(found):
+        twice = next(url for url in found if found.count(url) > 1)
+        raise ConfigError(f"{key} names {twice} twice; its samples would be trained on twice. Leave one out.")
+    return found
+
+
+def _spelled_out(pattern: str, key: str) -> list[str]:
+    """Return the patterns without braces: {000..127} is counted, {a,b} is listed."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
+    if numbers is None and "," not in found[1]:
+        raise ConfigError(f"{key} is '{pattern}'; braces hold numbers or a list, as {{000..127}} or {{a,b}}.")
+    inner = found[1].split(",")
+    if numbers is not None:
+        width = len(numbers[1]) if numbers[1].startswith("0") else 0
+        inner = [f"{number:0{width}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+    whole = [f"{pattern[: found.start()]}{text}{pattern[found.end() :]}" for text in inner]
+    return [url for one in whole for url in _spelled_out(one, key)]

@@ -1,1 +1,0 @@
-"""Runs the step of a crash capsule again, in one process."""

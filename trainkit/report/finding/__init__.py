@@ -1,1 +1,0 @@
-"""Pages of what `python -m trainkit find` has found."""
