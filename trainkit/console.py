@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
 import re
 import sys
@@ -13,6 +15,8 @@ from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+from trainkit.messages import are_printed, info, is_shown, warning
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come from anywhere.
@@ -89,7 +93,18 @@ def try_to_write(work: Callable[[], object], problem: str) -> None:
     try:
         work()
     except OSError as error:
-        print(f"{problem}: {error}. Training continues.", flush=True)
+        warning(f"{problem}: {error}. Training continues.")
+
+
+def show_table(drawn: RenderableType, width: int = 200, **options: Any) -> None:
+    """Show a table or a text as a message: with colours on a terminal, or plain to the handlers of the program."""
+    if are_printed():
+        if is_shown(logging.INFO):
+            console_of(width=width).print(drawn, **options)
+        return
+    file = io.StringIO()
+    console_of(file, width).print(drawn, **options)
+    info("\n".join(line.rstrip() for line in file.getvalue().splitlines()))
 
 
 class Output:

@@ -10,6 +10,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from trainkit.messages import warning
+
 if TYPE_CHECKING:
     from trainkit.api.view import RunView
 
@@ -18,8 +20,8 @@ FILES = "alerts-rank*.jsonl"  # in logs/
 
 def alert(run: RunView, kind: str, text: str) -> None:
     """Print an alert of all ranks on rank 0, and keep it there."""
-    run.say(text)
     if run.is_global_zero:
+        warning(text)
         keep_alert(run, kind, text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.console import console_of, plural, short
+from trainkit.console import console_of, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.data.ray_data import RayStream
 from trainkit.data.streams import DealtStream, Stream
 from trainkit.engine.sizes import numel_of
+from trainkit.messages import are_printed, info
 
 
 class Banner(Callback):
@@ -28,9 +30,9 @@ class Banner(Callback):
         """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:
             return
-        engine, checkpoints, console = trainer.engine, trainer.checkpoints, console_of()
+        engine, checkpoints = trainer.engine, trainer.checkpoints
         if checkpoints.resumed_from_memory:
-            console.print(_describe_resume(trainer), soft_wrap=True)
+            show_table(_describe_resume(trainer), soft_wrap=True)
             return
         ranks, groups = plural(engine.ranks.world_size, "rank"), engine.ranks.tensor_size > 1
         if groups:
@@ -62,10 +64,11 @@ class Banner(Callback):
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
+        console = console_of() if are_printed() else console_of(io.StringIO())
         with console.capture() as drawn:
             console.print(table)
         lines = drawn.get().splitlines()
-        print("\n".join(line.rstrip() for line in lines), flush=True)  # rich fills each line up to the longest
+        info("\n".join(line.rstrip() for line in lines))  # rich fills each line up to the longest
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -18,6 +18,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.messages import info, warning
 from trainkit.safety.whole_files import replacing
 
 DURING = ("step", "validation", "saving", "recovery")
@@ -99,7 +100,7 @@ class FaultInjection(Callback):
             here = fault["during"] == during and fault["rank"] == trainer.global_rank and fault["do"] != "slow"
             if here and trainer.global_step >= fault["step"] and self._is_first(trainer.run_dir / "faults" / str(i)):
                 text = f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step {trainer.global_step}"
-                print(text if during == "step" else f"{text}, during {during}", flush=True)
+                info(text if during == "step" else f"{text}, during {during}")
                 self._actions[fault["do"]](fault, trainer, task)
 
     @staticmethod
@@ -166,7 +167,7 @@ def _cut(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
     trainer.checkpoints.wait()
     newest = (trainer.run_dir / "checkpoints" / "last").resolve()
     if not newest.is_dir():
-        print(f"FaultInjection: cut_checkpoint found no checkpoint in {newest.parent}.", flush=True)
+        warning(f"FaultInjection: cut_checkpoint found no checkpoint in {newest.parent}.")
         return
     largest = max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)

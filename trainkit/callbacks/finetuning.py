@@ -19,6 +19,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
+from trainkit.messages import info
 from trainkit.optim.scheduler_state import settings_of
 
 
@@ -187,7 +188,7 @@ class BackboneFinetuning(BaseFinetuning):
         if trainer.is_global_zero and trainer.current_epoch < self.unfreeze_backbone_at_epoch:
             never = trainer.max_epochs is not None and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
             until = f"in all {trainer.max_epochs} epochs" if never else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
-            print(f"Finetuning: {', '.join(self.backbone)} not trained {until}.", flush=True)
+            info(f"Finetuning: {', '.join(self.backbone)} not trained {until}.")
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Thaw, and set the backbone's fraction of the rate."""

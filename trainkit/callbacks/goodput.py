@@ -15,7 +15,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
-from trainkit.console import console_of, plural, try_to_write
+from trainkit.console import plural, show_table, try_to_write
 from trainkit.data.feed import StreamFeed
 from trainkit.launch.environment import job_started
 from trainkit.launch.moments import Moment
@@ -182,4 +182,4 @@ def show(ledger: Ledger) -> None:
     for part, words in PARTS.items():
         if ledger.seconds[part] >= 0.05:
             table.add_row("", f"{ledger.seconds[part]:.1f} s", words)
-    console_of().print(table)
+    show_table(table)

@@ -21,8 +21,9 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.console import console_of, short, try_to_write
+from trainkit.console import console_of, short, show_table, try_to_write
 from trainkit.errors import ConfigError
+from trainkit.messages import info
 
 _WIDTH = 118
 _FILE = "profile-simple.txt"
@@ -79,7 +80,7 @@ class SimpleProfiler(Callback):
         """Print the table and write the file, however the fit ends."""
         if stage == "fit" and self.seconds:
             total_s = time.perf_counter() - self._began
-            console_of().print(self.table(total_s, _SHOWN))
+            show_table(self.table(total_s, _SHOWN))
             table = self.table(total_s)
             path = trainer.run_dir / "reports" / _FILE
             try_to_write(lambda: _write(path, table), f"{path.name} could not be written")
@@ -172,7 +173,7 @@ class AdvancedProfiler(Callback):
         profile.dump_stats(path.with_suffix(".prof"))
         with path.open("w") as file:
             pstats.Stats(profile, stream=file).sort_stats("cumulative").print_stats(self.row_limit)
-        print(f"profile of each function: {short(path)}, {path.stem}.prof", flush=True)
+        info(f"profile of each function: {short(path)}, {path.stem}.prof")
 
 
 @checked

@@ -31,6 +31,7 @@ from trainkit.checkpoint.store import LeaseLost, Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError, TrainkitError
+from trainkit.messages import warning
 
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
 
@@ -179,13 +180,13 @@ class CheckpointManager:
             raise
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
-            print(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.", flush=True)
+            warning(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.")
             return False
         for link, target in changes.links.items():
             try:
                 store.point(link, target)
             except OSError as error:
-                print(f"'{link}' could not be set: {error}. Training continues.", flush=True)
+                warning(f"'{link}' could not be set: {error}. Training continues.")
         for old in changes.removed:
             store.remove(old)
         return True
@@ -203,7 +204,7 @@ class CheckpointManager:
         """Wait for the last checkpoint, and repeat which ones the disk did not take."""
         self.writer.wait()
         if self.writer.unwritten:
-            print(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.", flush=True)
+            warning(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.")
             self.writer.unwritten.clear()
 
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
@@ -274,7 +275,7 @@ class CheckpointManager:
         if not self._engine.ranks.is_main or self._undo is None:
             return
         if self._engine.saves_together:
-            print("No checkpoint of this error: rank 0 cannot save alone what is split over the ranks.", flush=True)
+            warning("No checkpoint of this error: rank 0 cannot save alone what is split over the ranks.")
             return
         parts = self._undo.undo()
         if parts is None:
@@ -285,7 +286,7 @@ class CheckpointManager:
             save()
             self.finish()
         except Exception as error:  # the first error is the one to report
-            print(f"No checkpoint of this error: {_describe(error)}", flush=True)
+            warning(f"No checkpoint of this error: {_describe(error)}")
         finally:
             self.saves_alone = False
 

@@ -20,6 +20,7 @@ from trainkit.checkpoint.parts import Part, await_parts, file_of, is_file_of_ran
 from trainkit.checkpoint.store import Store, Take, nothing_left
 from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.messages import warning
 from trainkit.safety.foreign import check_name
 
 
@@ -184,7 +185,7 @@ class RemoteStore(Store):
                 if is_last:
                     raise
                 reason = str(error).replace(str(folder), there)
-                print(f"{there}/{file} did not arrive as it was written, and is asked for again: {reason}", flush=True)
+                warning(f"{there}/{file} did not arrive as it was written, and is asked for again: {reason}")
 
     def _get(self, path: str, to: Path) -> None:
         _as_os_error(lambda: self._files.get_file(path, str(to)), path)

@@ -20,6 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from trainkit.errors import DataError
+from trainkit.messages import warning
 
 ANSWER_S = 10.0  # a worker answers within milliseconds; one that is late is replaced as well, before it has begun
 _TRIES = 5
@@ -46,10 +47,9 @@ class _AnsweringWorker(ForkProcess):
                     os.kill(started.pid, signal.SIGKILL)
                     started.wait()
                     started.close()
-            print(
+            warning(
                 f"A loader worker did not return from fork() within {ANSWER_S:g} s and is replaced: a fault of Python "
-                f"{sys.version_info[0]}.{sys.version_info[1]} that 3.12 does not have.",
-                flush=True,
+                f"{sys.version_info[0]}.{sys.version_info[1]} that 3.12 does not have."
             )
         raise DataError(
             f"{_TRIES} loader workers in turn did not return from fork(). Use Python 3.12, which does not have this fault, or "

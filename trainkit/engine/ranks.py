@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import Launcher, own_gpu
+from trainkit.messages import info
 
 
 class RanksChanged(EngineError):
@@ -69,9 +70,9 @@ class Ranks:
         return self.rank == 0 and self.takes_part
 
     def say(self, text: str) -> None:
-        """Print on rank 0."""
+        """Report on rank 0 what happens."""
         if self.is_main:
-            print(text, flush=True)
+            info(text)
 
     @property
     def data_rank(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
+from trainkit.messages import warning
 from trainkit.safety.threads import printed, start_thread
 
 ROOM = 10_000  # queue size in entries; an entry is the values of one step
@@ -79,16 +80,14 @@ class Background:
         if not ended or not self._wait(self._join, lambda: not self._thread.is_alive(), deadline):
             self._abandoned = True
             left = self._queue.qsize()
-            print(
+            warning(
                 f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}. Values not written yet are "
-                f"lost (queued entries: {left}).",
-                flush=True,
+                f"lost (queued entries: {left})."
             )
         if self.dropped:
-            print(
+            warning(
                 f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue holds {self._room}). Log less "
-                "often: raise trainer.log_every_n_steps.",
-                flush=True,
+                "often: raise trainer.log_every_n_steps."
             )
 
     def _join(self, timeout_s: float) -> None:
@@ -134,8 +133,7 @@ class Background:
         if isinstance(error, TrainkitError):
             self.mistake = error
             return
-        print(
+        warning(
             f"{self._name} failed while {entry.what}: {type(error).__name__}: {error}\n"
-            f"{self._name} logs nothing from here on; training continues.",
-            flush=True,
+            f"{self._name} logs nothing from here on; training continues."
         )

@@ -10,6 +10,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import LINKS, Store
 from trainkit.loggers.base import Logger
+from trainkit.messages import warning
 
 LogModel = bool | Literal["all"]
 
@@ -62,7 +63,7 @@ class CheckpointLogger(Logger):
         except Exception as error:  # the checkpoint may be deleted by now; logging must continue
             if name in store.names():
                 reason = f"{type(error).__name__}: {error}"
-                print(f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}. Training continues.", flush=True)
+                warning(f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}. Training continues.")
 
     @abstractmethod
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.series import SERIES, Board
+from trainkit.messages import info
 from trainkit.version import __version__
 
 
@@ -123,7 +124,7 @@ class PrometheusLogger(Logger):
                 "logger.prometheus.port, or 0 for a free one, which is printed"
             ) from error
         self.address = f"http://{self.addr}:{self._server.server_port}/metrics"
-        print(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})", flush=True)
+        info(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})")
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         assert self._board is not None

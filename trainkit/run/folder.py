@@ -18,6 +18,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
+from trainkit.messages import info
 from trainkit.run.state import STATE
 
 LEDGER, CONFIG = "goodput.json", "config.yaml"
@@ -124,10 +125,9 @@ def set_aside(run_dir: Path) -> None:
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     for path in [*there, *(run_dir / name for name in _BESIDE if (run_dir / name).exists())]:
         path.rename(place / path.name)
-    print(
+    info(
         f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume that one: run_dir={short(place)} "
-        "ckpt_path=last",
-        flush=True,
+        "ckpt_path=last"
     )
 
 

@@ -32,6 +32,7 @@ from trainkit.checkpoint.store import LeaseLost
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import driver_address, job_started
 from trainkit.launch.moments import boot_id
+from trainkit.messages import info, warning
 from trainkit.run.lock import LOCK, describe_self, described, is_alive, name_of
 from trainkit.run.run import Run
 from trainkit.safety.threads import printed, start_thread
@@ -139,10 +140,9 @@ class StoreLease:
             holder = described(there) or described(seen or b"") or {}
             if seen is None:
                 seen, since = there, now
-                print(
+                info(
                     f"'{self._store.place}' is held by {_name(holder)}. Waiting up to {_EXPIRES_S:g} s to see whether it still "
-                    "runs.",
-                    flush=True,
+                    "runs."
                 )
             elif there != seen:
                 raise ConfigError(
@@ -165,10 +165,7 @@ class StoreLease:
             return False
         if there is not None and not self._is_ours(there):
             holder = _name(described(there) or {})
-            print(
-                f"'{self._store.place}' was held by {holder}, which was killed or lost its host; this run takes over.",
-                flush=True,
-            )
+            warning(f"'{self._store.place}' was held by {holder}, which was killed or lost its host; this run takes over.")
         return True
 
     def _beat(self) -> None:

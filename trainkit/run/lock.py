@@ -30,6 +30,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.launch.moments import boot_id
+from trainkit.messages import warning
 from trainkit.safety.masking import masked_arguments
 
 LOCK = ".lock"
@@ -96,9 +97,7 @@ class RunLock:
             self._file = None
             raise
         if holder is not None and not patience_s:
-            print(
-                f"{run_dir} was held by {name_of(holder)}, which was killed or lost its host; this run takes over.", flush=True
-            )
+            warning(f"{run_dir} was held by {name_of(holder)}, which was killed or lost its host; this run takes over.")
 
     def release(self) -> None:
         """Release the folder, if it is held. In a forked process it does not release the parent's lock."""

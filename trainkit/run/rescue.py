@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainkit.checkpoint.stateful import random_state
+from trainkit.messages import warning
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.log import MetricLog
 from trainkit.run.run import Run
@@ -54,7 +55,7 @@ class Rescue:
         if run.state.global_step == 0:
             return None
         if run.state.half_updated:
-            print("No checkpoint of this error: it occurred while the weights were being changed.", flush=True)
+            warning("No checkpoint of this error: it occurred while the weights were being changed.")
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()

@@ -25,6 +25,7 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
+from trainkit.messages import warning
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
@@ -260,7 +261,7 @@ class Stage:
         except Exception as failed:
             if error is None:
                 raise
-            print(f"The last checkpoint failed too: {type(failed).__name__}: {failed}", flush=True)
+            warning(f"The last checkpoint failed too: {type(failed).__name__}: {failed}")
 
     def fail(self, error: BaseException) -> None:
         """End a fit that no later attempt continues."""

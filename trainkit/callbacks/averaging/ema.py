@@ -16,6 +16,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt, checked
 from trainkit.errors import ConfigError
+from trainkit.messages import info
 from trainkit.optim.averaging import WeightAverage
 
 
@@ -120,9 +121,7 @@ class EMA(WeightAveraging):
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Print which weights the run's values belong to."""
         if trainer.is_global_zero:
-            print(
-                f"EMA: validation, checkpoints and the end of the run use averaged weights (decay {self.decay:g}).", flush=True
-            )
+            info(f"EMA: validation, checkpoints and the end of the run use averaged weights (decay {self.decay:g}).")
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         self._follow(trainer, task)

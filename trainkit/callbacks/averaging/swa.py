@@ -19,6 +19,7 @@ from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, che
 from trainkit.callbacks.averaging.ema import WeightAveraging
 from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
 from trainkit.errors import ConfigError
+from trainkit.messages import info, warning
 
 
 @checked
@@ -76,7 +77,7 @@ class StochasticWeightAveraging(WeightAveraging):
         if self._start_lrs is None:
             self._start_lrs = rates.unscaled()
             if trainer.is_global_zero:
-                print(self._describe(trainer), flush=True)
+                info(self._describe(trainer))
         part = self._annealed(epochs)
         lrs = [lr + (goal - lr) * part for lr, goal in zip(self._start_lrs, self._goals, strict=True)]
         rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
@@ -89,7 +90,7 @@ class StochasticWeightAveraging(WeightAveraging):
         """Put the average into the model; recompute its norm statistics and validate it."""
         if self._average is None:
             if trainer.is_global_zero:
-                print(f"SWA: the run ended before the end of epoch {self._start + 1}: there is no average.", flush=True)
+                warning(f"SWA: the run ended before the end of epoch {self._start + 1}: there is no average.")
             return
         self._show(trainer)
         recompute_norm_statistics(trainer, task)
@@ -99,7 +100,7 @@ class StochasticWeightAveraging(WeightAveraging):
             policy.renew()
         if trainer.is_global_zero:
             shown = "".join(f"  {name} {value:.4g}" for name, value in values.items())
-            print(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}", flush=True)
+            info(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average's state, its first epoch, and the rates at that time."""

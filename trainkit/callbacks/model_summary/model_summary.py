@@ -12,7 +12,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.callbacks.model_summary.layers import Layer, layer_of, layers_of, run
 from trainkit.checkpoint.batches import tensors_in
-from trainkit.console import console_of
+from trainkit.console import show_table
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
 from trainkit.engine.sizes import numel_of
@@ -86,7 +86,6 @@ class ModelSummary(Callback):
 
 def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
     """Print a table of layers, the Task first, after a forward of `rows` samples; `why`: why there are no shapes, or ""."""
-    console = console_of(width=_WIDTH)
     total, *rest = layers
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("layer", "class", *([] if why else ["in", "out"])):
@@ -98,12 +97,13 @@ def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
         flops = [] if why else [short_number(layer.flops / rows) if layer.flops else "-"]
         numbers = [f"{layer.parameters:,}", f"{layer.trainable:,}"]
         table.add_row(layer.name, layer.kind, *shapes, *numbers, *flops)
-    console.print(table, markup=False)
+    show_table(table, _WIDTH, markup=False)
     parameters = f"{total.parameters:,}, {total.trainable:,} trainable"
     flops_text = f"; forward of a sample: {short_number(total.flops / rows)}FLOPs" if total.flops else ""
-    console.print(f"{total.kind}: parameters {parameters}; {short_number(num_bytes)}B with buffers{flops_text}", soft_wrap=True)
+    line = f"{total.kind}: parameters {parameters}; {short_number(num_bytes)}B with buffers{flops_text}"
+    show_table(line, _WIDTH, soft_wrap=True)
     if why:
-        console.print(why, soft_wrap=True, markup=False)
+        show_table(why, _WIDTH, soft_wrap=True, markup=False)
 
 
 def short_number(value: float) -> str:

@@ -38,6 +38,7 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.client import Membership
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.slurm.step import this_step
+from trainkit.messages import warning
 
 _FACTORED_BYTES = 25 * 2**20  # of a bucket of gradients that travel as factors, as on ddp
 
@@ -122,7 +123,7 @@ class HorovodEngine(Engine):
         self.comm.narrow()
         if self.ranks.is_main:
             for sentence in overruled:
-                print(sentence, flush=True)
+                warning(sentence)
 
     def _connect(self) -> None:
         """Start Horovod, unless it runs.

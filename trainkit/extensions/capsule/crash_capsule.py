@@ -30,6 +30,7 @@ from trainkit.extensions.capsule.step_record import (
     last_checkpoint,
     raw_random,
 )
+from trainkit.messages import warning
 
 
 @checked
@@ -157,7 +158,7 @@ class CrashCapsule(Callback):
             )
             what = f"step {step} on rank {trainer.global_rank} is stored ({why})"
             age = f" (with the weights of step {of_step}: there is no checkpoint yet)" * (of_step not in (None, step))
-            print(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{age}{more}", flush=True)
+            warning(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{age}{more}")
         return done
 
     @property
@@ -181,7 +182,7 @@ class CrashCapsule(Callback):
         is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
         if is_kept or not self.keep_step(trainer, step - 1, why):
             text = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite."
-            print(text, flush=True)
+            warning(text)
 
     def _weights(self, trainer: RunView, step: int, own: bool) -> tuple[dict[str, Tensor] | None, int | None]:
         """Return the weights to store, and their step: the step's own, else those of the start if there is no checkpoint."""
@@ -196,7 +197,7 @@ class CrashCapsule(Callback):
         except Exception as error:
             if not self._failed:
                 reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                print(f"A capsule could not be written: {reason}. The run continues without it.", flush=True)
+                warning(f"A capsule could not be written: {reason}. The run continues without it.")
             self._failed = True
             return False
         return True

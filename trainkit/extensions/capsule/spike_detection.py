@@ -20,6 +20,7 @@ from trainkit.extensions.capsule.async_losses import AsyncLosses
 from trainkit.extensions.capsule.crash_capsule import CrashCapsule, are_finite
 from trainkit.extensions.capsule.loss_baseline import LossBaseline
 from trainkit.extensions.capsule.step_record import samples_of
+from trainkit.messages import warning
 
 _SHOWN = 64  # maximum number of samples printed
 
@@ -137,7 +138,7 @@ class SpikeDetection(Callback):
             spoilt = may_be_innocent and not are_finite(trainer.task)
             if spoilt and not self._was_bad:  # report only the first bad step of a series
                 text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite"
-                print(f"{text[0].upper()}{text[1:]}.", flush=True)
+                warning(f"{text[0].upper()}{text[1:]}.")
                 keep_alert(trainer, "non-finite", text)
                 self._why_stop = self._why_stop or text
             if leaps and not spoilt:
@@ -162,7 +163,7 @@ class SpikeDetection(Callback):
     def _report(self, trainer: RunView, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
-        print(text[0].upper() + text[1:] + _named(samples), flush=True)
+        warning(text[0].upper() + text[1:] + _named(samples))
         keep_alert(trainer, "spike", text + _named(samples))
         self._why_stop = self._why_stop or text
         for capsule in trainer.callbacks:

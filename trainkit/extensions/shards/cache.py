@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.index import Shard
 from trainkit.extensions.shards.store import Store, is_local
+from trainkit.messages import warning
 
 _PART = ".part"
 _READ = 1 << 22
@@ -155,7 +156,7 @@ class ShardCache:
             there = _stat(path)
             if there is not None and os.path.samestat(there, os.fstat(file.fileno())):
                 path.unlink()
-                print(message, flush=True)
+                warning(message)
 
     def _reserve(self, shard: Shard, part: Path) -> Path | None:
         """Make room for a shard and return None; or return a part of another job or thread that has to be complete first."""

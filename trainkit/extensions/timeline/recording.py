@@ -18,6 +18,7 @@ from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
 from trainkit.extensions.timeline.traces.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
 from trainkit.launch.moments import boot_id
+from trainkit.messages import warning
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
 
@@ -153,7 +154,7 @@ class Recording:
                 if keep:
                     self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
             except RuntimeError as error:  # another profiler was started meanwhile
-                print(f"Timeline: rank {self._rank} lacks torch's operators: {error}", flush=True)
+                warning(f"Timeline: rank {self._rank} lacks torch's operators: {error}")
 
     def _meet(self) -> None:
         """Run barriers on all ranks, to align their clocks."""
@@ -189,9 +190,7 @@ class Recording:
             with contextlib.suppress(OSError):
                 if piece is not None:
                     piece.drop()
-            print(
-                f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. Its recording ends here.", flush=True
-            )
+            warning(f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. Its recording ends here.")
 
 
 def _about(trainer: RunView) -> About:
