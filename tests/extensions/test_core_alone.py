@@ -32,15 +32,19 @@ def run(core: Path, cwd: Path, *arguments: str, launcher: tuple[str, ...] = ()) 
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["one process", "two ranks"])
-def test_it_trains_resumes_and_validates(core: Path, tmp_path: Path, launcher: tuple[str, ...]) -> None:
-    """The second start continues at the step where the first one ended."""
-    first = run(core, tmp_path, "fit", *SMALL, "trainer.max_steps=5", launcher=launcher)
-    assert first.returncode == 0, first.stderr
-    second = run(core, tmp_path, "fit", *SMALL, "trainer.max_steps=8", "ckpt_path=last", launcher=launcher)
-    assert second.returncode == 0 and "at epoch 0, step 5" in second.stdout, second.stdout + second.stderr
-    evaluated = run(core, tmp_path, "validate", "run_dir=runs/mine", "ckpt_path=last", launcher=launcher)
+def test_it_trains_resumes_and_validates_on_one_and_on_two_ranks(core: Path, tmp_path: Path) -> None:
+    """One process trains, two ranks resume and validate, and one resumes again, each at the step where the last one ended."""
+
+    def fit(steps: int, *more: str, launcher: tuple[str, ...] = ()) -> str:
+        done = run(core, tmp_path, "fit", *SMALL, f"trainer.max_steps={steps}", *more, launcher=launcher)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    fit(4)
+    assert "at epoch 0, step 4" in fit(6, "ckpt_path=last", launcher=TORCHRUN)
+    evaluated = run(core, tmp_path, "validate", "run_dir=runs/mine", "ckpt_path=last", launcher=TORCHRUN)
     assert evaluated.returncode == 0 and "val/loss" in evaluated.stdout, evaluated.stdout + evaluated.stderr
+    assert "at epoch 0, step 6" in fit(8, "ckpt_path=last")
 
 
 def test_what_extensions_bring_is_missing_there(core: Path, tmp_path: Path) -> None:

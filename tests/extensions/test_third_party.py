@@ -65,12 +65,13 @@ def typed() -> Sequence[tuple[list[str], list[str]]]:
 
 
 def test_the_pages_commands_do_what_the_page_says(installed: Installed) -> None:
-    """A fit with the extension's callback and engine, its command, and the doctor, in the page's order."""
-    fit, notes, doctor = typed()
-    done = installed.run(*fit[0])
-    assert done.returncode == 0, done.stderr
-    shown = installed.run(*notes[0])
-    assert shown.returncode == 0 and shown.stdout.splitlines() == notes[1]
+    """Fits with the extension's callback, engine and launcher, its command, and the doctor, in the page's order."""
+    *commands, doctor = typed()
+    assert len(commands) == 4
+    for arguments, output in commands:
+        done = installed.run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not output or done.stdout.splitlines() == output
     found = json.loads(installed.run(*doctor[0], "--json", "--no-allreduce").stdout)
     assert [each["value"] for each in found if each["area"] == "notes"] == ["there is one"]
 

@@ -18,8 +18,8 @@ from trainkit.arguments import checked
 from trainkit.console import plural, show_table, try_to_write
 from trainkit.data.feed import StreamFeed
 from trainkit.launch.environment import job_started
+from trainkit.launch.moments import Moment
 from trainkit.safety.whole_files import replacing
-from trainkit.tracing.moments import Moment
 
 FILE = "goodput.json"
 PARTS = {

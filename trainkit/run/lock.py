@@ -29,9 +29,9 @@ from types import TracebackType
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.launch.moments import boot_id
 from trainkit.messages import warning
 from trainkit.safety.masking import masked_arguments
-from trainkit.tracing.moments import boot_id
 
 LOCK = ".lock"
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trainkit.launch.moments import Moment
 from trainkit.safety.whole_files import replacing
-from trainkit.tracing.moments import Moment
 
 FILE = "progress.json"
 EVERY_S = 2.0

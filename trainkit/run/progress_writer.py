@@ -17,12 +17,12 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import Dismissed, summary
 from trainkit.launch.environment import driver_address, is_rank_of_ray, job_started, read_launcher
+from trainkit.launch.moments import Moment
 from trainkit.launch.shared_folder import host_name
 from trainkit.run.lock import birth
 from trainkit.run.progress_file import EVERY_S, MOST_STARTS, Progress, Start, read_progress, write_progress
 from trainkit.safety.masking import scrubbed
 from trainkit.safety.threads import printed, start_thread
-from trainkit.tracing.moments import Moment
 
 _WINDOW_S = 60.0  # of the rates
 _LAST_WRITE_S = 5.0  # a network disk that hangs does not keep a run from ending

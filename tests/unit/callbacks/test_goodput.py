@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that Goodput reads."""
     clock = Clock()
     monkeypatch.setattr("trainkit.callbacks.goodput.time", clock)
-    monkeypatch.setattr("trainkit.tracing.moments.time", clock)
+    monkeypatch.setattr("trainkit.launch.moments.time", clock)
     return clock
 
 

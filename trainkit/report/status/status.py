@@ -27,11 +27,11 @@ from typing import Any
 
 from trainkit.api.alerts import FILES
 from trainkit.errors import ConfigError
+from trainkit.launch.moments import Moment
 from trainkit.report.show.files import SavedCheckpoint, read_checkpoints
 from trainkit.run.lock import holder_of, is_alive, is_held
 from trainkit.run.progress_file import EVERY_S, FILE, Progress, read_progress
 from trainkit.run.state import STATE, read_state
-from trainkit.tracing.moments import Moment
 
 OVER = ("ended", "failed")  # states that nothing but a new start changes
 _OLD_S = 60.0  # a network disk may show a file this late

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from trainkit.cli import runs
 from trainkit.config.of_run import joined
+from trainkit.launch.moments import Moment
 from trainkit.report.show.files import find_runs, read_any
 from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
 from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
-from trainkit.tracing.moments import Moment
 
 MONITOR = "callbacks: {checkpoint: {monitor: val/acc, mode: max}}\n"
 

@@ -17,12 +17,12 @@ import pytest
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.cli import status as command
 from trainkit.errors import ConfigError
+from trainkit.launch.moments import Moment
 from trainkit.report.status.status import check_folder, read_status
 from trainkit.report.status.text import duration, facts_of, line_of
 from trainkit.run.lock import birth
 from trainkit.run.progress_file import Progress, Start, read_progress, write_progress
 from trainkit.run.state import write_state
-from trainkit.tracing.moments import Moment
 
 
 def progress(**changed: Any) -> Progress:
