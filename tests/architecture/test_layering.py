@@ -18,7 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["errors", "messages", "version"],
+    ["errors", "version"],
     ["extension"],
     ["arguments", "console", "safety"],
     ["launch"],
@@ -102,7 +102,6 @@ TORCH_FREE = [
     "extensions.kubernetes.*",
     "extensions.slurm.*",
     "launch.*",
-    "messages",
     "extensions.timeline.report.gradients",
     "report.grid",
     "extensions.timeline.report.overlap",

@@ -24,7 +24,7 @@ PRINTS = {
     "extensions/serving/serve.py": "a command's output",
     "extensions/slurm/launcher.py": "a command's output",
     "launch/*": "the output of launchers' commands and of drivers; the error that ends a process",
-    "messages.py": "prints messages that no handler takes",
+    "console.py": "prints messages that no handler takes",
     "run/lightning_names.py": "Trainer.print is the user's",
     "safety/threads.py": "a mistake of trainkit's own, in a thread",
 }

@@ -22,12 +22,12 @@ from trainkit.api.state import StageName, TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
+from trainkit.console import info
 from trainkit.data.feed import Feed, MapFeed, Microbatch, Step
 from trainkit.data.shares import read_words, words_of
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
-from trainkit.messages import info
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics

@@ -20,6 +20,7 @@ from trainkit.api.options import Limit, Options
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
+from trainkit.console import warning
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
@@ -31,7 +32,6 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
-from trainkit.messages import warning
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
