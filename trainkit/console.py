@@ -1,8 +1,8 @@
 """Output for people: messages, a console, paths relative to the current folder, streams that may be lost. Imports no torch.
 
-The messages of a run go through logging.getLogger("trainkit"): INFO for what happens, WARNING for what a user should act on. They
-are printed, each at once, as long as the program has given that logger no handler; nothing is configured here. With one, they are
-records of that logger. docs/logging.md says how to silence and to redirect them.
+The messages of a run go through logging.getLogger("trainkit"): INFO for what happens, WARNING for what a user should act on.
+They are printed, each at once, as long as the program has given that logger no handler; nothing is configured here. With one,
+they are records of that logger. docs/logging.md says how to silence and to redirect them.
 """
 
 from __future__ import annotations
