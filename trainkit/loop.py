@@ -24,9 +24,10 @@ from trainkit.data.feed import Step
 from trainkit.errors import DataError, TaskError
 from trainkit.run.batches import EpochEnded, compute_gradients, end_last_batch, train_manually
 from trainkit.run.evaluator import steps_between
+from trainkit.run.logged import keep_values
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
-from trainkit.run.run import Run, keep_values
+from trainkit.run.run import Run
 
 
 def fit(run: Run) -> None:
@@ -45,8 +46,7 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from its current step."""
     state, evaluation = run.state, run.options.evaluation
-    if run.reload is not None:
-        run.reload(state.current_epoch)
+    run.before_epoch(state.current_epoch)
     every = evaluation.check_val_every_n_epoch
     validates = every is None or (state.current_epoch + 1) % every == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)

@@ -231,11 +231,10 @@ class Trainer(LastRun):
     def _open(self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None) -> Stage:
         """Return the stage of an entry point, not entered; an evaluation continues in the folder of the run before it."""
         options, earlier = self.options, self._run
-        if kind != "fit" and options.run_dir is None and earlier is not None and isinstance(earlier.run_dir, Path):
+        if kind != "fit" and options.run_dir is None and earlier is not None:
             options = replace(options, run_dir=str(earlier.run_dir))
-        stage = Stage(kind, task, data, callbacks_with(self.callbacks, task.configure_callbacks()), options, attempts)
-        self._run = stage.run
-        return stage
+        self._stage = Stage(kind, task, data, callbacks_with(self.callbacks, task.configure_callbacks()), options, attempts)
+        return self._stage
 
     def validate(
         self,

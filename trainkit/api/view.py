@@ -87,6 +87,7 @@ class HookTable(Protocol):
 
     log: HookLog
 
+    def __call__(self, name: str, *args: Any) -> None: ...
     def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None: ...
 
 

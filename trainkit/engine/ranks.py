@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainkit.console import info
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import Launcher, own_gpu
 
@@ -67,6 +68,11 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this rank writes the run's files and prints."""
         return self.rank == 0 and self.takes_part
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.is_main:
+            info(text)
 
     @property
     def data_rank(self) -> int:

@@ -19,7 +19,8 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.errors import TaskError
 from trainkit.run.ghosts import train_ghost
-from trainkit.run.run import ManualBatches, OpenBatch, Run
+from trainkit.run.run import Run
+from trainkit.run.step_parts import ManualBatches, OpenBatch
 
 
 class EpochEnded(Exception):

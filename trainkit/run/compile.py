@@ -18,16 +18,42 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.errors import ConfigError
+from trainkit.run.feature import Feature
 
 # Let torch (from 2.15) count the compilations of each module separately: its limit stops endless recompilation.
 _ALONE: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
+class Compile(Feature):
+    """trainer.compile: the Task's modules are compiled as long as the stage lasts; in an elastic job, as long as the process.
+
+    Args:
+        enter: enters that context.
+    """
+
+    name = "trainer.compile"
+
+    def __init__(self, mode: bool | str, enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
+        self._mode, self._enter = mode, enter
+
+    def model_made(self, run: RunView) -> None:
+        """Compile the modules at their first call."""
+        self._enter(compiled(run.task, self._mode))
+
+    def data_read(self, run: RunView) -> None:
+        """Refuse trainer.assert_no_sync on the CPU."""
+        if run.options.numerics.assert_no_sync and run.engine.device.type == "cpu":
+            raise ConfigError(
+                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's interception of calls "
+                "prevents torch.compile from compiling. Check without compile."
+            )
+
+
 @contextlib.contextmanager
-def compiled(task: Task, mode: bool | str) -> Iterator[None]:
+def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
     """Compile the task's modules while the context lasts; compiling itself happens at their first call.
 
     Args:

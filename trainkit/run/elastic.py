@@ -30,6 +30,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.gathering import Gathering
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
+from trainkit.run.feature import Feature
 from trainkit.run.kept import Kept
 from trainkit.run.signals import Signals
 
@@ -105,6 +106,25 @@ class ElasticState:
         self.memory.forget()
 
 
+class ElasticFit(Feature):
+    """An attempt of an elastic fit: it commits to this process's memory."""
+
+    name = "elastic"
+    key = "callbacks=elastic"
+    not_by_hand = "Start the job without --min-np and --host-discovery-script"
+    not_split = (
+        "the job is elastic: the part of a rank that is lost would be lost too. Start with torchrun, and let it resume "
+        "from the checkpoint: torchrun --max-restarts 3, with resume=auto run_dir=runs/mine."
+    )
+
+    def __init__(self, state: ElasticState) -> None:
+        self._state = state
+
+    def begun(self, run: RunView) -> None:
+        """Commit this run from now on."""
+        self._state.attach(run)
+
+
 class Attempt(Protocol):
     """One attempt, as setup.py's Stage is one."""
 
@@ -114,9 +134,6 @@ class Attempt(Protocol):
     def is_elastic(self) -> bool: ...
     @property
     def is_set_up(self) -> bool: ...
-
-    def drop_parts(self) -> None:
-        """Free the parts of the loop, for the next attempt."""
 
     def fail(self, error: BaseException) -> None:
         """End a fit that no later attempt continues."""
@@ -164,7 +181,6 @@ class ElasticRun:
                         ) from change
                 last_step = self.state.memory.step
                 attempt.engine.ranks.leave()
-                attempt.drop_parts()
                 if attempt.engine.device.type == "cuda":
                     gc.collect()  # torch's schedulers and optimizers refer to each other: free their memory for the next
         except BaseException as error:

@@ -43,13 +43,13 @@ class ValidationData:
     Attributes:
         feeds: one for each loader.
         sanity_feeds: returns feeds of a number of batches of the same data, None for all.
-        training_names: names that training logs for the progress bar.
+        training_names: returns the names that training logs for the progress bar.
         check: called in each round, the same one on all ranks; may end the run.
     """
 
     feeds: Sequence[Feed]
     sanity_feeds: Callable[[int | None], list[Feed]]
-    training_names: set[str]
+    training_names: Callable[[], set[str]] = set
     check: Callable[[], None] = lambda: None
 
 
@@ -83,7 +83,7 @@ class Evaluator:
 
     def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
         self._run, self._task, self._hooks = run, task, hooks
-        self.data = data or ValidationData([], lambda limit: [], set())
+        self.data = data or ValidationData([], lambda limit: [])
         self._own_names, self.names = set[str](), set[str]()
         self._of_hooks: dict[str, float] = {}
         self.interval: int | None = None  # steps between two validations inside the present epoch
@@ -121,7 +121,7 @@ class Evaluator:
     @property
     def prog_bar_names(self) -> set[str]:
         """Names of the values for the progress bar."""
-        return self.data.training_names | self._own_names | self._hooks.log.prog_bar
+        return self.data.training_names() | self._own_names | self._hooks.log.prog_bar
 
     # -- inside a fit -----------------------------------------------------------------------------------------------
 

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
 from trainkit.data.feed import Feed, StreamFeed
 from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
-from trainkit.optim.batch_plan import Accumulation, derive_accumulation
+from trainkit.optim.batch_plan import derive_accumulation
 from trainkit.run.data_sources import TrainingData, train_feed
 from trainkit.run.evaluator import ValidationData, steps_between
 from trainkit.run.setup import Stage
-
-
-@dataclass(frozen=True)
-class Feeds:
-    """The feeds of a fit.
-
-    Attributes:
-        train: of training.
-        val: of validation, one for each loader.
-        val_data: the data that they were made of.
-        batch_size: samples of one rank's microbatch; None if unknown.
-        declared_ranks: the number of ranks that the settings are meant for.
-        accumulation: (first epoch, microbatches of a rank in a step), ascending.
-        shares: of each step's samples, for each rank; None for even ones.
-    """
-
-    train: Feed
-    val: list[Feed]
-    val_data: Any
-    batch_size: int | None
-    declared_ranks: int
-    accumulation: Accumulation
-    shares: Sequence[int] | None = None
+from trainkit.run.stage_feeds import Feeds
 
 
 def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequence[int] | None = None) -> Feeds:
-    """Return the feeds of a fit with settings meant for `declared` ranks; the stage closes them.
+    """Make the feeds of a fit with settings meant for `declared` ranks, and return them; stage and evaluator have them.
 
     Raises:
         ConfigError: no validation would ever run.
@@ -61,10 +37,10 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
         limit,
         seed,
         engine,
-        stage.mover(),
+        stage.feeds.mover(),
         pad,
         declared,
-        stage.bad_samples,
+        stage.feeds.bad_samples,
         shares,
     )
     if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.data_size:
@@ -73,15 +49,15 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
             f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of each of "
             f"{engine.ranks.data_size}, and of this epoch samples may be left out or come again."
         )
-    stage.keep([feed])
+    stage.feeds.keep([feed])
     evaluation = stage.options.evaluation
     val_data = stage.data.find("val", stage.task)
     if val_data is not None and not has_step(stage.task, Task, "validation_step"):
         name = type(stage.task).__name__
         stage.run.say(f"There is validation data, and {name} has no validation_step: training runs without validation.")
         val_data = None
-    val = stage.eval_feeds(val_data, "val_dataloaders", evaluation.limit_val_batches)
-    stage.keep(val)
+    val = stage.feeds.of_evaluation(val_data, "val_dataloaders", evaluation.limit_val_batches)
+    stage.feeds.keep(val)
     for epoch, _ in changes:
         steps = feed.num_steps_in(epoch)
         interval = steps_between(evaluation.val_check_interval, steps)
@@ -92,14 +68,20 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
                 "validation in it. Use a smaller one, null for the epoch's end, or trainer.check_val_every_n_epoch=null to "
                 "count steps across epochs."
             )
-    return Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
+    stage.feeds.of_fit = Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
+    stage.run.evaluator.data = _validation_data(stage)
+    return stage.feeds.of_fit
 
 
-def validation_data(stage: Stage, feeds: list[Feed], data: Any) -> ValidationData:
-    """Return what the evaluator of a fit needs: the feeds, and the data that they were made of for the sanity check."""
+def _validation_data(stage: Stage) -> ValidationData:
+    """Return what the evaluator of a fit needs: the feeds, and feeds of the same data for the sanity check."""
+    run, feeds = stage.run, stage.feeds.of_fit
 
     def sanity_feeds(limit: int | None) -> list[Feed]:
         share = stage.options.evaluation.limit_val_batches if limit is None else limit
-        return stage.eval_feeds(data, "val_dataloaders", share)
+        return stage.feeds.of_evaluation(feeds.val_data, "val_dataloaders", share)
 
-    return ValidationData(feeds, sanity_feeds, stage.run.step.log.prog_bar, stage.run.stopping.check)
+    def check() -> None:  # the run has `stopping` later
+        run.stopping.check()
+
+    return ValidationData(feeds.val, sanity_feeds, lambda: run.step.log.prog_bar, check)

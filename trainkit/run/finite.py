@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from trainkit.data.feed import Microbatch
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import DivergenceError
+from trainkit.run.feature import Feature
 
 _SHOWN = 64  # samples named at most
 
@@ -60,6 +62,17 @@ class LossWatch:
             "weights are probably not finite now. Training continues. trainer.stop_on_nonfinite=true ends a run before such an "
             "update and names the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."
         )
+
+
+class StopOnNonfinite(Feature):
+    """trainer.stop_on_nonfinite."""
+
+    name = "trainer.stop_on_nonfinite"
+    not_by_hand = "Leave it out, or check the loss in training_step"
+
+    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+        """Let each step look at its losses."""
+        return {"finite": FiniteLosses(run)}
 
 
 class FiniteLosses:

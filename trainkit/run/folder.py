@@ -6,12 +6,15 @@ import contextlib
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.api.callback import Callback
+from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
 from trainkit.console import info, short
+from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
@@ -23,10 +26,12 @@ _OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", LEDGE
 _BESIDE = (CONFIG, ".hydra", STATE, "progress.json")  # without which it cannot be resumed by itself, or its status be shown
 
 
-def agreed_run_dir(requested: str | Path | None, task_name: str, run: RunView, needed: bool) -> Path:
+def agreed_run_dir(
+    requested: str | Path | None, task_name: str, engine: Engine, callbacks: Sequence[Callback], needed: bool
+) -> Path:
     """Return the run's folder, which rank 0 makes; see make_run_dir and check_shared. Call it on all ranks."""
-    run_dir: Path = run.engine.comm.run_on_main(lambda: make_run_dir(requested, task_name))
-    check_shared(run_dir, run, needed)
+    run_dir: Path = engine.comm.run_on_main(lambda: make_run_dir(requested, task_name))
+    check_shared(run_dir, engine, callbacks, needed)
     return run_dir
 
 
@@ -57,12 +62,13 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
     return folder
 
 
-def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
+def check_shared(run_dir: Path, engine: Engine, callbacks: Sequence[Callback], needed: bool) -> None:
     """Find out, if the ranks are on several hosts, whether all of these see the run's folder. Call it on all ranks.
 
     Args:
         run_dir: the folder that rank 0 has made.
-        run: its ranks look for a file there.
+        engine: its ranks look for a file there.
+        callbacks: those that save may have a folder of their own.
         needed: whether other ranks than rank 0 use it: each writes its part, or rank 0 may be on another host later (an
             elastic job). Checkpoints at a URL are enough then. Otherwise a message names the hosts.
 
@@ -70,7 +76,7 @@ def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
         ConfigError: it is needed, and a host does not see it. In a job that trains already only the new ranks of that host
             raise it: the others continue without them.
     """
-    ranks, comm = run.engine.ranks, run.engine.comm
+    ranks, comm = engine.ranks, engine.comm
     if ranks.local_size >= ranks.world_size:
         return
     with contextlib.ExitStack() as stack:
@@ -79,9 +85,9 @@ def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
         seen = comm.all_gather_object((host_name(), trains or sees(run_dir / name), trains))
     if not (blind := ", ".join(sorted({host for host, is_seen, _ in seen if not is_seen}))):
         return
-    is_elsewhere = any("://" in policy.store_of(run_dir).place for policy in checkpoint_policies(run.callbacks))
-    if not (needed or run.engine.splits_weights) or is_elsewhere:
-        run.say(f"run_dir is '{run_dir}', and {blind} does not see it: the run's files are on {seen[0][0]} alone.")
+    is_elsewhere = any("://" in policy.store_of(run_dir).place for policy in checkpoint_policies(callbacks))
+    if not (needed or engine.splits_weights) or is_elsewhere:
+        ranks.say(f"run_dir is '{run_dir}', and {blind} does not see it: the run's files are on {seen[0][0]} alone.")
     elif not seen[ranks.rank][1] or not any(trains for _, _, trains in seen):
         if ranks.is_main:
             with contextlib.suppress(OSError):
@@ -89,10 +95,10 @@ def check_shared(run_dir: Path, run: RunView, needed: bool) -> None:
         raise ConfigError(not_shared(run_dir, blind))
 
 
-def stores_of(run: RunView) -> list[Store]:
+def stores_of(run_dir: Path, callbacks: Sequence[Callback]) -> list[Store]:
     """Return the stores of a run's checkpoints, those of policies first."""
-    stores = [policy.store_of(run.run_dir) for policy in checkpoint_policies(run.callbacks)]
-    own = make_store(run.run_dir / "checkpoints")
+    stores = [policy.store_of(run_dir) for policy in checkpoint_policies(callbacks)]
+    own = make_store(run_dir / "checkpoints")
     return stores if own.place in [store.place for store in stores] else [*stores, own]
 
 

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from trainkit.api.task import Task
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.run.compile import compiled
 
 Made = tuple[list[Optimizer], list[ScheduleConfig]]
 
@@ -27,16 +26,16 @@ class Kept:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._is_compiled = False
+        self._has_entered = False
         self._made: Made | None = None
         self._plan: BatchPlan | None = None
         self._parameters: list[list[int]] = []
 
-    def compile(self, task: Task, mode: bool | str) -> None:
-        """Compile the task's modules until `close`."""
-        if not self._is_compiled:
-            self._stack.enter_context(compiled(task, mode))
-            self._is_compiled = True
+    def enter_once(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter the context of compiled modules until `close`, unless an earlier attempt has."""
+        if not self._has_entered:
+            self._stack.enter_context(context)
+            self._has_entered = True
 
     def optimizers(self, task: Task, plan: BatchPlan, make: Callable[[], Made]) -> Made:
         """Return what `make` returned, as it was then.

@@ -14,6 +14,7 @@ from trainkit.errors import ConfigError
 from trainkit.loggers.base import loggers_of
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
+from trainkit.run.setup import Stage
 
 
 class LastRun:
@@ -21,8 +22,12 @@ class LastRun:
 
     options: Options
     callbacks: list[Callback]
-    _run: Run | None = None
+    _stage: Stage | None = None  # of the entry point in progress, or of the last one
     _fitted: Run | None = None  # the last one that trained
+
+    @property
+    def _run(self) -> Run | None:
+        return self._stage.run if self._stage is not None and self._stage.is_open else None
 
     def _model(self, task: Task | None, ckpt_path: str | None) -> tuple[Task, str | None]:
         """Return what is evaluated: without a task, that of the last fit at its best checkpoint.
@@ -42,11 +47,15 @@ class LastRun:
         """The run in progress, or the last one; hooks receive it.
 
         Raises:
-            ConfigError: nothing has run yet.
+            ConfigError: nothing has run yet, or this rank takes no part.
         """
-        if self._run is None:
+        return self._last_stage.run
+
+    @property
+    def _last_stage(self) -> Stage:
+        if self._stage is None:
             raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
-        return self._run
+        return self._stage
 
     @property
     def state(self) -> TrainState:
@@ -56,7 +65,22 @@ class LastRun:
     @property
     def engine(self) -> Engine:
         """The ranks."""
-        return self.run.engine
+        return self._last_stage.engine
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0; ranks that take no part know it too."""
+        return self.engine.ranks.is_main
+
+    @property
+    def global_rank(self) -> int:
+        """This rank."""
+        return self.engine.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.engine.ranks.world_size
 
     @property
     def run_dir(self) -> Path:

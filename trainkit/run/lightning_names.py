@@ -36,6 +36,11 @@ class LightningNames:
     datamodule: DataModule | None = None
 
     @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.state.global_step
+
+    @property
     def model(self) -> Task:
         """The task, by Lightning's name."""
         return self.task

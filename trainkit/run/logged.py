@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from trainkit.api.view import RunView
 from trainkit.device.sync_guard import allowed_read
 from trainkit.metrics.hook_log import HookLog
 from trainkit.metrics.media import Media
-from trainkit.run.run import Run, keep_values
 
 
-def hook_log_of(run: Run) -> HookLog:
+def keep_values(run: RunView, values: Mapping[str, float]) -> None:
+    """Make the values of an epoch known to callbacks and schedules."""
+    run.callback_metrics.put(values, run.global_step)
+    run.state.epoch_values.update(values)
+
+
+def hook_log_of(run: RunView) -> HookLog:
     """Return what takes the values of a run's hooks."""
     reported: list[str] = []
 

@@ -12,34 +12,78 @@ rank; `global_step` counts the calls of `optimizer.step()`, as in Lightning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainkit.api.manual import connect
+from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, Microbatch, Step
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.clipping import clip
+from trainkit.run.feature import Feature, Features
 from trainkit.run.run import Run
+from trainkit.run.setup import Stage
+
+
+class ManualUpdates(Feature):
+    """A Task with `automatic_optimization = False`.
+
+    Args:
+        features: of the fit; some need one backward and one update a step.
+    """
+
+    name = "manual_optimization"
+    not_split = "the Task updates its weights itself (automatic_optimization=False). Use engine=ddp, or automatic optimization."
+
+    def __init__(self, stage: Stage, features: Features) -> None:
+        self._stage, self._features = stage, features
+        self._manual: ManualRun | None = None
+
+    def data_read(self, run: RunView) -> None:
+        """Refuse what needs automatic optimization.
+
+        Raises:
+            ConfigError: names the setting.
+        """
+        wrong = {feature.key or feature.name: feature.not_by_hand for feature in self._features if feature.not_by_hand}
+        if any(count > 1 for _, count in ((0, run.batch_plan.accumulate), *run.batch_plan.later)):
+            advice = "Run optimizer.step() every n-th batch_idx in training_step, and divide the loss by n"
+            wrong = {"trainer.accumulate_grad_batches": advice} | wrong
+        for name, advice in wrong.items():
+            raise ConfigError(f"{name} needs automatic optimization, and {type(run.task).__name__} has it off. {advice}.")
+        steps, plan_of = run.train_feed.num_steps_in(0), getattr(run.train_feed, "plan_of", None)
+        if plan_of is not None and steps and not all(plan_of(0).microbatches(steps - 1, r) for r in range(run.world_size)):
+            raise ConfigError(
+                f"The last step of an epoch has {plan_of(0).samples_in(steps - 1)} samples for {run.world_size} ranks. With "
+                "manual optimization each rank needs one, since all ranks run the optimizers. Set trainer.pad_last_step=true, "
+                "or drop_last=True in the DataLoader."
+            )
+
+    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+        """Let the Task run each step."""
+        self._manual = ManualRun(self._stage.run, optimizers)
+        return {"manual": self._manual}
+
+    def begun(self, run: RunView) -> None:
+        """Give the Task its optimizers; its schedulers move by its own hand."""
+        run.rates.moves_by_hand = True
+        connect(run.task, self._manual)
 
 
 class ManualRun:
     """Runs backward and the optimizers for a Task; see the module."""
 
-    def __init__(self, run: Run) -> None:
-        """Wrap the optimizers of a run.
-
-        Raises:
-            ConfigError: a setting needs automatic optimization.
-        """
-        _check(run)
+    def __init__(self, run: Run, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Wrap the optimizers of a run."""
         self._run = run
         self._share, self._reduced, self._counted = 0.0, set[int](), False
         self.steps_otherwise = False  # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.updated = True  # whether no overflow held an update of this batch back
-        self.optimizers = [Stepper(optimizer, self) for optimizer in run.optimizers]
+        self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
 
     @contextlib.contextmanager
     def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
@@ -190,35 +234,3 @@ def _sum(parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], devic
         parts = torch.split(summed, [gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-
-
-def _check(run: Run) -> None:
-    """Refuse what needs one backward and one update a step.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    numerics, feed = run.options.numerics, run.train_feed
-    wrong = {
-        "trainer.accumulate_grad_batches": (
-            any(count > 1 for _, count in ((0, run.batch_plan.accumulate), *run.batch_plan.later)),
-            "Run optimizer.step() every n-th batch_idx in training_step, and divide the loss by n",
-        ),
-        "trainer.halve_batch_on_oom": (numerics.halve_batch_on_oom, "Leave it out"),
-        "trainer.stop_on_nonfinite": (numerics.stop_on_nonfinite, "Leave it out, or check the loss in training_step"),
-        "trainer.on_bad_sample=skip": (
-            run.options.samples.on_bad_sample == "skip",
-            "Leave it out, or load the data without errors",
-        ),
-        "callbacks=elastic": (run.engine.ranks.is_elastic, "Start the job without --min-np and --host-discovery-script"),
-    }
-    for name, (is_set, advice) in wrong.items():
-        if is_set:
-            raise ConfigError(f"{name} needs automatic optimization, and {type(run.task).__name__} has it off. {advice}.")
-    steps, plan_of = feed.num_steps_in(0), getattr(feed, "plan_of", None)
-    if plan_of is not None and steps and not all(plan_of(0).microbatches(steps - 1, r) for r in range(run.world_size)):
-        raise ConfigError(
-            f"The last step of an epoch has {plan_of(0).samples_in(steps - 1)} samples for {run.world_size} ranks. With manual "
-            "optimization each rank needs one, since all ranks run the optimizers. Set trainer.pad_last_step=true, or "
-            "drop_last=True in the DataLoader."
-        )

@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 
-from trainkit.data.feed import MapFeed
+from torch import nn
+
+from trainkit.api.view import RunView
+from trainkit.data.feed import Feed, MapFeed
+from trainkit.engine.base import Engine
 from trainkit.engine.sync_batchnorm import check_even, release
 from trainkit.errors import ConfigError
-from trainkit.optim.batch_plan import BatchPlan
-from trainkit.run.feeds import Feeds
-from trainkit.run.setup import Stage
+from trainkit.run.feature import Feature
 
 
-def synchronise_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
-    """Compute batch norm's statistics over all ranks (trainer.sync_batchnorm), if each has samples in every step."""
-    if not stage.options.numerics.sync_batchnorm:
-        return
-    check_norms(stage, feeds, plan)
-    if stage.bad_samples is not None:
-        stage.bad_samples.needs_every_microbatch = True
-    stage.engine.convert_sync_batchnorm(stage.task)
-    stage.on_exit(release, stage.task)
+class SyncNorms(Feature):
+    """See the module.
 
-
-def check_norms(stage: Stage, feeds: Feeds, plan: BatchPlan) -> None:
-    """Check that batch norm can be computed over all ranks, if that is requested.
-
-    Raises:
-        ConfigError: a rank would have no samples in some step, or ranks could be without a microbatch.
+    Args:
+        enter: enters a context until the stage ends.
     """
-    engine, numerics = stage.engine, stage.options.numerics
-    if not numerics.sync_batchnorm:
-        return
-    if numerics.halve_batch_on_oom and engine.ranks.world_size > 1:
-        raise ConfigError(
-            "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
-            "pieces than others would wait for them in batch norm. Leave one of the two out."
-        )
-    if engine.ranks.is_elastic and not engine.ranks.max_world_size:
-        raise ConfigError(
-            "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an epoch's "
-            "last step would end it. Limit the number of ranks: --max-np N."
-        )
-    now, most = engine.ranks.world_size, engine.ranks.max_world_size
-    for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
-        for epoch in (0, *(first for first, _ in plan.later)):
-            _check_even(feeds, epoch, ranks, now)
+
+    name = "trainer.sync_batchnorm"
+    not_split = (
+        "trainer.sync_batchnorm is true: a rank without samples runs its forward on borrowed ones, which would count in "
+        "the statistics. Use a norm that needs no batch (LayerNorm, GroupNorm), or engine=ddp."
+    )
+
+    def __init__(self, enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
+        self._enter = enter
+
+    def data_read(self, run: RunView) -> None:
+        """Check that each rank has samples in every step.
+
+        Raises:
+            ConfigError: a rank would have no samples in some step, or ranks could be without a microbatch.
+        """
+        engine = run.engine
+        if run.options.numerics.halve_batch_on_oom and engine.ranks.world_size > 1:
+            raise ConfigError(
+                "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
+                "pieces than others would wait for them in batch norm. Leave one of the two out."
+            )
+        if engine.ranks.is_elastic and not engine.ranks.max_world_size:
+            raise ConfigError(
+                "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an "
+                "epoch's last step would end it. Limit the number of ranks: --max-np N."
+            )
+        now, most = engine.ranks.world_size, engine.ranks.max_world_size
+        for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
+            for epoch in (0, *(first for first, _ in run.batch_plan.later)):
+                _check_even(run.train_feed, epoch, ranks, now)
+
+    def before_optimizers(self, run: RunView) -> None:
+        """Let the layers of batch norm take their statistics over all ranks."""
+        self._enter(_synchronised(run.engine, run.task))
 
 
-def _check_even(feeds: Feeds, epoch: int, ranks: int, now: int) -> None:
+@contextlib.contextmanager
+def _synchronised(engine: Engine, task: nn.Module) -> Iterator[None]:
+    engine.convert_sync_batchnorm(task)
     try:
-        plan = feeds.train.plan_of(epoch) if isinstance(feeds.train, MapFeed) else None
+        yield
+    finally:
+        release(task)
+
+
+def _check_even(feed: Feed, epoch: int, ranks: int, now: int) -> None:
+    try:
+        plan = feed.plan_of(epoch) if isinstance(feed, MapFeed) else None
         check_even(None if plan is None else dataclasses.replace(plan, world_size=ranks))
     except ConfigError as error:
         if ranks <= now:

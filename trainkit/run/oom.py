@@ -15,13 +15,30 @@ import torch
 from torch import Tensor
 
 from trainkit.api.state import TrainState
+from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import Engine
+from trainkit.run.feature import Feature
 
 NO_OBJECTS = (
     "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which would count the samples of a "
     "retried step twice. Log plain values there, or set trainer.halve_batch_on_oom=false."
 )
+
+
+class HalveOnOom(Feature):
+    """See the module."""
+
+    name = "trainer.halve_batch_on_oom"
+    not_by_hand = "Leave it out"
+    not_split = (
+        "trainer.halve_batch_on_oom is true: a rank that runs out of memory leaves the others inside a gather. Leave it "
+        "out; engine.cpu_offload=true, trainer.activation_checkpointing=true or a smaller data.batch_size save memory."
+    )
+
+    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+        """Let each step be a transaction."""
+        return {"halving": Halving(run.engine, run.state, run.say)}
 
 
 class Halving:

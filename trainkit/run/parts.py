@@ -6,6 +6,7 @@ of each rank: metrics, random.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 from torch import nn
 
 from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
+from trainkit.api.from_checkpoint import plain
 from trainkit.api.state import TrainState
+from trainkit.checkpoint.contents import Contents, Part
 from trainkit.checkpoint.split import fill_optimizer
-from trainkit.checkpoint.stateful import random_state, set_random_state
+from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError
@@ -24,7 +28,10 @@ from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.run import StepParts
+from trainkit.run.feature import Features
+from trainkit.run.run import Run
+from trainkit.run.step_parts import StepParts
+from trainkit.safety.masking import masked
 
 
 @dataclass
@@ -198,3 +205,50 @@ class RandomPart:
         """Restore this rank's state; does nothing at another number of ranks."""
         if len(states) == self.engine.ranks.data_size:
             set_random_state(states[self.engine.ranks.data_rank])
+
+
+def contents_of(run: Run, features: Features) -> Contents:
+    """Return what a checkpoint of a run is made of."""
+
+    @contextlib.contextmanager
+    def saving() -> Any:
+        extra: dict[str, Any] = {}
+        try:
+            run.hooks("on_save_checkpoint", extra)
+            yield extra
+        finally:
+            run.hooks("on_save_checkpoint_end")
+
+    def about() -> dict[str, Any]:
+        found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
+        found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
+        if hparams := plain(run.task.hparams):
+            found["hparams"] = masked(hparams, run.options.masked_values)
+        return found | {"versions": versions(), "config": run.options.config}
+
+    data = run.datamodule
+    of_data: dict[str, Part] = {}
+    if data is not None and type(data).state_dict is not DataModule.state_dict:
+        of_data["datamodule"] = data
+    return Contents(
+        task=run.task,
+        parts={
+            **of_data,
+            "state": run.state,
+            "callbacks": CallbacksPart(run.callbacks),  # first: one may add groups to an optimizer
+            "optimizers": OptimizersPart(run.engine, run.optimizers),
+            "rates": RatesPart(run.rates, run.state),
+            "scaler": ScalerPart(run.precision),
+            "values": ValuesPart(run.callback_metrics),
+            "validations": run.evaluator,
+            "contract": PlanPart(lambda: run.batch_plan),
+            **features.parts(run),
+        },
+        rank_parts={
+            "metrics": LogPart(run.task, run.step, run.engine),
+            "random": RandomPart(run.engine),
+            **features.rank_parts(run),
+        },
+        about=about,
+        saving=saving,
+    )

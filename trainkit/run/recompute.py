@@ -15,10 +15,29 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trainkit.api.view import RunView
 from trainkit.engine.blocks import blocks_of
 from trainkit.errors import ConfigError
+from trainkit.run.feature import Feature
 
 _KEY = "trainer.activation_checkpointing"
+
+
+class Recompute(Feature):
+    """See the module.
+
+    Args:
+        enter: enters a context until the stage ends.
+    """
+
+    name = _KEY
+
+    def __init__(self, blocks: bool | Sequence[str], enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
+        self._blocks, self._enter = blocks, enter
+
+    def model_made(self, run: RunView) -> None:
+        """Let the blocks compute again; after they are compiled."""
+        self._enter(recomputed(run.task, self._blocks))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
@@ -25,19 +26,15 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     modules are compiled, the gradients of a first step are computed (`first_step`) and dropped: the Task sees that batch once
     more than it trains on it.
     """
-    stage.attach()
-    ranks, task, data = stage.engine.ranks.first_world_size, stage.task, stage.data
-    with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
-        for source in data.owners(task):
-            source.prepare_data()
-    if data.datamodule is not None:
-        data.datamodule.setup(stage.kind)
+    ranks, task = stage.engine.ranks.first_world_size, stage.task
     alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
     nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")  # made by nothing but the Task's own writing
     options = replace(stage.options, engine=alone, run_dir=str(nowhere))
-    rehearsal = Stage(stage.kind, task, data, (), options, has_data=True)
+    rehearsal = Stage(stage.kind, task, stage.data, (), options)
     rehearsal.kept = stage.kept
-    with rehearsal:
+    with contextlib.ExitStack() as stack:
+        with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
+            stack.enter_context(rehearsal)
         run = build_run(rehearsal, StartFrom())
         if options.numerics.compile and task.automatic_optimization:
             before = copy.deepcopy(task.state_dict())

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainkit.api.view import checkpoint_policies, with_role
 from trainkit.checkpoint.manager import MEMORY
-from trainkit.console import plural
+from trainkit.console import plural, try_to_write
 from trainkit.data.order import mix
 from trainkit.data.seeding import seed_everything
 from trainkit.data.shares import read_words
@@ -34,11 +34,19 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
             "callbacks=elastic under torchrun, which restarts all processes when one is lost: they would begin from the start. "
             "Let them resume from the run's checkpoint: resume=auto run_dir=runs/mine (Trainer: ckpt_path='auto', run_dir)."
         )
+    _tidy(stage)
     if ckpt_path is None and not stage.is_elastic:
         return None
     if stage.engine.splits_weights and ckpt_path is not None:
         return stage.checkpoints.open(ckpt_path)
     return stage.checkpoints.find(lambda: _read(stage, ckpt_path))
+
+
+def _tidy(stage: Stage) -> None:
+    """Remove drafts of checkpoints that a killed run left, unless one is being written by an attempt of this process."""
+    if stage.engine.ranks.is_main and not stage.checkpoints.is_writing:
+        for store in stage.checkpoints.stores:
+            try_to_write(store.tidy, f"{store.place} could not be tidied")
 
 
 def _read(stage: Stage, ckpt_path: str | None) -> Found:
@@ -68,9 +76,12 @@ def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | 
     return read_words(saved["contract"].get("rank_shares", "even"))  # an older checkpoint has none
 
 
-def restore(run: Run, saved: dict[str, Any]) -> None:
-    """Restore a run's state from its checkpoint, and print the differences."""
+def restore(run: Run, saved: dict[str, Any] | None) -> None:
+    """Seed this rank's random numbers; restore a run's state from its checkpoint, if any, and print the differences."""
     checkpoints, engine = run.checkpoints, run.engine
+    seed_everything(mix(run.options.seed, engine.ranks.data_rank))
+    if saved is None:
+        return
     assert checkpoints.resumed_from is not None
     if left := checkpoints.restore(saved):
         run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")

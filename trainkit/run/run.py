@@ -1,151 +1,149 @@
 """Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as `trainer`.
 
-A Run begins with the stage (setup.py): counters, ranks, folder, hooks. Before training build.py adds the parts of a fit: feeds,
-plan, optimizers, rates. Hooks see it as api/view.py's RunView.
+It is one object from `setup` on, since hooks and the Task may store it. So a fit reaches it in three steps, each whole:
+
+    Run(...)    the stage (setup.py) has an engine and a folder: counters, hooks, checkpoints, evaluator
+    train_on    the data and the plan of batches, which configure_optimizers may ask for
+    begin       the parts of a fit, which build.py has made
+
+No other file assigns to it. Hooks see it as api/view.py's RunView.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from trainkit.api.callback import Callback
+from trainkit.api.datamodule import DataModule
 from trainkit.api.dispatch import Hooks
 from trainkit.api.options import Options
 from trainkit.api.state import StageName, TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
-from trainkit.console import info
-from trainkit.data.feed import Feed, MapFeed, Microbatch, Step
+from trainkit.checkpoint.writer import Writer
+from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.shares import read_words, words_of
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.metrics.latest import LatestMetrics
-from trainkit.metrics.log import MetricLog
-from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.batch_plan import BatchPlan
-from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
 from trainkit.run.evaluator import Evaluator
-from trainkit.run.finite import FiniteLosses, LossWatch
+from trainkit.run.folder import stores_of
 from trainkit.run.lightning_names import LightningNames
-from trainkit.run.oom import Halving
+from trainkit.run.logged import hook_log_of
+from trainkit.run.saved import difference
+from trainkit.run.step_parts import StepParts
 from trainkit.run.stopping import Stopping
 
 
-class ManualBatches(Protocol):
-    """See run/manual.py."""
-
-    updated: bool
-
-    def batches(self, step: Step) -> Iterable[Microbatch]: ...  # noqa: D102
-    def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
-
-
-class OpenBatch(NamedTuple):
-    """A microbatch before its on_train_batch_end, and what the hook gets."""
-
-    num_samples: int
-    outputs: Any
-    batch: Any
-    batch_idx: int
-
-
-@dataclass
-class StepParts:
-    """What a training step works with beside the optimizers.
+@dataclass(frozen=True)
+class FitParts:
+    """The parts of a fit.
 
     Attributes:
-        weights: of the microbatches.
-        metrics: the Task's metric objects.
-        watch: reports losses that are not finite.
-        log: the values of this epoch so far.
-        sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
-        finite: looks at losses (trainer.stop_on_nonfinite).
-        halving: splits microbatches (trainer.halve_batch_on_oom).
-        clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they are then dropped before the
-            next backward, else after the update, when they no longer take memory.
-        has_old: whether a backward must first drop them.
-        has_skipped: whether the Task has skipped a batch of this run.
-        has_begun: whether a batch of this step has begun.
-        open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the update.
-        manual: runs a Task that updates its weights itself.
+        step: what a training step works with beside the optimizers.
+        before_epoch: called with the number of an epoch before its first step.
     """
 
-    weights: SampleWeights
-    metrics: EpochMetrics
-    watch: LossWatch
-    clears_late: bool = False
-    has_old: bool = False
-    has_begun: bool = False
-    has_skipped: bool = False
-    open_batch: OpenBatch | None = None
-    log: MetricLog = field(default_factory=MetricLog)
-    sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
-    finite: FiniteLosses | None = None
-    halving: Halving | None = None
-    manual: ManualBatches | None = None
-
-    def __post_init__(self) -> None:
-        self.has_old = self.clears_late
+    optimizers: Sequence[torch.optim.Optimizer]
+    rates: LearningRates
+    step: StepParts
+    stopping: Stopping
+    before_epoch: Callable[[int], None]
 
 
-class _NotThereYet:
-    """Stands for a part that is not built yet. (A `__getattr__` of Run would slow each access in the loop down.)"""
+class _Later:
+    """A part that a Run has later: Python looks here only until the Run has it, so that it costs the loop nothing."""
 
-    def __init__(self, name: str) -> None:
-        self.__dict__["name"] = name
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
-    def _refuse(self, *_: Any) -> Any:
-        raise ConfigError(
-            f"trainer.{self.__dict__['name']} is not there yet: the run is being set up. Use it in on_fit_start or later."
-        )
+    def __get__(self, run: Any, owner: type) -> Any:
+        if run is None:
+            return self
+        if run.state.stage in ("validate", "test", "predict"):
+            raise ConfigError(f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.stage}.")
+        raise ConfigError(f"trainer.{self._name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
 
-    __getattr__ = __iter__ = __len__ = __getitem__ = __call__ = __enter__ = __fspath__ = _refuse
+
+def _later() -> Any:
+    return _Later()
 
 
 class Run(LightningNames):
     """See the module; the Trainer's docstring explains `options`, RunView the rest.
 
-    The parts of a fit are there once it is built; asked for earlier, they raise ConfigError.
+    Args:
+        run_dir: of all ranks.
+        coordinator: what all ranks agree on.
+        writer: of checkpoints.
+        elastic: commits of an elastic fit.
     """
 
-    hooks: Hooks
     run_dir: Path
+    coordinator: Coordinator
     precision: Precision
     checkpoints: CheckpointManager
-    coordinator: Coordinator
-    stopping: Stopping
+    hooks: Hooks
     evaluator: Evaluator
-    train_feed: Feed
-    batch_plan: BatchPlan
-    optimizers: Sequence[torch.optim.Optimizer]
-    rates: LearningRates
-    step: StepParts
+    train_feed: Feed = _later()
+    batch_plan: BatchPlan = _later()
+    optimizers: Sequence[torch.optim.Optimizer] = _later()
+    rates: LearningRates = _later()
+    step: StepParts = _later()
+    stopping: Stopping = _later()
+    before_epoch: Callable[[int], None] = _later()
 
-    def __init__(self, stage: StageName, task: Task, options: Options, callbacks: Sequence[Callback], engine: Engine) -> None:
+    def __init__(
+        self,
+        stage: StageName,
+        task: Task,
+        options: Options,
+        callbacks: Sequence[Callback],
+        engine: Engine,
+        *,
+        run_dir: Path,
+        coordinator: Coordinator,
+        writer: Writer,
+        datamodule: DataModule | None = None,
+        elastic: ElasticState | None = None,
+    ) -> None:
         self.task, self.options, self.callbacks, self.engine = task, options, list(callbacks), engine
+        self.run_dir, self.coordinator, self.datamodule, self.elastic = run_dir, coordinator, datamodule, elastic
         self.state = TrainState(stage=stage)
         self.callback_metrics = LatestMetrics()
-        self.elastic: ElasticState | None = None
-        self.reload: Callable[[int], None] | None = None  # makes the data of an epoch, if they are not the same in all
-        for name in Run.__annotations__:
-            setattr(self, name, _NotThereYet(name))
+        self.precision = Precision(options.numerics.precision, engine.device)
+        self.checkpoints = CheckpointManager(engine, stores_of(run_dir, self.callbacks), self.say, writer, difference)
+        self.hooks = Hooks(self, task, self.callbacks, hook_log_of(self))
+        self.evaluator = Evaluator(self, task, self.hooks)
 
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.state.global_step
+    def train_on(self, feed: Feed, plan: BatchPlan) -> None:
+        """Train on these data from the next epoch on."""
+        self.train_feed = feed
+        self.batch_plan = plan
+
+    def begin(self, parts: FitParts) -> None:
+        """Take the parts of a fit."""
+        self.optimizers = parts.optimizers
+        self.rates = parts.rates
+        self.step = parts.step
+        self.stopping = parts.stopping
+        self.before_epoch = parts.before_epoch
+
+    def end(self) -> None:
+        """Free data and parts of a fit: the next attempt of an elastic run makes its own."""
+        for name in [name for name, part in vars(Run).items() if isinstance(part, _Later)]:
+            vars(self).pop(name, None)
 
     @property
     def current_epoch(self) -> int:
@@ -226,8 +224,7 @@ class Run(LightningNames):
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
-        if self.engine.ranks.is_main:
-            info(text)
+        self.engine.ranks.say(text)
 
     def log_metrics(self, values: dict[str, float]) -> None:
         """Hand values of this step to the loggers, without those that were logged with `logger=False`."""
@@ -241,15 +238,3 @@ class Run(LightningNames):
         place, _, name = text.rpartition("/")
         self.checkpoints.save(make_store(place), name, weights_only)
         self.checkpoints.finish()
-
-    def drop_parts(self) -> None:
-        """Free the parts of a fit: an elastic run builds them again."""
-        for name in ("train_feed", "optimizers", "rates", "step", "evaluator", "stopping"):
-            setattr(self, name, _NotThereYet(name))
-        self.reload = None
-
-
-def keep_values(run: Run, values: Mapping[str, float]) -> None:
-    """Make the values of an epoch known to callbacks and schedules."""
-    run.callback_metrics.put(values, run.global_step)
-    run.state.epoch_values.update(values)

@@ -1,31 +1,25 @@
 """Stage: everything around a fit, validate, test or predict.
 
 enter   engine started, device pinned -> settings compared over ranks -> torch's flags -> run folder agreed, it
-        and URLs of checkpoints locked -> hooks -> data prepared and set up -> model made -> modules compiled
+        and URLs of checkpoints locked -> hooks -> data prepared and set up -> model made
 exit    on_exception after an error; teardown; feeds closed; the engine released
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import StageName
-from trainkit.api.dispatch import Hooks
-from trainkit.api.options import Limit, Options
+from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
 from trainkit.console import warning
-from trainkit.data.bad_samples import BadSamples
-from trainkit.data.feed import Feed
-from trainkit.device.precision import Precision
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
-from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
@@ -33,22 +27,18 @@ from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
-from trainkit.run.compile import compiled
 from trainkit.run.coordinator import Coordinator
-from trainkit.run.data_sources import DataSources, eval_feeds
+from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticRun, ElasticState
-from trainkit.run.folder import agreed_run_dir, stores_of
+from trainkit.run.folder import agreed_run_dir
 from trainkit.run.kept import Kept
 from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
-from trainkit.run.logged import hook_log_of
 from trainkit.run.model import make_model
-from trainkit.run.recompute import recomputed
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.run import Run
-from trainkit.run.saved import difference
 from trainkit.run.signals import Signals
-from trainkit.run.transfer_hooks import HookedMover, with_hooks
+from trainkit.run.stage_feeds import StageFeeds
 
 _LOCK_TIMEOUT_S = 60.0  # a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is killed
 
@@ -61,11 +51,10 @@ class Stage:
         has_data: whether the data needs no preparation.
 
     Attributes:
-        run: the run that hooks see; build_run adds the parts of a fit.
+        callbacks: of the run.
         elastic: state that outlives this attempt of an elastic run.
         signals: that this process received.
-        declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
-        bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
+        feeds: of the run, once there is one.
         replicas: compares what must be equal on all ranks.
         kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is set, and `elastic` is not.
     """
@@ -83,13 +72,10 @@ class Stage:
         self.kind, self.task, self.data, self.options, self.has_data = kind, task, data, options, has_data
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
-        self.run = Run(kind, task, options, callbacks, self.engine)
-        self.run.datamodule = data.datamodule
+        self.callbacks = callbacks
+        self._run: Run | None = None
         self.elastic: ElasticState | None = None
-        self.declared_ranks: int | None = None
-        self.bad_samples: BadSamples | None = None
         self.is_set_up = self._continues = False  # whether a later attempt of this process continues with the Task
-        self._feeds: list[Feed] = []
         self._stack = contextlib.ExitStack()
         self.kept: Kept | None = None
         if attempts is not None:
@@ -102,8 +88,24 @@ class Stage:
                 "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
             )
         self.signals = Signals() if self.elastic is None else self.elastic.signals
-        self.run.coordinator = Coordinator(self.engine, self.signals)
+        self._coordinator = Coordinator(self.engine, self.signals)
         self.replicas = Replicas(self.engine.comm, None if self.elastic is None else self.elastic.facts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a run: the stage was entered, and this rank takes part."""
+        return self._run is not None
+
+    @property
+    def run(self) -> Run:
+        """The run that hooks see, once the stage has an engine and a folder; build_run gives it the parts of a fit.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._run is None:
+            raise ConfigError("There is no run here: its engine has not started, or engine.process_set leaves this rank out.")
+        return self._run
 
     @property
     def is_elastic(self) -> bool:
@@ -149,49 +151,49 @@ class Stage:
         if state is not None:
             state.has_begun, state.is_rehearsed = True, self.has_data
 
-    def attach(self) -> None:
-        """Let the Task and its data see the run."""
-        for owner in self.data.owners(self.task):
-            owner._trainer = self.run
-
     def _set_up(self) -> None:
-        engine, numerics, run, data = self.engine, self.options.numerics, self.run, self.data.datamodule
-        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine, run.callbacks))
+        engine, numerics, data = self.engine, self.options.numerics, self.data.datamodule
+        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine, self.callbacks))
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
         self._stack.enter_context(torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly))
         if engine.device.type == "cpu":
             self._stack.enter_context(keep_freed_memory())
-        if (limit := self.options.samples.limit) is not None:
-            self.bad_samples = BadSamples(limit, engine.comm.sum_number, engine.comm.all_gather_object, run.say)
-        run.run_dir = self._agree_on_folder()
-        self._stack.enter_context(output_of_rank()).report_in(run.run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
+        run_dir = self._agree_on_folder()
+        self._stack.enter_context(output_of_rank()).report_in(run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
-        run.checkpoints = CheckpointManager(engine, stores_of(run), run.say, writer, difference)
+        self._run = run = Run(
+            self.kind,
+            self.task,
+            self.options,
+            self.callbacks,
+            engine,
+            run_dir=run_dir,
+            coordinator=self._coordinator,
+            writer=writer,
+            datamodule=data,
+            elastic=self.elastic if self.is_elastic else None,
+        )
+        self.feeds = StageFeeds(run, self.data)
         if self.kind == "fit" and not _is_rehearsal(self):
             self._stack.enter_context(leased(run, self._is_later_attempt))
-        self.attach()
-        run.hooks = Hooks(run, self.task, run.callbacks, hook_log_of(run))
+        for owner in self.data.owners(self.task):
+            owner._trainer = run
         self._prepare_data()
         self._stack.enter_context(run.hooks.fixed())
         make_model(self.task, engine)
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
-        if self.kept is not None:
-            self.kept.compile(self.task, numerics.compile)
-        else:
-            self._stack.enter_context(compiled(self.task, numerics.compile))
-        self._stack.enter_context(recomputed(self.task, numerics.activation_checkpointing))
-        run.precision = Precision(numerics.precision, engine.device)
         self.is_set_up = True
         if self.elastic is not None:
-            self.elastic.run_dir = run.run_dir
+            self.elastic.run_dir = run_dir
 
     def _agree_on_folder(self) -> Path:
         if _is_rehearsal(self):
             return Path(str(self.options.run_dir))  # not made: the process may be killed before it could remove it
         requested = (self.elastic and self.elastic.run_dir) or self.options.run_dir
-        run_dir = agreed_run_dir(requested, type(self.task).__name__, self.run, self.is_elastic or self.kind == "predict")
+        is_needed = self.is_elastic or self.kind == "predict"
+        run_dir = agreed_run_dir(requested, type(self.task).__name__, self.engine, self.callbacks, is_needed)
         if self.kind == "fit":
             lock = self._stack.enter_context(RunLock())
             self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self._is_later_attempt))
@@ -210,32 +212,13 @@ class Stage:
             self.data.datamodule.setup(self.kind)
         self.run.hooks("setup", self.kind)
 
-    def mover(self) -> Mover | HookedMover:
-        """Return what puts a batch on this rank's device."""
-        device = self.engine.device
-        channels_last = self.options.numerics.uses_channels_last(device)
-        return with_hooks(Mover(device, self.run.precision.input_dtype, channels_last), self.data, self.task, device)
+    def enter(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context until the stage ends."""
+        self._stack.enter_context(context)
 
-    def on_exit(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this when the stage ends."""
-        self._stack.callback(call, *args)
-
-    def keep(self, feeds: Iterable[Feed]) -> None:
-        """Close these feeds when the stage ends."""
-        self._feeds += feeds
-
-    def drop(self, feeds: Iterable[Feed]) -> None:
-        """Close these feeds now."""
-        for feed in feeds:
-            self._feeds.remove(feed)
-            feed.close()
-
-    def eval_feeds(self, data: Any, name: str, limit: Limit) -> list[Feed]:
-        """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
-        if data is None or limit == 0:
-            return []
-        seed, ranks = self.options.seed, self.declared_ranks
-        return eval_feeds(data, name, limit, seed, self.engine, self.mover(), ranks, self.bad_samples)
+    def enter_once(self, context: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context until the stage ends, in an elastic run until all attempts have."""
+        (self.enter if self.kept is None else self.kept.enter_once)(context)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
@@ -246,8 +229,10 @@ class Stage:
             if self.engine.ranks.takes_part:
                 self._tear_down(error)
         finally:
-            for feed in self._feeds:
-                feed.close()
+            if self._run is not None:
+                self.feeds.close()
+            if self._run is not None and self._continues:
+                self._run.end()
             self._stack.close()
             self.engine.__exit__(kind, error, trace)
         if lost_peer and self.kind == "fit":  # the launcher ends this rank: the one that failed has reported why
@@ -277,11 +262,6 @@ class Stage:
             if error is None:
                 raise
             warning(f"The last checkpoint failed too: {type(failed).__name__}: {failed}")
-
-    def drop_parts(self) -> None:
-        """Free the parts of the loop, for the next attempt."""
-        self.run.drop_parts()
-        self._feeds.clear()
 
     def fail(self, error: BaseException) -> None:
         """End a fit that no later attempt continues."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -36,9 +36,9 @@ def checked(
         engine.ranks.committed_step = 7 if trains[rank] else -1
         engine.splits_weights = splits_weights
         policy = SimpleNamespace(role="checkpoints", store_of=lambda run_dir: SimpleNamespace(place=store))
-        run: Any = SimpleNamespace(engine=engine, callbacks=[policy], say=said.append)
+        monkeypatch.setattr(engine.ranks, "say", said.append)
         try:
-            check_shared(folders[rank], run, needed)
+            check_shared(folders[rank], engine, cast(Any, [policy]), needed)
         except ConfigError as error:
             return str(error)
         return "".join(said)

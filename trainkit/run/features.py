@@ -1,0 +1,38 @@
+"""The features of a fit: the one list. A new one is a file, and an entry here."""
+
+from __future__ import annotations
+
+from trainkit.run.bad_samples import SkipBadSamples
+from trainkit.run.communication import SavedCommunication
+from trainkit.run.compile import Compile
+from trainkit.run.elastic import ElasticFit
+from trainkit.run.feature import Feature, Features
+from trainkit.run.finite import StopOnNonfinite
+from trainkit.run.manual import ManualUpdates
+from trainkit.run.norms import SyncNorms
+from trainkit.run.oom import HalveOnOom
+from trainkit.run.recompute import Recompute
+from trainkit.run.reload import Reload
+from trainkit.run.setup import Stage
+
+
+def features_of(stage: Stage) -> Features:
+    """Return the features that the options, the Task and the job ask for."""
+    numerics, samples = stage.options.numerics, stage.options.samples
+    features = Features()
+    asked: list[object] = [
+        numerics.compile and Compile(numerics.compile, stage.enter_once),
+        numerics.activation_checkpointing and Recompute(numerics.activation_checkpointing, stage.enter),
+        stage.elastic and stage.is_elastic and ElasticFit(stage.elastic),
+        numerics.halve_batch_on_oom and HalveOnOom(),
+        numerics.stop_on_nonfinite and StopOnNonfinite(),
+        samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),
+        not stage.task.automatic_optimization and ManualUpdates(stage, features),
+        numerics.sync_batchnorm and SyncNorms(stage.enter),
+        samples.reload_dataloaders_every_n_epochs and Reload(stage, features),
+        SavedCommunication(),
+    ]
+    for feature in asked:
+        if isinstance(feature, Feature):
+            features.add(feature)
+    return features

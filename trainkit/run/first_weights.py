@@ -1,0 +1,122 @@
+"""The weights that a fit or an evaluation begins with: placed, loaded, split over ranks and filled.
+
+place_weights    on this rank's device, in their dtype
+load_weights     of a new run: whole ones on rank 0, which sends them later (engine.prepare)
+shard_weights    split by the engine, and filled in what this rank holds, if it holds parts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.api.view import checkpoint_policies
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.run.folder import set_aside
+from trainkit.run.model import fill_parts, is_in_parts, load_whole
+from trainkit.run.placement import place
+from trainkit.run.replicas import model_of
+from trainkit.run.run import Run
+from trainkit.run.setup import Stage
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """The start of a fit; see Trainer.fit."""
+
+    ckpt_path: str | None = None
+    init_weights: str | None = None
+    strict: bool = True
+
+
+def place_weights(stage: Stage) -> None:
+    """Place a Task's weights before any are loaded, since loading casts; all ranks have the same model."""
+    _place(stage)
+    stage.replicas.compare("model", lambda: model_of(stage.task))
+
+
+def _place(stage: Stage) -> None:
+    channels_last = stage.options.numerics.uses_channels_last(stage.engine.device)
+    place(stage.task, stage.engine, stage.run.precision, channels_last)
+
+
+def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
+    """Begin a new run: move an earlier run's files aside, and load `init_weights` if each rank holds all weights."""
+    if saved is not None:
+        return
+    stage.engine.comm.run_on_main(lambda: _refuse_foreign(stage.run))
+    if stage.run.is_global_zero:
+        set_aside(stage.run.run_dir)
+    if not is_in_parts(stage.task):
+        _load(stage, start, in_parts=False)
+
+
+def shard_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
+    """Let the engine split the weights; fill this rank's parts from the opened checkpoint, or with first weights."""
+    in_parts = is_in_parts(stage.task)
+    stage.engine.shard(stage.task)
+    if stage.checkpoints.opened is not None:
+        stage.checkpoints.opened.fill_weights(stage.task)
+        stage.task._first_weights = None  # they are replaced
+    elif in_parts and saved is None:
+        _load(stage, start, in_parts=True)
+
+
+def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
+    """Place the weights of an evaluation: those of a checkpoint or a file, or the Task's own.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    task, engine, checkpoints = stage.task, stage.engine, stage.checkpoints
+    _place(stage)
+    is_file = ckpt_path is not None and Path(ckpt_path).is_file()
+    in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file
+    if ckpt_path is not None and not in_parts and not opens:
+        checkpoints.resumed_from = engine.comm.run_on_main(lambda: _read_weights(stage, ckpt_path))
+    engine.shard(task)
+    if ckpt_path is not None and opens:
+        checkpoints.open(ckpt_path, resume=False)
+    if checkpoints.opened is not None:
+        checkpoints.opened.fill_weights(task)
+        task._first_weights = None  # they are replaced
+        checkpoints.opened.close()
+    elif in_parts:
+        fill_parts(task, engine, ckpt_path)
+        checkpoints.resumed_from = ckpt_path or checkpoints.resumed_from
+
+
+def _read_weights(stage: Stage, ckpt_path: str) -> str:
+    """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights; return its path."""
+    if Path(ckpt_path).is_file():
+        load_whole(stage.task, ckpt_path)
+        return ckpt_path
+    found = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
+    if found is None:
+        raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {stage.checkpoints.stores[0].place}.")
+    return found[0]
+
+
+def _refuse_foreign(run: Run) -> None:
+    """Refuse a new run in another run's checkpoint folder: it would replace and delete those checkpoints."""
+    for policy in checkpoint_policies(run.callbacks):
+        if policy.dirpath and (there := policy.store_of(run.run_dir).names()):
+            shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
+            raise ConfigError(
+                f"ModelCheckpoint.dirpath is '{policy.dirpath}', which holds checkpoints of another run ({shown}). "
+                "Resume from them (ckpt_path=last, or resume=auto), or give another folder."
+            )
+
+
+def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
+    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0, which sends them later."""
+    task, engine, weights = stage.task, stage.engine, start.init_weights
+    left: list[str] = []
+    if in_parts:
+        left = fill_parts(task, engine, weights, start.strict)
+    elif weights is not None:
+        left = engine.comm.run_on_main(lambda: load_whole(task, weights, start.strict))
+    if weights is not None:
+        misfits = ", without those that do not match:\n  " + "\n  ".join(left) if left else ""
+        stage.run.say(f"Weights from {weights}{misfits}.")

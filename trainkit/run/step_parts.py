@@ -1,0 +1,73 @@
+"""StepParts: what a training step works with beside the optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from trainkit.data.feed import Microbatch, Step
+from trainkit.metrics.log import MetricLog
+from trainkit.metrics.objects import EpochMetrics
+from trainkit.optim.sample_weights import SampleWeights
+from trainkit.run.finite import FiniteLosses, LossWatch
+from trainkit.run.oom import Halving
+
+
+class ManualBatches(Protocol):
+    """See run/manual.py."""
+
+    updated: bool
+
+    def batches(self, step: Step) -> Iterable[Microbatch]: ...  # noqa: D102
+    def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
+
+
+class OpenBatch(NamedTuple):
+    """A microbatch before its on_train_batch_end, and what the hook gets."""
+
+    num_samples: int
+    outputs: Any
+    batch: Any
+    batch_idx: int
+
+
+@dataclass
+class StepParts:
+    """What a training step works with beside the optimizers.
+
+    Attributes:
+        weights: of the microbatches.
+        metrics: the Task's metric objects.
+        watch: reports losses that are not finite.
+        log: the values of this epoch so far.
+        sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
+        finite: looks at losses (trainer.stop_on_nonfinite).
+        halving: splits microbatches (trainer.halve_batch_on_oom).
+        clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they are then dropped before the
+            next backward, else after the update, when they no longer take memory.
+        has_old: whether a backward must first drop them.
+        has_skipped: whether the Task has skipped a batch of this run.
+        has_begun: whether a batch of this step has begun.
+        open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the update.
+        manual: runs a Task that updates its weights itself.
+    """
+
+    weights: SampleWeights
+    metrics: EpochMetrics
+    watch: LossWatch
+    clears_late: bool = False
+    has_old: bool = False
+    has_begun: bool = False
+    has_skipped: bool = False
+    open_batch: OpenBatch | None = None
+    log: MetricLog = field(default_factory=MetricLog)
+    sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    finite: FiniteLosses | None = None
+    halving: Halving | None = None
+    manual: ManualBatches | None = None
+
+    def __post_init__(self) -> None:
+        self.has_old = self.clears_late
