@@ -1,4 +1,9 @@
-"""Output for people: a console, paths relative to the current folder, streams that may be lost. Imports no torch."""
+"""Output for people: messages, a console, paths relative to the current folder, streams that may be lost. Imports no torch.
+
+The messages of a run go through logging.getLogger("trainkit"): INFO for what happens, WARNING for what a user should act on.
+They are printed, each at once, as long as the program has given that logger no handler; nothing is configured here. With one,
+they are records of that logger. docs/logging.md says how to silence and to redirect them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, Literal, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from trainkit.messages import are_printed, info, is_shown, warning
-
+LOGGER = logging.getLogger("trainkit")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come from anywhere.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -81,6 +85,33 @@ def cell(value: object) -> object:
 def plural(count: int, noun: str) -> str:
     """Return "1 rank", "2 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def info(text: str) -> None:
+    """Say what happens. Most callers do so on rank 0 alone."""
+    _log(logging.INFO, text, "stdout")
+
+
+def warning(text: str, stream: Literal["stdout", "stderr"] = "stdout") -> None:
+    """Say what a user should know to act; it is printed on `stream`."""
+    _log(logging.WARNING, text, stream)
+
+
+def are_printed() -> bool:
+    """Return whether messages are printed; else the handlers of the program receive them."""
+    return not LOGGER.handlers
+
+
+def is_shown(level: int) -> bool:
+    """Return whether the program's level for the logger lets a message pass; INFO if it has set none."""
+    return level >= (LOGGER.level or logging.INFO) and level > LOGGER.manager.disable
+
+
+def _log(level: int, text: str, stream: str) -> None:
+    if LOGGER.handlers:
+        LOGGER.log(level, text, stacklevel=3)
+    elif is_shown(level):
+        print(text, file=getattr(sys, stream), flush=True)
 
 
 def try_to_write(work: Callable[[], object], problem: str) -> None:

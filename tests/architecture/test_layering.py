@@ -18,7 +18,7 @@ ROOT = Path(trainkit.__file__).parent
 
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
 FLOORS = [
-    ["errors", "messages", "version"],
+    ["errors", "version"],
     ["extension"],
     ["arguments", "console", "safety"],
     ["launch"],
@@ -103,7 +103,6 @@ TORCH_FREE = [
     "extensions.slurm.*",
     "launch.*",
     "extensions.timeline.report.gradients",
-    "messages",
     "report.grid",
     "extensions.timeline.report.overlap",
     "report.page",

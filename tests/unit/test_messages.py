@@ -13,8 +13,7 @@ from rich.table import Table
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.alerts import alert
-from trainkit.console import show_table
-from trainkit.messages import LOGGER, info, warning
+from trainkit.console import LOGGER, info, show_table, warning
 
 
 class Collected(logging.Handler):
@@ -55,7 +54,7 @@ def collected() -> Collected:
 
 def test_importing_configures_nothing() -> None:
     """No handler, no level; a program may configure the logger before or after."""
-    code = "import trainkit.messages as m; print(m.LOGGER.handlers, m.LOGGER.level, m.LOGGER.propagate)"
+    code = "import trainkit.console as m; print(m.LOGGER.handlers, m.LOGGER.level, m.LOGGER.propagate)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 0 True\n"
 

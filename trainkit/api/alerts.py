@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from trainkit.messages import warning
+from trainkit.console import warning
 
 if TYPE_CHECKING:
     from trainkit.api.view import RunView

@@ -13,12 +13,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.console import console_of, plural, short, show_table
+from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.data.ray_data import RayStream
 from trainkit.data.streams import DealtStream, Stream
 from trainkit.engine.sizes import numel_of
-from trainkit.messages import are_printed, info
 
 
 class Banner(Callback):

@@ -17,8 +17,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
+from trainkit.console import info, warning
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.messages import info, warning
 from trainkit.safety.whole_files import replacing
 
 DURING = ("step", "validation", "saving", "recovery")

@@ -18,8 +18,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
+from trainkit.console import info
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
-from trainkit.messages import info
 from trainkit.optim.scheduler_state import settings_of
 
 

@@ -21,9 +21,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.console import console_of, short, show_table, try_to_write
+from trainkit.console import console_of, info, short, show_table, try_to_write
 from trainkit.errors import ConfigError
-from trainkit.messages import info
 
 _WIDTH = 118
 _FILE = "profile-simple.txt"

@@ -29,9 +29,9 @@ from trainkit.checkpoint.parts import Part, report
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import LeaseLost, Store
 from trainkit.checkpoint.writer import Writer
+from trainkit.console import warning
 from trainkit.engine.base import Engine
 from trainkit.errors import CheckpointError, TrainkitError
-from trainkit.messages import warning
 
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
 

@@ -19,8 +19,8 @@ from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, re
 from trainkit.checkpoint.parts import Part, await_parts, file_of, is_file_of_rank, write_part
 from trainkit.checkpoint.store import Store, Take, nothing_left
 from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
+from trainkit.console import warning
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.messages import warning
 from trainkit.safety.foreign import check_name
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from trainkit.console import warning
 from trainkit.errors import DataError
-from trainkit.messages import warning
 
 ANSWER_S = 10.0  # a worker answers within milliseconds; one that is late is replaced as well, before it has begun
 _TRIES = 5

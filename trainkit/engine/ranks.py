@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainkit.console import info
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import Launcher, own_gpu
-from trainkit.messages import info
 
 
 class RanksChanged(EngineError):

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainkit.console import warning
 from trainkit.errors import TrainkitError
-from trainkit.messages import warning
 from trainkit.safety.threads import printed, start_thread
 
 ROOM = 10_000  # queue size in entries; an entry is the values of one step

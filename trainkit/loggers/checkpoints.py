@@ -9,8 +9,8 @@ from typing import Literal
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import LINKS, Store
+from trainkit.console import warning
 from trainkit.loggers.base import Logger
-from trainkit.messages import warning
 
 LogModel = bool | Literal["all"]
 

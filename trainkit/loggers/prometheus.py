@@ -14,11 +14,11 @@ import torch
 from trainkit.api.task import Task
 from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import NonNegativeInt, checked
+from trainkit.console import info
 from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.series import SERIES, Board
-from trainkit.messages import info
 from trainkit.version import __version__
 
 

@@ -13,12 +13,11 @@ from trainkit.api.callback import Callback
 from trainkit.api.view import checkpoint_policies
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
-from trainkit.console import short
+from trainkit.console import info, short
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
-from trainkit.messages import info
 from trainkit.run.state import STATE
 
 LEDGER, CONFIG = "goodput.json", "config.yaml"

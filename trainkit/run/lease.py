@@ -29,10 +29,10 @@ from typing import Any
 
 from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LeaseLost
+from trainkit.console import info, warning
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import driver_address, job_started
 from trainkit.launch.moments import boot_id
-from trainkit.messages import info, warning
 from trainkit.run.lock import LOCK, describe_self, described, is_alive, name_of
 from trainkit.run.run import Run
 from trainkit.safety.threads import printed, start_thread

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trainkit.console import warning
 from trainkit.errors import ConfigError
 from trainkit.launch.moments import boot_id
-from trainkit.messages import warning
 from trainkit.safety.masking import masked_arguments
 
 LOCK = ".lock"

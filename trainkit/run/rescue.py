@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainkit.checkpoint.stateful import random_state
-from trainkit.messages import warning
+from trainkit.console import warning
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.log import MetricLog
 from trainkit.run.run import Run

@@ -18,6 +18,7 @@ from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
+from trainkit.console import warning
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
@@ -25,7 +26,6 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
-from trainkit.messages import warning
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources

@@ -15,8 +15,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt, checked
+from trainkit.console import info
 from trainkit.errors import ConfigError
-from trainkit.messages import info
 from trainkit.optim.averaging import WeightAverage
 
 

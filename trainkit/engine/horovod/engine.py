@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+from trainkit.console import warning
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.horovod.collectives import HorovodCollectives
@@ -38,7 +39,6 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.elastic.client import Membership
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.slurm.step import this_step
-from trainkit.messages import warning
 
 _FACTORED_BYTES = 25 * 2**20  # of a bucket of gradients that travel as factors, as on ddp
 

@@ -16,7 +16,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.console import short
+from trainkit.console import short, warning
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import DivergenceError, EngineError
 from trainkit.extensions.capsule.async_losses import AsyncLosses
@@ -30,7 +30,6 @@ from trainkit.extensions.capsule.step_record import (
     last_checkpoint,
     raw_random,
 )
-from trainkit.messages import warning
 
 
 @checked

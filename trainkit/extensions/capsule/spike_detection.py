@@ -13,14 +13,13 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
-from trainkit.console import try_to_write
+from trainkit.console import try_to_write, warning
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
 from trainkit.extensions.capsule.async_losses import AsyncLosses
 from trainkit.extensions.capsule.crash_capsule import CrashCapsule, are_finite
 from trainkit.extensions.capsule.loss_baseline import LossBaseline
 from trainkit.extensions.capsule.step_record import samples_of
-from trainkit.messages import warning
 
 _SHOWN = 64  # maximum number of samples printed
 

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainkit.console import warning
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.index import Shard
 from trainkit.extensions.shards.store import Store, is_local
-from trainkit.messages import warning
 
 _PART = ".part"
 _READ = 1 << 22

@@ -14,11 +14,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainkit.api.view import RunView
+from trainkit.console import warning
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
 from trainkit.extensions.timeline.traces.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
 from trainkit.launch.moments import boot_id
-from trainkit.messages import warning
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
 
