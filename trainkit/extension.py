@@ -100,6 +100,7 @@ class Extension:
         commands: name -> Command. "data NAME" is a part of the command `data`.
         engines: name -> EngineEntry.
         targets: dotted names of classes and functions that a config may build: callbacks, loggers, launchers, data, ...
+        clusters: dotted names of trainkit.launch.jobs.Cluster classes, which `trainkit jobs` asks in the order of extensions.
         checks: dotted names of functions without arguments that yield doctor's findings (trainkit.doctor.findings.Finding).
         conf: the package whose folder conf/ holds config groups; "" for none.
         names: public dotted name, or one of earlier versions -> where the object is. Configs and imports may use both.
@@ -112,6 +113,7 @@ class Extension:
     commands: Mapping[str, Command] = field(default_factory=dict)
     engines: Mapping[str, EngineEntry] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     conf: str = ""
     names: Mapping[str, str] = field(default_factory=dict)

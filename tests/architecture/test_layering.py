@@ -21,7 +21,6 @@ FLOORS = [
     ["errors", "version"],
     ["extension"],
     ["arguments", "console", "safety"],
-    ["tracing"],
     ["launch"],
     ["device"],
     ["data", "metrics", "optim"],
@@ -63,7 +62,7 @@ HOMES = {
     "deepspeed": ["extensions/deepspeed/adapter.py"],
     "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
     "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
-    "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*/command.py"],
+    "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*command.py"],
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["exporting/onnx.py"],
     # launch/ray, and the adapters of Ray's other libraries.
@@ -75,9 +74,9 @@ HOMES = {
     "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
     "pynvml": ["device/stats.py"],
-    "kubernetes_validate": ["launch/kubernetes/schemas.py"],
+    "kubernetes_validate": ["extensions/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],
-    "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py"],
+    "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py", "extensions/*/*/page.py"],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
 }
 
@@ -98,24 +97,25 @@ TORCH_FREE = [
     "engine.select",
     "errors",
     "extension",
+    "extensions.timeline.traces.*",
     "exporting.request",
+    "extensions.kubernetes.*",
+    "extensions.slurm.*",
     "launch.*",
-    "report.timeline.gradients",
+    "extensions.timeline.report.gradients",
     "report.grid",
-    "report.timeline.overlap",
+    "extensions.timeline.report.overlap",
     "report.page",
-    "report.timeline.recorded_facts",
-    "report.timeline.steps",
-    "report.timeline.advice",
-    "report.timeline.page",
-    "report.timeline.text",
+    "extensions.timeline.report.recorded_facts",
+    "extensions.timeline.report.steps",
+    "extensions.timeline.report.advice",
+    "extensions.timeline.report.page",
+    "extensions.timeline.report.text",
     "console",
     "safety.threads",
     "api.lightning_names",
     "run.lock",
     "extensions.horovod_build.*",
-    "tracing",
-    "tracing.*",
     "version",
 ]
 NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good
@@ -295,7 +295,6 @@ def test_core_imports_at_the_top() -> None:
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
         ("loggers.mlflow", "mlflow"),
         ("loggers.prometheus", "prometheus_client.core"),
-        ("launch.kubernetes.schemas", "kubernetes_validate"),
         ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
         ("loggers.tensorboard", "torch.utils.tensorboard.writer"),

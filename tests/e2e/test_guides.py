@@ -33,7 +33,7 @@ ELSEWHERE = {
     "communication": "e2e/test_communication_page.py",
     "deepspeed": "parallel/test_zero.py",
     "finding_settings": "e2e/test_finding_page.py",
-    "kubernetes": "unit/launch/kubernetes/test_refusals.py",
+    "kubernetes": "extensions/kubernetes/test_refusals.py",
     "language_models": "e2e/test_language_models.py",
     "large_models": "e2e/test_large_models_page.py",
     "mpi": "mpi/test_page.py",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.tracing.pieces import HOROVOD, MEETINGS, OWN, SUMMED, About, Event, Piece, span
+from trainkit.extensions.timeline.traces.pieces import HOROVOD, MEETINGS, OWN, SUMMED, About, Event, Piece, span
 
 MS = 1_000_000  # nanoseconds
 PARTS = {"data": 1.0, "forward": 10.0, "backward": 20.0, "communication": 4.0, "optimizer": 3.0, "hooks": 2.0}

@@ -27,7 +27,6 @@ from trainkit.callbacks.ray_report import RayReport as RayReport
 from trainkit.callbacks.ray_report import TuneReport as TuneReport
 from trainkit.callbacks.stragglers import Stragglers as Stragglers
 from trainkit.callbacks.throughput import ThroughputMonitor as ThroughputMonitor
-from trainkit.callbacks.timeline.timeline import Timeline as Timeline
 from trainkit.callbacks.timer import Timer as Timer
 from trainkit.callbacks.watchdog.watchdog import Watchdog as Watchdog
 from trainkit.extension import public

@@ -38,12 +38,6 @@ COMMANDS = {
         "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs JOB, jobs cancel JOB)",
         "trainkit.cli.jobs.main",
     ),
-    "timeline": Command(
-        "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)", "trainkit.cli.timeline.main"
-    ),
-    "scaling": Command(
-        "run a config at several numbers of ranks (ranks=1,2), and predict larger ones", "trainkit.cli.scaling.main"
-    ),
     "doctor": Command("report this machine's set-up, its faults and their fixes (--json)", "trainkit.cli.doctor.main"),
     "explain": Command(
         "explain an error that a message names, with an example and what to do (explain NAME)", "trainkit.cli.explain.main"

@@ -16,14 +16,11 @@ from trainkit.cli.options import count, read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
+from trainkit.extension import extensions, resolve
 from trainkit.launch.jobs import Cluster, JobRow
-from trainkit.launch.kubernetes.cluster import KubernetesCluster
-from trainkit.launch.ray.jobs import RayCluster
-from trainkit.launch.slurm.cluster import SlurmCluster
 from trainkit.run.state import read_state
 
 _RUNS = "runs"
-_CLUSTERS: tuple[Cluster, ...] = (SlurmCluster(), KubernetesCluster(), RayCluster())  # the last takes any name
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -54,8 +51,13 @@ def _work(arguments: Sequence[str]) -> None:
         print(cluster.cancel(job))
 
 
+def _clusters() -> list[Cluster]:
+    """Return the clusters that extensions bring; Ray's is the last, since it takes any name."""
+    return [resolve(cluster)() for extension in extensions() for cluster in extension.clusters]
+
+
 def _cluster_of(job: str) -> Cluster:
-    for cluster in _CLUSTERS:
+    for cluster in _clusters():
         if cluster.has(job):
             return cluster
     raise ConfigError(
@@ -71,7 +73,7 @@ def _list(folder: str | None, as_json: bool) -> None:
         raise ConfigError(f"There is no folder {short(top)}. Give a folder that holds runs: python -m trainkit jobs FOLDER")
     rows: dict[str, list[JobRow]] = {}
     errors: dict[str, ConfigError] = {}  # of clusters that have jobs of ours, and do not answer
-    for cluster in _CLUSTERS:
+    for cluster in _clusters():
         try:
             rows[cluster.name] = cluster.rows(top)
         except ConfigError as error:

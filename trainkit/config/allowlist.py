@@ -25,7 +25,6 @@ ALLOWED = (
     "trainkit.loggers",
     "trainkit.optim",
     "trainkit.report.resume.recorder",
-    "trainkit.report.scaling.allreduce_costs",
     "recipes",
     "torch.optim",
     "torchvision.models",

@@ -120,5 +120,5 @@ class Heartbeat:
 
     @property
     def sum_settings(self) -> dict[str, Any]:
-        """How gradients are summed, as a timeline shows it: fields of tracing.pieces.About."""
+        """How gradients are summed, as a timeline shows it: the fields of a recording's About."""
         return self._sum_settings

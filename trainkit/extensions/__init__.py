@@ -4,4 +4,16 @@ The core finds them through trainkit/extension.py and imports none. Without this
 """
 
 # In the order of `python -m trainkit extensions`.
-NAMES = ("find", "capsule", "serving", "shards", "language", "horovod_build", "deepspeed")
+NAMES = (
+    "timeline",
+    "find",
+    "capsule",
+    "serving",
+    "shards",
+    "language",
+    "horovod_build",
+    "deepspeed",
+    "slurm",
+    "kubernetes",
+    "ray",
+)

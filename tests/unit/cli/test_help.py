@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from trainkit.cli import check_resume, data, plan, scaling
+from trainkit.cli import check_resume, data, plan
 from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
 from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
 from trainkit.exporting.request import FORMATS
+from trainkit.extensions.timeline.scaling import command as scaling
 from trainkit.version import __version__
 
 ALL = {name: usage for name in all_commands() if (usage := find_usage(name)) is not None}  # extensions' too
@@ -81,7 +82,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
         ("scaling", scaling._OWN),
         ("check-resume", check_resume._OWN),
     ):
-        assert set(USAGES[command].keys()) == set(own)
+        assert set(ALL[command].keys()) == set(own)
     assert set(USAGES["export"].options[2][1].split(" | ")) == set(FORMATS)
     base = (shipped_root() / "conf" / "_base.yaml").read_text()
     for command in ("fit", "validate", "test", "predict"):

@@ -13,7 +13,7 @@ from trainkit.errors import ConfigError
 @pytest.mark.parametrize(
     "target",
     [
-        "trainkit.launch.slurm.launcher.SlurmLauncher",
+        "trainkit.extensions.slurm.launcher.SlurmLauncher",
         "torch.optim.SGD",
         "torch.optim.lr_scheduler.StepLR",
         "torchvision.models.resnet18",

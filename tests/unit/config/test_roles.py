@@ -20,7 +20,7 @@ from trainkit import callbacks as given
 from trainkit.callbacks import Elastic
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.launch.job_launcher import JobLauncher
-from trainkit.launch.slurm.launcher import SlurmLauncher
+from trainkit.extensions.slurm.launcher import SlurmLauncher
 
 
 class Lasting(Elastic):
@@ -155,9 +155,9 @@ def test_a_rank_takes_no_notice_of_a_users_launcher(monkeypatch: pytest.MonkeyPa
     assert len(jobs) == 1 and "own_roles" not in sys.modules
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "ray", "slurm"])
-def test_a_launcher_is_asked_without_torch_and_ray(name: str) -> None:
+@pytest.mark.parametrize("home", ["extensions.kubernetes", "launch.ray", "extensions.slurm"])
+def test_a_launcher_is_asked_without_torch_and_ray(home: str) -> None:
     """Its class is cheap to import: a mistake in a config is reported at once."""
-    code = f"import sys, trainkit.launch.{name}.launcher as _; print({{'ray', 'torch', 'hydra'}} & set(sys.modules))"
+    code = f"import sys, trainkit.{home}.launcher as _; print({{'ray', 'torch', 'hydra'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -18,11 +18,11 @@ from trainkit.cli.guard import fail
 from trainkit.console import cell, console_of
 from trainkit.errors import CheckpointError
 from trainkit.extensions.capsule.folder import read
+from trainkit.extensions.timeline.traces.pieces import read_events
 from trainkit.launch.environment import Launcher
 from trainkit.run.predictions import read_predictions
 from trainkit.safety import foreign
 from trainkit.safety.foreign import check_archive, check_file, read_bounded
-from trainkit.tracing.pieces import read_events
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "\x1b[31mred", "a\\b", 3])

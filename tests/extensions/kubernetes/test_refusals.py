@@ -1,0 +1,67 @@
+"""launcher=kubernetes at the command line: what it cannot run, and every command of its page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainkit.cli.run import main
+
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
+OWN = ["conf=mlp", "launcher=kubernetes", "launcher.image=trainkit:1", "launcher.volumes={runs: /runs}", "run_dir=/runs/mine"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["engine=horovod"], "engine is horovod, and launcher.kind=Job starts torchrun."),
+        (["engine=fsdp", "launcher.kind=MPIJob"], "engine is fsdp, and launcher.kind=MPIJob starts ranks of Horovod."),
+        (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=kubernetes asks for several ranks"),
+        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is kubernetes: its jobs keep their ranks"),
+        (["trainer.enable_checkpointing=false"], "a job of launcher=kubernetes may start several times"),
+        (["ckpt_path=last"], "ckpt_path is 'last', and each start of a job of launcher=kubernetes resumes from its own run's"),
+        (["launcher.nodes=none"], "launcher.nodes"),
+        (["launcher.node=2"], "launcher.node"),
+        ([], "There is no kubectl on this machine."),
+    ],
+)
+def test_what_cannot_run_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In one message, before anything is created."""
+    assert main("fit", [*OWN, *words]) == 2
+    text = capsys.readouterr().err
+    assert text.count("Error: ") == 1 and message in text and len(text) < 1200, text
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_runs_folder_is_one_of_the_pods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On this machine it need not be a folder, nor one that the user may write."""
+    (tmp_path / "runs").touch()
+    own = [word.replace("/runs", f"{tmp_path}/runs") for word in OWN]
+    assert main("fit", [*own, "launcher.dry_run=true"]) == 0
+    assert f"{tmp_path}/runs/mine" in capsys.readouterr().out
+    assert main("fit", ["conf=mlp", f"run_dir={tmp_path}/runs/mine"]) == 2
+    assert "is no writable folder" in capsys.readouterr().err
+
+
+def test_the_pages_commands_print_manifests(capsys: pytest.CaptureFixture[str]) -> None:
+    """With dry_run where the page has it not; those of `jobs` are in test_cluster.py."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    every = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for line in every if "trainkit jobs" not in line]
+    assert len(lines) == 2
+    for line in lines:
+        python, dash_m, trainkit, command, *words = shlex.split(line)
+        assert (python, dash_m, trainkit) == ("python", "-m", "trainkit")
+        assert main(command, [*words, "launcher.dry_run=true"]) == 0
+        kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
+        assert kinds == ["Service", "Job"]

@@ -1,1 +1,0 @@
-"""Records steps on all ranks, and makes one file of them."""

@@ -1,0 +1,87 @@
+"""The batch script of a job: srun starts a rank on each task, and a job that was signalled is queued again."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.extensions.slurm.options import Options
+from trainkit.launch.elastic.signing import SECRET
+from trainkit.launch.slurm.step import LAUNCHER, REQUEUE
+
+SLURM = "slurm"  # the job's folder, in that of its run
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a job runs.
+
+    Attributes:
+        name: of the job.
+        words: of the command, after "python -m trainkit".
+        start: further words, of the job's first start, if those of later starts differ.
+        resume: further words, of each start but the first.
+        run_dir, folder: of the run, and in which the command is started; absolute.
+        needs_secret: whether ranks sign what they send each other.
+    """
+
+    name: str
+    words: Sequence[str]
+    start: Sequence[str]
+    resume: Sequence[str]
+    run_dir: Path
+    folder: Path
+    needs_secret: bool = False
+
+
+def script_of(fit: Fit, options: Options) -> str:
+    """Return the script of a job."""
+    folder = fit.run_dir / SLURM
+    directives = [
+        f"--job-name={shlex.quote(fit.name)}",
+        *options.directives,
+        "--requeue" if options.requeue else "--no-requeue",
+        f"--chdir={shlex.quote(str(fit.folder))}",
+        f"--output={shlex.quote(str(folder).replace('%', '%%') + '/%j.out')}",
+        "--open-mode=append",
+    ]
+    srun = ["srun", "--kill-on-bad-exit=1"]
+    srun += [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task else []
+    command = _joined([*srun, *options.srun_args, options.python or sys.executable, "-m", "trainkit", *fit.words])
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {directive}" for directive in directives),
+        "# Written by trainkit. The ranks touch this file after a signal, when their checkpoint is written.",
+        f'export {LAUNCHER}=slurm {REQUEUE}={shlex.quote(str(folder))}/requeue-"$SLURM_JOB_ID"',
+        f'rm -f "${REQUEUE}"',
+    ]
+    if fit.needs_secret:
+        lines.append(f'export {SECRET}="$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")"')
+    lines += options.setup
+    if list(fit.start) == list(fit.resume):
+        command += f" {_joined(fit.resume)}"
+    else:
+        lines += [
+            f"start=({_joined(fit.start)})",
+            f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && start=({_joined(fit.resume)})',
+        ]
+        command += ' "${start[@]}"'
+    lines += [command, "code=$?"]
+    if options.requeue:  # nothing is lost: a rank that has started Python holds signals until it can save (hold_signals)
+        ends = " | ".join(str(128 + number) for number in (signal.SIGUSR1, signal.SIGTERM))
+        lines += [
+            "# Ended by a signal while Python started: as after a checkpoint.",
+            f'case $code in {ends}) touch "${REQUEUE}" ;; esac',
+        ]
+    lines += [f'if [ -e "${REQUEUE}" ]; then', f'  rm -f "${REQUEUE}"', "  code=75"]
+    lines += ['  scontrol requeue "$SLURM_JOB_ID"'] if options.requeue else []
+    return "\n".join([*lines, "fi", "exit $code", ""])
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Return words as the shell reads them; one with single quotes in double quotes, for a reader's sake."""
+    return " ".join(f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word) for word in words)

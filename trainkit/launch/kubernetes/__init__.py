@@ -1,1 +1,0 @@
-"""launcher=kubernetes: a fit as a Job, JobSet, TrainJob, MPIJob or RayJob."""
