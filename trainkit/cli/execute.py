@@ -94,7 +94,7 @@ def execute(job: Job) -> dict[str, float]:
         if trainer.is_global_zero:
             source = trainer.run.checkpoints.resumed_from
             _show_metrics(metrics, short(source) if source else "the weights as the task builds them (no ckpt_path)")
-    return dict(trainer.run.callback_metrics)
+    return dict(trainer.callback_metrics)  # none on a rank that takes no part
 
 
 def _show_files(run_dir: Path) -> None:

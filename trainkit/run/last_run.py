@@ -60,7 +60,17 @@ class LastRun:
     @property
     def state(self) -> TrainState:
         """The counters."""
-        return self.run.state
+        return self._last_stage.state
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.state.global_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch in progress, from 0."""
+        return self.state.current_epoch
 
     @property
     def engine(self) -> Engine:

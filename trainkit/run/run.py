@@ -22,7 +22,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.dispatch import Hooks
 from trainkit.api.options import Options
-from trainkit.api.state import StageName, TrainState
+from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
@@ -84,6 +84,7 @@ class Run(LightningNames):
     """See the module; the Trainer's docstring explains `options`, RunView the rest.
 
     Args:
+        state: the counters; it names the entry point.
         run_dir: of all ranks.
         coordinator: what all ranks agree on.
         writer: of checkpoints.
@@ -106,7 +107,7 @@ class Run(LightningNames):
 
     def __init__(
         self,
-        stage: StageName,
+        state: TrainState,
         task: Task,
         options: Options,
         callbacks: Sequence[Callback],
@@ -120,7 +121,7 @@ class Run(LightningNames):
     ) -> None:
         self.task, self.options, self.callbacks, self.engine = task, options, list(callbacks), engine
         self.run_dir, self.coordinator, self.datamodule, self.elastic = run_dir, coordinator, datamodule, elastic
-        self.state = TrainState(stage=stage)
+        self.state = state
         self.callback_metrics = LatestMetrics()
         self.precision = Precision(options.numerics.precision, engine.device)
         self.checkpoints = CheckpointManager(engine, stores_of(run_dir, self.callbacks), self.say, writer, difference)

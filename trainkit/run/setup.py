@@ -15,6 +15,7 @@ from types import TracebackType
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import StageName
 from trainkit.api.options import Options
+from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
@@ -54,6 +55,7 @@ class Stage:
         callbacks: of the run.
         elastic: state that outlives this attempt of an elastic run.
         signals: that this process received.
+        state: counters of the run; on a rank that takes no part they stay at 0.
         feeds: of the run, once there is one.
         replicas: compares what must be equal on all ranks.
         kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is set, and `elastic` is not.
@@ -73,6 +75,7 @@ class Stage:
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
         self.callbacks = callbacks
+        self.state = TrainState(stage=kind)
         self._run: Run | None = None
         self.elastic: ElasticState | None = None
         self.is_set_up = self._continues = False  # whether a later attempt of this process continues with the Task
@@ -164,7 +167,7 @@ class Stage:
         self._stack.enter_context(output_of_rank()).report_in(run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
         writer.on_wait = engine.heartbeat.count_progress
         self._run = run = Run(
-            self.kind,
+            self.state,
             self.task,
             self.options,
             self.callbacks,
