@@ -222,6 +222,7 @@ def _become(request_fd: int, *descriptors: int) -> None:
     os.chdir(_request["cwd"])
     os.environ.clear()
     os.environ.update(_request["env"])
+    tempfile.tempdir = None  # that of the request, not the one that a module asked for when it was imported
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
