@@ -108,7 +108,7 @@ def test_what_cannot_be_counted_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under compile a message names the missing setting, and no value is invented."""
-    monkeypatch.setattr("trainkit.run.setup.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
+    monkeypatch.setattr("trainkit.run.compile.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (
         "FLOPs cannot be counted under trainer.compile. Give callbacks.throughput.flops_per_sample." in capsys.readouterr().out
