@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tests.extensions.capsule.test_command import CONF, TASK
 from tests.helpers.launching import Command
-from tests.unit.cli.test_replay import CONF, TASK
 
 pytestmark = pytest.mark.parallel
 
