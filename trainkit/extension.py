@@ -52,7 +52,7 @@ class Usage:
         examples: arguments, as typed.
         takes_config: whether conf=NAME and overrides may follow.
         takes_run: whether a run's folder is an argument.
-        parts: words of which one comes first: "check" of `data check`.
+        parts: its sub-commands, one of which comes first: "check" of `data check`.
     """
 
     line: str
@@ -171,6 +171,11 @@ def find(kind: Kind, name: str, own: Mapping[str, Any]) -> Any:
     return own[name] if name in own else getattr(bringers[0], kind)[name] if bringers else None
 
 
+def engines() -> list[tuple[str, EngineEntry]]:
+    """Return the engines that extensions bring, each with its name; two may have the same."""
+    return [pair for extension in extensions() for pair in extension.engines.items()]
+
+
 def resolve(target: str) -> Any:
     """Import and return the object of a dotted name."""
     module, _, name = target.rpartition(".")
@@ -179,11 +184,9 @@ def resolve(target: str) -> Any:
 
 def targets() -> frozenset[str]:
     """Return the dotted names that configs may build since an extension brings them."""
-    return frozenset(
-        target
-        for extension in extensions()
-        for target in (*extension.targets, *(engine.target for engine in extension.engines.values()))
-    )
+    return frozenset(target for extension in extensions() for target in extension.targets) | {
+        engine.target for _, engine in engines()
+    }
 
 
 def current_name(target: str) -> str:
@@ -192,6 +195,12 @@ def current_name(target: str) -> str:
         if target in extension.names:
             return extension.names[target]
     return target
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names that users import from a module of the core, and that extensions bring."""
+    every = (name.rpartition(".") for extension in extensions() for name in extension.names)
+    return [name for owner, _, name in every if owner == module]
 
 
 def public(module: str, name: str) -> Any:

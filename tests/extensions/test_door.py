@@ -83,6 +83,7 @@ def test_two_engines_of_one_name_are_an_error(package: Any) -> None:
     package(of("engines={'ddp': EngineEntry('strange.X')}"))
     with pytest.raises(ConfigError, match="'ddp' is among the engines of trainkit itself and of the extension strange"):
         make_engine("ddp")
+    assert "op" in refusals("single")  # which every engine asks when it is imported: only the engine itself is refused
 
 
 def test_the_options_of_an_engine_are_refused_by_the_others(package: Any) -> None:

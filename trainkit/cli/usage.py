@@ -10,8 +10,8 @@ from trainkit.extension import Usage
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
 FORMATS = "safetensors | huggingface | torch_export | onnx"
-_TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
-_RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
+TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
+RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
 _CKPT = ("ckpt_path", CKPT, "best of run_dir, if it has one", "the checkpoint whose weights are used")
 
 USAGES = {
@@ -19,13 +19,13 @@ USAGES = {
         "conf=NAME [key=value ...] [--cfg job] [-m]",
         "Train. With -m: once for each combination of comma-separated values.",
         (
-            _RUN_DIR,
+            RUN_DIR,
             ("ckpt_path", CKPT, "none", "resume from this checkpoint"),
             ("resume", "auto", "none", "resume if run_dir has a checkpoint, else start"),
             ("init_weights", "FILE | FOLDER", "none", "begin with these weights, and nothing else of the checkpoint"),
             ("strict", "bool", "true", "false: load the weights of init_weights that fit"),
             ("seed", "int", "0", "of all random numbers"),
-            _TRUST,
+            TRUST,
         ),
         ("conf=resnet50", "conf=mlp optimizer.lr=0.1 trainer.max_epochs=3", "-m conf=mlp optimizer.lr=0.05,0.1"),
         takes_config=True,
@@ -33,21 +33,21 @@ USAGES = {
     "validate": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Evaluate a checkpoint on the validation data, and print the metrics.",
-        (_RUN_DIR, _CKPT, _TRUST),
+        (RUN_DIR, _CKPT, TRUST),
         ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last data.batch_size=64"),
         takes_config=True,
     ),
     "test": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Evaluate a checkpoint on the test data; of an image classifier leaves reports/test.html.",
-        (_RUN_DIR, _CKPT, _TRUST),
+        (RUN_DIR, _CKPT, TRUST),
         ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last"),
         takes_config=True,
     ),
     "predict": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Write a checkpoint's predictions, and a table of them, into <run_dir>/predictions.",
-        (_RUN_DIR, _CKPT, ("table", "csv | parquet", "csv", "format of the table; parquet needs pyarrow"), _TRUST),
+        (RUN_DIR, _CKPT, ("table", "csv | parquet", "csv", "format of the table; parquet needs pyarrow"), TRUST),
         ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
         takes_config=True,
     ),
@@ -130,7 +130,7 @@ USAGES = {
             ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
             ("format", FORMATS, "safetensors", "the file's format"),
             ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix; the folder of huggingface"),
-            _TRUST,
+            TRUST,
         ),
         ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
     ),

@@ -28,13 +28,13 @@ def launcher_of(config: Mapping[str, Any]) -> type[JobLauncher]:
         ConfigError: it is not a launcher.
     """
     target = config["launcher"]["_target_"]
-    found = locate(target, "launcher._target_", config.get("trust") or [])
-    if not inspect.isclass(found) or not issubclass(found, JobLauncher):
+    launcher = locate(target, "launcher._target_", config.get("trust") or [])
+    if not inspect.isclass(launcher) or not issubclass(launcher, JobLauncher):
         raise ConfigError(
             f"launcher._target_ is '{target}', which cannot start ranks; it must be a class that derives from "
             f"{JobLauncher.__module__}.{JobLauncher.__name__}, as docs/launchers.md shows."
         )
-    return found
+    return launcher
 
 
 def engine_started_by(config: Mapping[str, Any]) -> str:
@@ -79,17 +79,17 @@ def refuse_several(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"-m runs several jobs in this process, and launcher={launcher.name} {launcher.several}")
 
 
-def launch(config: Mapping[str, Any], words: Sequence[str]) -> int:
+def launch(config: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Start a command with the config's launcher; return the exit code.
 
     Args:
-        words: the command and its arguments, as they were typed.
+        arguments: the command and what follows it, as they were typed.
 
     Raises:
         ConfigError: a setting of the launcher is not legal.
     """
     fit = _fit(config)
-    return launcher_of(config)(**fit.settings).launch(fit, [word for word in words if not word.startswith("run_dir=")])
+    return launcher_of(config)(**fit.settings).launch(fit, [each for each in arguments if not each.startswith("run_dir=")])
 
 
 def _fit(config: Mapping[str, Any]) -> FitConfig:

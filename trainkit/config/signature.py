@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.extension import current_name
+from trainkit.extension import current_name, public_names
 
+_ROOT = Path(__file__).parents[1]  # of the package
 _DEPTH = 12  # of imports and base classes followed; a guard against circles
 
 
@@ -54,11 +55,12 @@ def read_signature(target: str, key: str) -> Signature:
         return Signature(accepts_any=True)
     found = _find(module, names[0], 0)
     if found is None:
-        tree = _parse(module)
-        if any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body):
+        tree, own = _parse(module), _own_name(module)
+        if own is None and any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body):
             return Signature(accepts_any=True)
+        known = [*_names(module), *public_names(own or "")]
         owner = target.removesuffix("." + ".".join(names))
-        raise ConfigError(f"{key} is '{target}', but {owner} has no '{names[0]}'.{did_you_mean(names[0], _names(module))}")
+        raise ConfigError(f"{key} is '{target}', but {owner} has no '{names[0]}'.{did_you_mean(names[0], known)}")
     home, node = found
     for name in names[1:]:
         inner = [n for n in getattr(node, "body", []) if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name]
@@ -212,7 +214,24 @@ def _find(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
         found = _find(source, name, depth + 1) if source else None
         if found is not None:
             return found
-    return None
+    return _find_brought(file, name, depth)
+
+
+def _find_brought(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
+    """Find what an extension brings under a name of a module of trainkit's, as trainkit.callbacks.Timeline."""
+    own = _own_name(file)
+    if own is None or name not in public_names(own):
+        return None
+    module, names = _find_module(current_name(f"{own}.{name}"), "import")
+    return _find(module, names[0], depth + 1) if module is not None else None
+
+
+def _own_name(file: Path) -> str | None:
+    """Return the dotted name of a module of trainkit's; None for another's."""
+    if not file.is_relative_to(_ROOT):
+        return None
+    parts = file.relative_to(_ROOT.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def _imported_file(file: Path, node: ast.ImportFrom) -> Path | None:

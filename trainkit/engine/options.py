@@ -57,8 +57,7 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
     """
     which = f"this launcher's engine is '{engine}'" if by_launcher else f"the engine is '{engine}'"
     reasons = {option: by_engine[engine] for option, by_engine in _LACKING.items() if engine in by_engine}
-    for name in extension.names("engines"):
-        entry = extension.find("engines", name, {})
+    for name, entry in extension.engines():  # at the import of an engine: nothing is refused here
         other = dict.fromkeys(entry.options, f"it is an option of engine={name}")
         reasons |= dict(entry.lacking) if name == engine else other
     return {option: f"{which}, where it has no effect: {why}. Leave it out here." for option, why in reasons.items()}

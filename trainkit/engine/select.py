@@ -61,13 +61,6 @@ def entry_of(name: str) -> EngineEntry:
     return entry
 
 
-def name_of(target: str) -> str | None:
-    """Return the name of the engine that a config's `engine._target_` is; None if it is a user's own."""
-    if target == f"{__name__}.{auto_engine.__name__}":
-        return read_launcher().engine
-    return next((name for name in names() if entry_of(name).target == target), None)
-
-
 def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, str]]:
     """Return the class that a config's `engine` is checked against, and the message for each option that it lacks.
 
@@ -78,7 +71,7 @@ def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, 
     if target == f"{__name__}.{auto_engine.__name__}":
         name = launched or read_launcher().engine
         return entry_of(name).target, refusals(name, by_launcher=True)
-    known = name_of(target)
+    known = next((name for name in names() if entry_of(name).target == target), None)
     return target, refusals(known) if known else {}
 
 

@@ -106,12 +106,12 @@ class JobLauncher(ABC):
         return None
 
     @abstractmethod
-    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+    def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Start the ranks, or submit the job; return the exit code of this process.
 
         Args:
             fit: what they run.
-            words: of its command, after "python -m trainkit", as they were typed, without run_dir=...
+            arguments: of its command, after "python -m trainkit", as they were typed, without run_dir=...
 
         Raises:
             ConfigError: a setting is not legal.

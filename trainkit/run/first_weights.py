@@ -45,7 +45,7 @@ def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -
     """Begin a new run: move an earlier run's files aside, and load `init_weights` if each rank holds all weights."""
     if saved is not None:
         return
-    stage.engine.comm.run_on_main(lambda: _refuse_foreign(stage.run))
+    stage.engine.comm.run_on_main(lambda: _refuse_anothers_checkpoints(stage.run))
     if stage.run.is_global_zero:
         set_aside(stage.run.run_dir)
     if not is_in_parts(stage.task):
@@ -92,13 +92,13 @@ def _read_weights(stage: Stage, ckpt_path: str) -> str:
     if Path(ckpt_path).is_file():
         load_whole(stage.task, ckpt_path)
         return ckpt_path
-    found = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
-    if found is None:
+    checkpoint = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
+    if checkpoint is None:
         raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {stage.checkpoints.stores[0].place}.")
-    return found[0]
+    return checkpoint[0]
 
 
-def _refuse_foreign(run: Run) -> None:
+def _refuse_anothers_checkpoints(run: Run) -> None:
     """Refuse a new run in another run's checkpoint folder: it would replace and delete those checkpoints."""
     for policy in checkpoint_policies(run.callbacks):
         if policy.dirpath and (there := policy.store_of(run.run_dir).names()):
@@ -112,11 +112,11 @@ def _refuse_foreign(run: Run) -> None:
 def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
     """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0, which sends them later."""
     task, engine, weights = stage.task, stage.engine, start.init_weights
-    left: list[str] = []
+    mismatches: list[str] = []
     if in_parts:
-        left = fill_parts(task, engine, weights, start.strict)
+        mismatches = fill_parts(task, engine, weights, start.strict)
     elif weights is not None:
-        left = engine.comm.run_on_main(lambda: load_whole(task, weights, start.strict))
+        mismatches = engine.comm.run_on_main(lambda: load_whole(task, weights, start.strict))
     if weights is not None:
-        misfits = ", without those that do not match:\n  " + "\n  ".join(left) if left else ""
-        stage.run.say(f"Weights from {weights}{misfits}.")
+        without = ", without those that do not match:\n  " + "\n  ".join(mismatches) if mismatches else ""
+        stage.run.say(f"Weights from {weights}{without}.")

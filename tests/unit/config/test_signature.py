@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from trainkit.errors import ConfigError
         "torchvision.transforms.v2.RandomResizedCrop",
         "trainkit.trainer.Trainer",
         "trainkit.callbacks.ModelCheckpoint",
+        "trainkit.callbacks.Timeline",  # of an extension
         "trainkit.engine.select.auto_engine",
         "recipes.digits.Digits",
         "recipes.mlp.MLP",
@@ -43,6 +45,9 @@ def test_the_arguments_are_those_that_python_sees(target: str) -> None:
         ("no_such_package.Thing", "no module 'no_such_package'"),
         ("recipes.digit.Digits", "Did you mean 'digits'?"),
         ("recipes.digits.Digit", "Did you mean 'Digits'?"),
+        ("trainkit.callbacks.EarlyStoping", "Did you mean 'EarlyStopping'?"),
+        ("trainkit.callbacks.Timelin", "Did you mean 'Timeline'?"),
+        ("trainkit.Traner", "Did you mean 'Trainer'?"),
     ],
 )
 def test_a_missing_name_raises(target: str, words: str) -> None:
@@ -50,3 +55,11 @@ def test_a_missing_name_raises(target: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_signature(target, "task._target_")
     assert words in str(caught.value)
+
+
+def test_a_class_of_ones_own_has_the_arguments_of_an_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its base is imported by the public name."""
+    (tmp_path / "own_capsule.py").write_text("from trainkit.callbacks import CrashCapsule\n\nclass Mine(CrashCapsule): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_signature("own_capsule.Mine", "key") == read_signature("trainkit.callbacks.CrashCapsule", "key")
+    assert "keep" in read_signature("own_capsule.Mine", "key").parameters

@@ -1,5 +1,6 @@
 """What `replay` takes."""
 
+from trainkit.cli.usage import TRUST
 from trainkit.extension import Usage
 
 USAGE = Usage(
@@ -10,7 +11,7 @@ USAGE = Usage(
         ("update", "bool", "false", "make the optimizer's update too, with this rank's gradient"),
         ("pdb", "bool", "false", "stop in the debugger before training_step"),
         ("weights", "FILE | FOLDER", "the capsule's", "a checkpoint's folder or a file of weights"),
-        ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones"),
+        TRUST,
     ),
     ("runs/mine/capsules/step=20-rank=0", "runs/mine/capsules/step=20-rank=0 pdb=true task.dropout=0"),
     takes_run=True,

@@ -1,5 +1,6 @@
 """What `find` takes."""
 
+from trainkit.cli.usage import RUN_DIR, TRUST
 from trainkit.extension import Usage
 
 USAGE = Usage(
@@ -21,8 +22,8 @@ USAGE = Usage(
         ("early_stop", "float", "4", "lr: end at this multiple of the lowest loss; null: only if a loss is not finite"),
         ("memory_gb", "float", "the GPU's", "batch: memory that a rank may use, in 10^9 bytes; needed on the CPU"),
         ("most", "int", "65536, the cores", "batch: no larger microbatch is tried. workers: so many at most"),
-        ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config"),
-        ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones"),
+        RUN_DIR,
+        TRUST,
     ),
     (
         "lr conf=mlp",

@@ -127,16 +127,16 @@ class KubernetesLauncher(JobLauncher):
             )
         return super().refuses(fit)
 
-    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+    def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Create a job that runs the command; see `run`."""
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
             raise ConfigError(
                 f"ckpt_path is '{ckpt_path}', and each start of a job of launcher=kubernetes resumes from its own run's last "
                 "checkpoint. To begin with the weights of another run use init_weights=PATH; to resume one give its run_dir."
             )
-        words = [word for word in words if not word.startswith(("resume=", "launcher=", "launcher."))]
-        words = [*words, override("run_dir", fit.run_dir), "resume=auto"]
-        self.run(str(fit.config["conf"]), words, None if fit.stores_elsewhere else fit.run_dir)
+        arguments = [each for each in arguments if not each.startswith(("resume=", "launcher=", "launcher."))]
+        arguments = [*arguments, override("run_dir", fit.run_dir), "resume=auto"]
+        self.run(str(fit.config["conf"]), arguments, None if fit.stores_elsewhere else fit.run_dir)
         return 0
 
     def run(self, config_name: str, words: Sequence[str], run_dir: str | None) -> Path | None:

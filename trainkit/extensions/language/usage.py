@@ -1,5 +1,6 @@
 """What `data tokens` and `generate` take."""
 
+from trainkit.cli.usage import CKPT, TRUST
 from trainkit.extension import Usage
 
 TOKENS = Usage(
@@ -25,8 +26,8 @@ GENERATE = Usage(
         ("top_k", "int", "all", "sample among this many likeliest tokens"),
         ("seed", "int", "0", "of the draws"),
         ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
-        ("ckpt_path", "best | last | FOLDER", "best, or last if there is none", "the checkpoint"),
-        ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones"),
+        ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
+        TRUST,
     ),
     ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
     takes_run=True,

@@ -1,5 +1,6 @@
 """What `serve` takes."""
 
+from trainkit.cli.usage import TRUST
 from trainkit.extension import Usage
 
 USAGE = Usage(
@@ -22,7 +23,7 @@ USAGE = Usage(
             "60",
             "seconds for a client to send its request and to read; a slower one is cut off",
         ),
-        ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones"),
+        TRUST,
     ),
     ("runs/mine", "runs/mine/export/mlp.pt2 port=9000 backend=local"),
     takes_run=True,

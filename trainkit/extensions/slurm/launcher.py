@@ -106,23 +106,23 @@ class SlurmLauncher(JobLauncher):
         """Return whether it is queued again."""
         return bool(settings.get("requeue", True))
 
-    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+    def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Submit a job that runs the command; see `run`."""
         start = resume = ["resume=auto"]
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:  # for the first start: later ones resume from the run's own
             start, resume = [override("ckpt_path", ckpt_path)], ["ckpt_path=null", "resume=auto"]
-        words = [word for word in words if not word.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))]
+        arguments = [each for each in arguments if not each.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))]
         run_dir = Path(fit.run_dir).absolute()
         job = Fit(
             self.job_name or str(fit.config["conf"]),
-            [*words, override("run_dir", str(run_dir))],
+            [*arguments, override("run_dir", str(run_dir))],
             start=start,
             resume=resume,
             run_dir=run_dir,
             folder=Path.cwd(),
             needs_secret=fit.engine == "horovod",
         )
-        self.run(job, private=masked_arguments(words) != list(words))
+        self.run(job, private=masked_arguments(arguments) != list(arguments))
         return 0
 
     def run(self, fit: Fit, private: bool = False) -> Job | None:

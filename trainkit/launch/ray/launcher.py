@@ -81,13 +81,13 @@ class RayLauncher(JobLauncher):
             return "launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'"
         return super().refuses(fit)
 
-    def launch(self, fit: FitConfig, words: Sequence[str]) -> int:
+    def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Run the command on all ranks, with Elastic; see `run`."""
-        words = [*words, override("run_dir", fit.run_dir)]
+        arguments = [*arguments, override("run_dir", fit.run_dir)]
         if "elastic" not in fit.roles:
             print("[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are replaced", file=sys.stderr)
-            words.append(ELASTIC)
-        return self.run(["python", "-m", "trainkit", *words], None if fit.stores_elsewhere else fit.run_dir)
+            arguments.append(ELASTIC)
+        return self.run(["python", "-m", "trainkit", *arguments], None if fit.stores_elsewhere else fit.run_dir)
 
     def run(self, command: Sequence[str], run_dir: str | None = None) -> int:
         """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75 with a checkpoint.
