@@ -67,7 +67,8 @@ def test_killed_processes_are_replaced(cluster: Any, tmp_path: Path, undisturbed
         wait_for(lambda: is_alive(job.pids()[1]), "its second rank", job)
         pid = job.pids()[1]
         os.kill(parent_of(pid), signal.SIGKILL)
-        wait_for(lambda: not is_alive(pid), "the end of the actor's rank", timeout_s=10)
+        # SIGTERM waits until the rank has started; SIGKILL comes after 30 s.
+        wait_for(lambda: not is_alive(pid), "the end of the actor's rank", timeout_s=45)
         job.hurry()
         assert job.end() == 0, job.text
     check_samples(job, repeated=24)
