@@ -15,8 +15,6 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
-from trainkit.data.ray_data import RayStream
-from trainkit.data.streams import DealtStream, Stream
 from trainkit.engine.sizes import numel_of
 
 
@@ -47,7 +45,7 @@ class Banner(Callback):
         frozen = sum(numel_of(p) for p in task.parameters()) - trained
         rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
-            rows.append(("data", f"a stream: {_reading(trainer.train_feed.stream)}"))
+            rows.append(("data", f"a stream: {trainer.train_feed.stream.reading}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
         rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank")
         if words := engine.approximation.words:
@@ -137,10 +135,3 @@ def _counted(trainer: RunView) -> str:
     by_step = any(config.interval == "step" for config in trainer.rates.schedules)
     names = ["val_check_interval"] * (isinstance(interval, int) and trainer.evaluator.has_data) + ["schedulers"] * by_step
     return f"{' and '.join(names)} by steps, each of {trainer.batch_plan.accumulate} batches of a rank" if names else ""
-
-
-def _reading(stream: Stream) -> str:
-    if isinstance(stream, RayStream):
-        return "Ray Data reads it, and rank 0 splits its batches over the ranks"
-    dealt = isinstance(stream, DealtStream)
-    return "each rank reads all of it and takes its share of the batches" if dealt else "each rank reads its own part"

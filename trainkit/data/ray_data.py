@@ -22,18 +22,17 @@ import torch
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.data.order import mix
-from trainkit.data.streams import Stream
+from trainkit.data.streams import OnMain, Stream, StreamSource
 from trainkit.errors import ConfigError, DataError, TrainkitError
 from trainkit.launch.ray_cluster import access, connect_ray, load_ray, take_access
 
 _SEEDS = 2**31  # Ray shuffles by a seed of 32 bits
 _PREFETCH = 2
 _WHAT = "Ray Data"
-OnMain = Callable[[Callable[[], Any]], Any]
 
 
 @checked
-class RayData:
+class RayData(StreamSource):
     """A Ray Dataset to hand to `fit`, `validate`, `test` or `predict`, in place of a DataLoader.
 
     Args:
@@ -45,6 +44,8 @@ class RayData:
         transform: maps a batch (a dict of numpy arrays by column) to another, in Ray's workers.
         num_samples: rows of the data set. By default they are counted: at once for Parquet, by reading files of other formats.
     """
+
+    kind = "of Ray Data"
 
     def __init__(
         self,
@@ -59,6 +60,9 @@ class RayData:
             _check(dataset)
         self.batch_size, self.columns, self.shuffle = batch_size, columns, shuffle
         self.transform, self._dataset, self._num_samples = transform, dataset, num_samples
+
+    def stream(self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain) -> RayStream:
+        return RayStream(self, limit, seed, ranks, declared, on_main)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches in this process, unshuffled."""
@@ -118,17 +122,12 @@ class RayData:
 class RayStream(Stream):
     """A RayData as one rank reads it."""
 
+    reading = "Ray Data reads it, and rank 0 splits its batches over the ranks"
+
     def __init__(
         self, data: RayData, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain
     ) -> None:
-        """Build the stream. Call it on all ranks.
-
-        Args:
-            limit: batches of one declared rank in an epoch at most, or None.
-            seed: of the run.
-            ranks: (this rank, the number of ranks).
-            declared: the number of ranks that accumulation and limit are meant for.
-            on_main: runs a function on rank 0, and returns its result, or raises its error, on all ranks.
+        """Build the stream of `data`; see StreamSource. Call it on all ranks.
 
         Raises:
             DataError: the data set has no samples, or cannot be read.

@@ -1,7 +1,8 @@
 """Streams: data without index or length (IterableDataset, lists of batches, any iterable), as one rank reads them.
 
-DealtStream   all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
-OwnStream     each rank reads a part of its own: `trainkit.sharded(...)`, and WebDataset, which splits its shards by worker
+DealtStream    all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
+OwnStream      each rank reads a part of its own: `trainkit.sharded(...)`, and WebDataset, which splits its shards by worker
+StreamSource   data that something else reads and splits, such as a Ray Dataset; it makes its own Stream
 
 Dealt, a stream gives the same batches in the same steps on any number of ranks and workers: step s takes the next
 `accumulate x ranks` batches, of which every rank takes each world_size'th. A rank reads the samples of the others too, and
@@ -15,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -25,6 +26,7 @@ from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
 from trainkit.data.workers import shield
 
 RandomNumbers = Callable[[], AbstractContextManager[None]]
+OnMain = Callable[[Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,13 @@ def sharded(data: Any) -> Sharded:
 
 
 class Stream(ABC):
-    """A stream as one rank reads it. `steps` may be called once for each epoch."""
+    """A stream as one rank reads it. `steps` may be called once for each epoch.
+
+    Attributes:
+        reading: who reads it, in the banner.
+    """
+
+    reading: ClassVar[str]
 
     def __init__(self, seed: int) -> None:
         """`seed` is that of the random draws of this rank's pulls."""
@@ -99,8 +107,34 @@ class Stream(ABC):
         return OwnRandomNumbers(mix(self._seed, epoch))
 
 
+class StreamSource(ABC):
+    """Data that something else reads and splits over the ranks; `fit` takes it in place of a DataLoader.
+
+    Attributes:
+        kind: what it is, after "the data is": "of Ray Data".
+        batch_size: the microbatch of one rank.
+    """
+
+    kind: ClassVar[str]
+    batch_size: int
+
+    @abstractmethod
+    def stream(self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain) -> Stream:
+        """Return the stream of this rank. Called on all ranks.
+
+        Args:
+            limit: batches of one declared rank in an epoch at most, or None.
+            seed: of the run.
+            ranks: (this rank, the number of ranks).
+            declared: the number of ranks that accumulation and limit are meant for.
+            on_main: runs a function on rank 0, and returns its result, or raises its error, on all ranks.
+        """
+
+
 class OwnStream(Stream):
     """A stream of which each rank reads its own part."""
+
+    reading = "each rank reads its own part"
 
     def __init__(self, data: Any, length: int | None, limit: int | None, seed: int, share: float = 1.0) -> None:
         """Build the stream.
@@ -136,6 +170,8 @@ class OwnStream(Stream):
 
 class DealtStream(Stream):
     """A stream that all ranks read, each taking its share of the batches of each step."""
+
+    reading = "each rank reads all of it and takes its share of the batches"
 
     def __init__(
         self,

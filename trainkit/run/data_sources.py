@@ -20,8 +20,7 @@ from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.ray_data import RayData, RayStream
-from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream, iterates_itself
+from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream, StreamSource, iterates_itself
 from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
@@ -107,7 +106,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
     if source is not None:
         return source.batch_size
     data = data.data if isinstance(data, Sharded) else data
-    if isinstance(data, (DataLoader, RayData)):
+    if isinstance(data, (DataLoader, StreamSource)):
         own = data.batch_size
     else:
         own = count_samples(data[0]) if isinstance(data, Sequence) and data else None
@@ -244,15 +243,15 @@ def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, decla
         )
     if isinstance(limit, float):
         raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
-    if engine.ranks.tensor_size > 1 and isinstance(data, (Sharded, RayData)):
-        kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else "of Ray Data"
+    if engine.ranks.tensor_size > 1 and isinstance(data, (Sharded, StreamSource)):
+        kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else data.kind
         raise ConfigError(
             f"{name} is {kind}, and engine.tensor is {engine.ranks.tensor_size}: each rank would read other samples, and ranks "
             "of a tensor group must read the same. Pass a DataLoader or an iterable: its batches are dealt to the data ranks."
         )
     rank, world_size = engine.ranks.data_rank, engine.ranks.data_size
-    if isinstance(data, RayData):
-        return RayStream(data, limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
+    if isinstance(data, StreamSource):
+        return data.stream(limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
     reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
     lengths = engine.comm.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
     length = None if None in lengths else max(lengths)
