@@ -291,7 +291,7 @@ def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_p
             with path.open("w") as log:
                 agents.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
             wait_for(lambda: _listens(port), "the first one's store")
-        wait_for(lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")), "step 14", 120)
+        wait_for(lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")), "step 14")
         for pid in [agents[1].pid, *_children(agents[1].pid)]:
             os.kill(pid, signal.SIGKILL)
         code = agents[0].wait(120)

@@ -78,6 +78,7 @@ def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, di
     return in_save, kills - in_save
 
 
+@pytest.mark.timeout(2400)  # two hundred starts
 @pytest.mark.parametrize("kills", [10, 100])
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(tmp_path: Path, kills: int) -> None:
     """After kills at random points, some inside a save, there is always a checkpoint, and the run ends with the same bits."""

@@ -28,7 +28,7 @@ from tests.faults.jobs import WORKERS, wait_for
 from tests.helpers.launching import BIN, run_command
 from trainkit.launch.elastic import signing
 
-pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.parallel
 
 RANK = WORKERS / "horovod_rank.py"
 SECRET = "5e" * 32

@@ -63,6 +63,12 @@ class Job:
         self.wait_for(f"step {step}", lambda: self.step[0] >= step or self.code is not None)
         assert self.code is None, self.text[-3000:]
 
+    def set_pace(self, seconds: float) -> None:
+        """Let each step from now on take so long at least."""
+        draft = self.folder / "notes" / "pace-draft"
+        draft.write_text(str(seconds))
+        draft.replace(self.folder / "notes" / "pace")
+
     @property
     def code(self) -> int | None:
         """The exit code of the first command that ended, or None."""
@@ -118,7 +124,7 @@ def job_of(
     """
     (folder / "run").mkdir(exist_ok=True)
     (folder / "notes").mkdir(exist_ok=True)
-    for old in [*(folder / "notes").glob("end-*"), *(folder / "notes").glob("step")]:
+    for old in [path for name in ("end-*", "step", "pace") for path in (folder / "notes").glob(name)]:
         old.unlink()
     settings = json.dumps({"pace_s": 0.01, "epochs": 1, "elastic": launcher == "elastic"} | given)
     script = [str(JOB), str(folder / "run"), str(folder / "notes"), settings]

@@ -35,8 +35,7 @@ def test_a_cable_that_is_back_after_seconds_costs_nothing(make_hosts: Make, tmp_
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
         job.reach(12)
         job.hosts.cut(1)
-        stuck = job.wait_for("a pause", lambda: (found := job.status().progress) is not None and found.still_s > 3, 60)
-        assert stuck < 60
+        job.wait_for("a pause", lambda: (found := job.status().progress) is not None and found.still_s > 3)
         job.hosts.mend(1)
         finish(job, epochs=2)
         assert "generation 2" not in job.text
@@ -59,7 +58,7 @@ def test_a_killed_driver_ends_its_workers(make_hosts: Make, tmp_path: Path) -> N
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.1) as job:
         job.reach(12)
         job.processes[0].send_signal(signal.SIGKILL)
-        job.wait_for("the end of the workers", lambda: job.left() == [], 60)
+        job.wait_for("the end of the workers", lambda: job.left() == [])
         assert job.status().state == "stopped"
         resume(job, tmp_path, "elastic")
 
@@ -69,10 +68,12 @@ def test_a_host_that_is_cut_off_is_done_without_and_comes_back(fault: str, make_
     """ssh notices after a minute; the other host continues, and both again once it is back."""
     with job_of(make_hosts(), tmp_path, "elastic", epochs=LONG, pace_s=0.05) as job:
         job.reach(12)
+        job.set_pace(2.0)  # the job must not end before a worker that starts slowly has joined
         (job.hosts.cut if fault == "cable" else job.hosts.lose)(1)
-        job.wait_for("one rank", lambda: job.step[1] == 1, 150)
+        job.wait_for("one rank", lambda: job.step[1] == 1)
         (job.hosts.mend if fault == "cable" else job.hosts.make)(1)
-        job.wait_for("two ranks", lambda: job.step[1] == 2, 60)
+        job.wait_for("two ranks", lambda: job.step[1] == 2)
+        job.set_pace(0.0)
         finish(job, LONG)
 
 

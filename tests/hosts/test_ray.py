@@ -71,7 +71,7 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
     nodes = []
     for host in (0, 1):
         nodes.append(node(host))
-        wait_for(partial(has_started, host), f"the start of node {host}", 60)
+        wait_for(partial(has_started, host), f"the start of node {host}")
     fit = "python -m trainkit fit conf=mlp trainer.max_epochs=150 launcher=ray launcher.num_workers=[1,2]"
     job = start(0, f"{fit} launcher.placement_strategy=SPREAD run_dir={run}", "output")
     addresses = {hosts.address(0), hosts.address(1)}

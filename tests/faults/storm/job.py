@@ -89,6 +89,8 @@ class Notes(Callback):
             draft = self._folder / f"step-{os.getpid()}"
             draft.write_text(f"{trainer.global_step} {trainer.current_epoch} {trainer.world_size}")
             draft.replace(self._folder / "step")
+        with contextlib.suppress(FileNotFoundError):
+            self._pace_s = float((self._folder / "pace").read_text())
         time.sleep(self._pace_s * len(batch[0]) * trainer.world_size / STEP)
 
     def on_train_epoch_end(self, trainer: RunView, task: Any) -> None:
