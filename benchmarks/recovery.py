@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.harness import Cell, Findings, Table, Target, absent, main
 from benchmarks.processes import environment
 from benchmarks.recovery_rank import BATCH, STEP_S
-from trainkit.launch.ray_cluster import take_access
+from trainkit.extensions.ray.connection import take_access
 
 WIDTHS = {"small": 64, "large": 3000}  # the large one has 9.2 million parameters, 110 MB with Adam's state
 ROUNDS = {"small": 2, "large": 1}

@@ -9,9 +9,9 @@ from typing import Any
 
 import trainkit
 from trainkit.arguments import PositiveInt
-from trainkit.data.ray_data import RayData
 from trainkit.errors import ConfigError, DataError, did_you_mean
-from trainkit.launch.ray_cluster import load_ray
+from trainkit.extensions.ray.connection import load_ray
+from trainkit.extensions.ray.data import RayData
 
 
 class RayFiles(trainkit.DataModule):

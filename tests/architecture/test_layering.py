@@ -65,8 +65,7 @@ HOMES = {
     "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*command.py"],
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["exporting/onnx.py"],
-    # launch/ray, and the adapters of Ray's other libraries.
-    "ray": ["launch/ray/*.py", "callbacks/ray_report.py", "data/ray_data.py", "tuning*", "extensions/serving/*.py"],
+    "ray": ["extensions/ray/*", "extensions/serving/*.py"],
     "tokenizers": ["extensions/language/tokenizer.py"],
     "wandb": ["loggers/wandb.py"],
     "mlflow": ["loggers/mlflow.py"],
@@ -282,10 +281,6 @@ def test_core_imports_at_the_top() -> None:
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.fsdp", "trainkit.engine.fsdp.engine"),
         ("engine.horovod", "trainkit.engine.horovod.engine"),
-        ("launch.ray", "trainkit.launch.ray.executor"),  # options are checked without ray
-        ("launch.ray", "trainkit.launch.ray.launcher"),
-        ("launch.ray.launcher", "trainkit.launch.ray.cluster"),
-        ("launch.ray.launcher", "trainkit.launch.ray.job"),
         ("launch.elastic.driver", "horovod.runner.common.util"),
         ("launch.elastic.upstream", "horovod.runner"),
         ("launch.elastic.upstream", "horovod.runner.http.http_server"),

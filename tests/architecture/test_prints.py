@@ -21,6 +21,7 @@ PRINTS = {
     "extensions/*/*command.py": "a command's output",
     "extensions/deepspeed/p*.py": "a process's answer to its parent",
     "extensions/kubernetes/*": "a command's output",
+    "extensions/ray/*": "the output of a job and its workers; a command's output",
     "extensions/serving/serve.py": "a command's output",
     "extensions/slurm/launcher.py": "a command's output",
     "launch/*": "the output of launchers' commands and of drivers; the error that ends a process",

@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.test_layering import ROOT
 
 # The actor on a node of Ray, whose environment may lack trainkit: its threads end their stream in `finally`.
-EXCEPT = {"safety/threads.py", "launch/ray/keeper.py"}
+EXCEPT = {"safety/threads.py", "extensions/ray/keeper.py"}
 STARTERS = {"threading.Thread", "threading.Timer", "_thread.start_new_thread"}
 
 

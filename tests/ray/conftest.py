@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.launching import BIN, command
-from trainkit.launch.ray_cluster import take_access
+from trainkit.extensions.ray.connection import take_access
 
 __all__ = ["command"]
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")

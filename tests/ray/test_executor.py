@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainkit
 from trainkit.callbacks import Elastic
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.ray.cluster import connected
+from trainkit.extensions.ray.options import options_of
+from trainkit.extensions.ray.slots import Slots
 from trainkit.launch.ray import RayExecutor
-from trainkit.launch.ray.cluster import connected
-from trainkit.launch.ray.options import options_of
-from trainkit.launch.ray.slots import Slots
 
 
 @pytest.fixture(scope="module")

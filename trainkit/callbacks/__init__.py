@@ -23,8 +23,6 @@ from trainkit.callbacks.profiler import AdvancedProfiler as AdvancedProfiler
 from trainkit.callbacks.profiler import PyTorchProfiler as PyTorchProfiler
 from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
-from trainkit.callbacks.ray_report import RayReport as RayReport
-from trainkit.callbacks.ray_report import TuneReport as TuneReport
 from trainkit.callbacks.stragglers import Stragglers as Stragglers
 from trainkit.callbacks.throughput import ThroughputMonitor as ThroughputMonitor
 from trainkit.callbacks.timer import Timer as Timer

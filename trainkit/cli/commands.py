@@ -18,9 +18,6 @@ COMMANDS = {
     "plan": Command(
         "describe what fit would do, at any number of ranks (ranks=64), without training", "trainkit.cli.plan.main"
     ),
-    "tune": Command(
-        "search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))", "trainkit.cli.tune.main"
-    ),
     "check-resume": Command(
         "prove that a killed and resumed run ends like one that was never killed", "trainkit.cli.check_resume.main"
     ),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trainkit.cli.usage import usage_of
 from trainkit.console import console_of
-from trainkit.doctor import gpus, host, network, ray, software, sums
+from trainkit.doctor import gpus, host, network, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.engine.select import ENGINES
 from trainkit.errors import ConfigError
@@ -53,7 +53,6 @@ def examine(allreduce: bool) -> Iterator[Finding]:
     yield from guarded(gpus.AREA, functools.partial(gpus.look, torch))
     yield from guarded(host.AREA, functools.partial(host.look, torch))
     yield from guarded(network.AREA, functools.partial(network.look, os.environ))
-    yield from guarded(ray.AREA, functools.partial(ray.look, os.environ))
     for each in extensions():
         for check in each.checks:
             yield from guarded(each.name, functools.partial(_call, check))

@@ -1,3 +1,9 @@
 """Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader), the loop's input (feed)."""
 
-from trainkit.data.ray_data import RayData as RayData
+from typing import Any
+
+from trainkit.extension import public
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)

@@ -155,7 +155,7 @@ def test_a_rank_takes_no_notice_of_a_users_launcher(monkeypatch: pytest.MonkeyPa
     assert len(jobs) == 1 and "own_roles" not in sys.modules
 
 
-@pytest.mark.parametrize("home", ["extensions.kubernetes", "launch.ray", "extensions.slurm"])
+@pytest.mark.parametrize("home", ["extensions.kubernetes", "extensions.ray", "extensions.slurm"])
 def test_a_launcher_is_asked_without_torch_and_ray(home: str) -> None:
     """Its class is cheap to import: a mistake in a config is reported at once."""
     code = f"import sys, trainkit.{home}.launcher as _; print({{'ray', 'torch', 'hydra'}} & set(sys.modules))"

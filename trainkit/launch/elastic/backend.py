@@ -1,6 +1,6 @@
 """What the driver asks of the place where its workers run: to start them, and to name the hosts.
 
-Backend, Started        starts workers, sends them signals: HostBackend here and by ssh, RayBackend (launch/ray) in actors
+Backend, Started        starts workers, sends them signals: HostBackend here and by ssh, RayBackend (extensions/ray) in actors
 HostSource              names the hosts: a discovery script (hosts.py), or Ray's placement groups
 """
 

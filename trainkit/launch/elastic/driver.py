@@ -4,7 +4,7 @@
     options.py                      the job's settings
     network.py, rendezvous.py       the server for the workers; their requests become events
     hosts.py                        hosts that appear or vanish: events too
-    backend.py, processes.py        starts workers here and by ssh; their ends are events (launch/ray has another backend)
+    backend.py, processes.py        starts workers here and by ssh; their ends are events (extensions/ray has another backend)
     upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 

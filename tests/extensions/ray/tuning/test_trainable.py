@@ -1,0 +1,109 @@
+"""Trials without Ray: the connection to their job, and the error of a job in words."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.ray.tuning import link as wire
+from trainkit.extensions.ray.tuning.job import TrialJob, run_job
+from trainkit.extensions.ray.tuning.trainable import error_in, number_of, trial
+
+WORKER = """
+import sys
+from trainkit.extensions.ray.tuning.link import connect
+link = connect()
+answers = [link.report({"val/acc": 0.5 + i}, f"/folder/{i}") for i in range(3)]
+print(answers)
+sys.exit(0 if answers == [True, True, False] else 1)
+"""
+
+
+class Job(TrialJob):
+    """A job of another command."""
+
+    @property
+    def command(self) -> list[str]:
+        """Run the words."""
+        return list(self.words)
+
+
+def job(words: list[str], folder: Path, num_workers: int = 1) -> Job:
+    """Return a job that runs a command."""
+    return Job(words, folder, folder / "output.txt", num_workers, {"CPU": 1}, "127.0.0.1")
+
+
+def test_reports_pass_and_the_answer_ends_a_run(tmp_path: Path) -> None:
+    """Each report arrives with its checkpoint's folder; the job learns when its trial ends."""
+    seen: list[tuple[dict[str, Any], str | None]] = []
+
+    def report(metrics: dict[str, Any], folder: str | None) -> bool:
+        seen.append((metrics, folder))
+        return len(seen) < 3
+
+    code = run_job(job([sys.executable, "-c", WORKER], tmp_path), dict(os.environ), report)
+    assert code == 0, (tmp_path / "output.txt").read_text()
+    assert seen == [({"val/acc": 0.5 + i}, f"/folder/{i}") for i in range(3)]
+
+
+def test_an_error_of_a_report_ends_the_job_first(tmp_path: Path) -> None:
+    """Tune ends a trial by SystemExit within a report: the job is asked to stop, and then the error goes on its way."""
+
+    def report(metrics: dict[str, Any], folder: str | None) -> bool:
+        raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        run_job(job([sys.executable, "-c", WORKER], tmp_path), dict(os.environ), report)
+    assert (tmp_path / "output.txt").read_text().startswith("[False")
+
+
+def test_a_stranger_is_not_heard() -> None:
+    """A message that is not signed with the trial's secret is no report."""
+    server, seen = wire.TrialServer("127.0.0.1"), []
+    running = [True]
+    thread = threading.Thread(target=server.serve, args=(lambda *report: seen.append(report) or True, lambda: running[0]))
+    thread.start()
+    host, _, port = next(iter(server.variables.values())).partition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        link = wire.TrialLink(stranger, "0" * 64)
+        with pytest.raises(EngineError, match="The process of this trial has ended"):
+            link.report({"val/acc": 1.0}, None)
+        link.close()
+    running[0] = False
+    thread.join()
+    server.close()
+    assert seen == []
+
+
+@pytest.mark.parametrize("num_workers", [0, -1, 1.5, (2, 8), "2"])
+def test_a_trial_has_a_fixed_number_of_ranks(num_workers: Any) -> None:
+    """Another number is refused before anything starts."""
+    with pytest.raises(ConfigError, match="num_workers is"):
+        trial(["conf=mlp"], num_workers=num_workers)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Error: optimizer.lr is -1; it must be above 0.\n", "optimizer.lr is -1; it must be above 0."),
+        ("epoch 1\nError: no data.\nmore\n", "no data.\nmore"),
+        ("Traceback\n  x\nValueError: bad\n", "the run ended with exit code 1:\nTraceback\n  x\nValueError: bad"),
+        ("", "the run ended with exit code 1:"),
+        ("[0]<stdout>:epoch 1\n[1]<stderr>:Error on rank 1: no data.\n[elastic] the job ends\n", "no data."),
+    ],
+)
+def test_the_error_of_a_job(text: str, expected: str) -> None:
+    """What a job printed holds its error; else the last lines are quoted."""
+    assert error_in(text, 1) == expected
+
+
+def test_the_number_of_a_trial() -> None:
+    """Trials are numbered from 0, whatever Tune's id looks like."""
+    assert [number_of(name) for name in ("ab12_00000", "ab12_00010", "odd")] == ["0", "10", "odd"]

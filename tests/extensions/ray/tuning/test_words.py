@@ -1,0 +1,87 @@
+"""The words of a search, read without Ray; and a trial's values as overrides."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from trainkit.errors import ConfigError
+from trainkit.extensions.ray.tuning.command import repeat_of
+from trainkit.extensions.ray.tuning.search import Search
+from trainkit.extensions.ray.tuning.words import Drawn, read_search
+from trainkit.launch.overrides import override
+
+LR = "search.optimizer.lr=loguniform(1e-4,1e-1)"
+
+
+def test_words_of_a_search_are_read() -> None:
+    """Settings, drawn keys and the config's own overrides are kept apart."""
+    words = [
+        "conf=mlp",
+        LR,
+        "search.num_samples=3",
+        "search.resources={CPU: 1, GPU: 0.5}",
+        "search.task.act=choice(relu,'a,b',null)",
+    ]
+    settings, space, others = read_search(words)
+    assert (settings.num_samples, settings.resources) == (3, {"CPU": 1.0, "GPU": 0.5})
+    assert space == {"optimizer.lr": Drawn("loguniform", (1e-4, 1e-1)), "task.act": Drawn("choice", ("relu", "a,b", None))}
+    assert others == ["conf=mlp"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("search.num_sample=8", r"'num_samples'\?"),
+        ("search.optimizer.lr=loguniforn(1e-4,1e-1)", r"no function 'loguniforn'. Did you mean 'loguniform'\?"),
+        ("search.optimizer.lr=0.1", "a searched key has a function"),
+        ("search.optimizer.lr=uniform(1)", r"the arguments of uniform are \(low, high\)"),
+        ("search.optimizer.lr=uniform(2,1)", "the first number must be below the second"),
+        ("search.optimizer.lr=loguniform(0,1)", "loguniform needs numbers above 0"),
+        ("search.optimizer.lr=uniform(a,b)", "must be numbers"),
+        ("search.data.batch_size=randint(1.5,3)", "must be whole numbers"),
+        ("search.num_samples=0", "search.num_samples is '0'; it must be a whole number, 1 or more"),
+        ("search.scheduler=ahsa", r"one of asha, pbt, none. Did you mean 'asha'\?"),
+        ("search.resources={CPU: none}", "resources of a rank"),
+        ("search.mode=best", "it must be min or max"),
+        ("search.metric=", "has no value"),
+        ("search.optimizer.lr=uniform(0,1)", "given twice"),
+        ("optimizer.lr=0.1", "optimizer.lr is searched by search.optimizer.lr, and set by optimizer.lr="),
+    ],
+)
+def test_mistakes_are_named(word: str, message: str) -> None:
+    """A mistake in the words of a search names key, value and what is legal."""
+    with pytest.raises(ConfigError, match=message):
+        read_search([LR, word] if "given twice" in message or "searched by" in message else [word])
+
+
+def test_a_search_needs_a_key() -> None:
+    """Without a key there is nothing to search."""
+    with pytest.raises(ConfigError, match="There is nothing to search"):
+        read_search(["conf=mlp", "search.num_samples=4"])
+
+
+@pytest.mark.parametrize(
+    "value", [0.1, 3, True, None, "adamw", "a b", "it's", "null", "", [1, "x y"], {"a": 1}, "/a/b=c", "a,b"]
+)
+def test_a_value_survives_as_an_override(value: object) -> None:
+    """Hydra reads the value that a trial was given, whatever it is."""
+    (parsed,) = OverridesParser.create().parse_overrides([override("key", value)])
+    found = parsed.value()
+    assert (found.text if hasattr(found, "text") else found) == value
+    assert re.fullmatch(r"key=.*", override("key", value))
+
+
+@pytest.mark.parametrize(
+    ("resources", "typed"),
+    [("{CPU: 1}", ""), ("{GPU: 1}", " 'launcher.resources_per_worker={CPU: 0, GPU: 1}'")],
+)
+def test_the_best_trial_is_repeated_on_its_ranks(resources: str, typed: str) -> None:
+    """One rank would train with half the batch, half the rate, and twice the steps."""
+    settings, space, own = read_search(["conf=mlp", LR, "search.num_workers=2", f"search.resources={resources}"])
+    command = repeat_of(Search(own, space, settings, 1, None, Path()), ["optimizer.lr=0.1"])
+    ranks = f"launcher=ray launcher.num_workers=2{typed}"
+    assert command == f"python -m trainkit fit conf=mlp optimizer.lr=0.1 {ranks}"

@@ -1,0 +1,107 @@
+"""tune: searches for the best settings of a config with Ray Tune, and prints a table of the trials and the best command."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli.guard import main_alone
+from trainkit.cli.usage import help_text
+from trainkit.console import console_of, plural, short
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extensions.ray.options import shown
+from trainkit.extensions.ray.tuning.search import Search, search
+from trainkit.extensions.ray.tuning.usage import USAGE
+from trainkit.extensions.ray.tuning.words import SearchSettings, read_search
+from trainkit.launch.environment import read_launcher
+from trainkit.launch.overrides import override
+from trainkit.report.show.files import FinishedRun, read_any
+from trainkit.report.show.table import Goal, number, print_table
+
+if TYPE_CHECKING:
+    from trainkit.config.compose import Job
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Search: conf=NAME search.KEY=FUNCTION(...) [search.NAME=...] [overrides]; return the exit code."""
+    return main_alone(arguments or ["--help"], help_text(command, USAGE), lambda: _work(arguments))
+
+
+def _work(arguments: Sequence[str]) -> None:
+    if read_launcher().world_size > 1:
+        raise ConfigError("tune starts its trials itself. Start it without horovodrun or torchrun.")
+    settings, space, words = read_search(arguments)
+    job = _composed([*words, *(override(key, drawn.example()) for key, drawn in space.items())])
+    settings = _with_goal(settings, job.config)
+    folder = Path(job.config["run_dir"]).absolute()
+    if any(path.name.isdigit() for path in folder.glob("*")):
+        raise ConfigError(f"run_dir is {short(folder)}, which holds the trials of another search. Choose a new folder.")
+    trainer, own = job.config["trainer"], [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+    max_epochs = trainer.get("max_epochs")
+    request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder)
+    console = console_of()
+    console.print(
+        f"search  {settings.metric} ({settings.mode}), scheduler {settings.scheduler}: {short(folder)}", soft_wrap=True
+    )
+    num_trials = search(request, lambda line: print(line, flush=True))
+    runs = [read_any(folder / str(place), str(place)) for place in range(num_trials)]
+    _show(runs, Goal(settings.metric, settings.mode), request)
+
+
+def _composed(words: Sequence[str]) -> Job:
+    """Return the job of a trial, checked as `fit` checks it."""
+    compose: Any = importlib.import_module("trainkit.config.compose")
+    jobs: list[Job] = []
+    compose.run("fit", words, True, jobs.append)
+    if len(jobs) != 1:
+        raise ConfigError("tune takes no flags of Hydra; a search is written search.KEY=FUNCTION(...).")
+    return jobs[0]
+
+
+def _with_goal(settings: SearchSettings, config: dict[str, Any]) -> SearchSettings:
+    """Return the settings with metric and mode; those that are not given come from the callback that monitors a value."""
+    sweep: Any = importlib.import_module("trainkit.config.sweep")
+    monitored, mode = sweep.metric_of(
+        config if settings.metric is None else {**config, "optimized_metric": settings.metric}, {}
+    )
+    if monitored is None:
+        raise ConfigError(
+            "search.metric is missing: no callback of the config monitors a value. Give it: search.metric=val/loss."
+        )
+    mode = settings.mode or mode
+    if mode is None:
+        raise ConfigError(
+            f"search.mode is missing: no callback monitors {monitored}, so it is unknown whether a small or a large value is "
+            "good. Give search.mode=min or max."
+        )
+    return dataclasses.replace(settings, metric=monitored, mode=mode)
+
+
+def repeat_of(request: Search, values: Sequence[str]) -> str:
+    """Return the command of a run with a trial's values, on as many ranks with the same resources."""
+    settings, ranks = request.settings, []
+    if settings.num_workers > 1:
+        # An override joins a mapping to the config's own, in which a rank takes a CPU.
+        resources = {"CPU": 0} | dict(settings.resources)
+        ranks = ["launcher=ray", f"launcher.num_workers={settings.num_workers}"]
+        ranks += [f"launcher.resources_per_worker={shown(resources)}"] * (resources != {"CPU": 1})
+    return shlex.join(["python", "-m", "trainkit", "fit", *request.words, *values, *ranks])
+
+
+def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
+    console = console_of()
+    print_table(runs, goal, console, request.space)
+    console.print(f"folder  {short(request.folder)}", soft_wrap=True)
+    best = goal.best_run(runs)
+    failed = [run for run in runs if run.state.name != "done"]
+    if best is not None:
+        values = [f"{key}={best.overrides[key]}" for key in request.space if key in best.overrides]
+        console.print(f"best    trial {best.name}: {goal.metric} = {number(goal.last(best))}", soft_wrap=True)
+        print(f"repeat  {repeat_of(request, values)}", flush=True)
+    if failed:
+        text = failed[0].state.error.strip().partition("\n")[0]
+        raise TrainkitError(f"{len(failed)} of {plural(len(runs), 'trial')} failed; the first (trial {failed[0].name}): {text}")

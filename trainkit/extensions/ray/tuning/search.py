@@ -1,0 +1,153 @@
+"""A search with Ray Tune: settings and space -> a Tuner of trials (trainable.py), each a run in a folder of its own.
+
+search -> Tuner.fit -> trial, trial, ... -> the number of trials; the runs' folders hold the rest (report/show)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.extensions.ray.connection import connect_ray
+from trainkit.extensions.ray.tuning.trainable import load_tune, number_of
+from trainkit.extensions.ray.tuning.trainable import trial as make_trial
+from trainkit.extensions.ray.tuning.words import Drawn, SearchSettings
+
+STORAGE = "ray"  # below the search's folder: Tune's own files and the reported checkpoints
+_KEPT = 4  # reported checkpoints of each trial; others may be about to copy them
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to search.
+
+    Attributes:
+        words: overrides of all trials, with conf=NAME.
+        space: how the values of the searched keys are drawn.
+        settings: of the search; metric and mode are given.
+        max_epochs: of a run that no scheduler ends; None if it has max_steps only.
+        max_steps: the same in steps.
+        folder: absolute; holds the trials' folders, by number.
+    """
+
+    words: Sequence[str]
+    space: Mapping[str, Drawn]
+    settings: SearchSettings
+    max_epochs: int | None
+    max_steps: int | None
+    folder: Path
+
+
+def search(request: Search, say: Callable[[str], None]) -> int:
+    """Run the trials; return their number. A trial that fails ends alone.
+
+    Args:
+        request: the search.
+        say: prints a line when a trial ends.
+
+    Raises:
+        ConfigError: Ray is not installed, its cluster cannot be reached or has no room for a trial.
+    """
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # each run writes its own curves
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # without Tune's tables
+    tune, settings = load_tune(), request.settings
+    start_ray(settings)
+    resources = settings.resources
+    trainable = make_trial(request.words, settings.num_workers, resources, settings.metric, request.folder)
+    basic = importlib.import_module("ray.tune.search.basic_variant").BasicVariantGenerator
+    space = {key: _domain(tune, drawn) for key, drawn in request.space.items()}
+    tuner = tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric=settings.metric,
+            mode=settings.mode,
+            num_samples=settings.num_samples,
+            search_alg=basic(random_state=settings.seed, max_concurrent=settings.max_concurrent or 0),
+            scheduler=_scheduler(request, space),
+        ),
+        run_config=tune.RunConfig(
+            name=STORAGE,
+            storage_path=str(request.folder),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
+            callbacks=[_printer(tune, settings, say)],
+            verbose=0,
+        ),
+    )
+    return len(tuner.fit())
+
+
+def start_ray(settings: SearchSettings) -> None:
+    """Connect to the cluster of RAY_ADDRESS, or start one on this host; refuse trials that it has no room for.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or no node has the resources of a rank.
+    """
+    ray = connect_ray("A search")
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(name, 0) >= number for name, number in settings.resources.items()) for node in nodes):
+        names = ("CPU", "GPU", *settings.resources)
+        there = "; ".join(
+            ", ".join(f"{name}: {node[name]:g}" for name in dict.fromkeys(names) if name in node) for node in nodes
+        )
+        raise ConfigError(
+            f"search.resources is {dict(settings.resources)}, and no node of the cluster has so much: {there}. Ask for less, "
+            "or add nodes."
+        )
+
+
+def _domain(tune: Any, drawn: Drawn) -> Any:
+    if drawn.function in ("choice", "grid"):
+        return (tune.choice if drawn.function == "choice" else tune.grid_search)(list(drawn.arguments))
+    return getattr(tune, "randn" if drawn.function == "normal" else drawn.function)(*drawn.arguments)
+
+
+def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
+    settings = request.settings
+    if settings.scheduler == "none":
+        return None
+    module = importlib.import_module("ray.tune.schedulers")
+    by_epochs = request.max_epochs is not None
+    if settings.scheduler == "asha":
+        most = request.max_epochs if request.max_epochs is not None else request.max_steps
+        if most is None:
+            raise ConfigError("search.scheduler is asha, which needs the length of a run: set trainer.max_epochs or max_steps.")
+        return module.ASHAScheduler(
+            time_attr="epoch" if by_epochs else "step",
+            max_t=most,
+            grace_period=min(settings.grace_period, most) if by_epochs else max(1, most // 10),
+            reduction_factor=settings.reduction_factor,
+        )
+    if grid := [key for key, drawn in request.space.items() if drawn.function == "grid"]:
+        raise ConfigError(f"search.{grid[0]} is a grid, and search.scheduler=pbt changes values as it runs. Use choice(...).")
+    return module.PopulationBasedTraining(
+        time_attr="epoch" if by_epochs else "step",
+        perturbation_interval=settings.interval,
+        hyperparam_mutations=dict(space),
+        synch=True,  # short runs would end before the others have reported
+    )
+
+
+def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) -> Any:
+    """Return a callback of Tune's that prints a line for each trial that ends."""
+
+    def value(found: Any) -> str:
+        last = (found.last_result or {}).get(settings.metric)
+        return f"  {settings.metric} = {last:.4g}" if isinstance(last, float) else ""
+
+    class Printer(tune.Callback):  # type: ignore[misc]
+        """See _printer."""
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            epoch = (trial.last_result or {}).get("epoch")
+            say(f"trial {number_of(trial.trial_id)} ended after epoch {epoch}{value(trial)}")
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            say(f"trial {number_of(trial.trial_id)} failed")
+
+    return Printer()
