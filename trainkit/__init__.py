@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from trainkit.engine.approximate.settings import PowerSGD as PowerSGD
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
-    from trainkit.exporting.export import export as export
     from trainkit.extensions.capsule.replay import replay as replay
+    from trainkit.extensions.exporting.export import export as export
     from trainkit.extensions.find.lr import find_lr as find_lr
     from trainkit.launch.environment import rank as rank
     from trainkit.launch.environment import rank_zero_only as rank_zero_only
@@ -79,7 +79,7 @@ _NAMES = {
     "trainkit.data.streams": "sharded",
     "trainkit.engine.approximate.settings": "DiLoCo LocalSGD PowerSGD",
     "trainkit.errors": "Preempted TrainkitError",
-    "trainkit.exporting.export": "export",
+    "trainkit.extensions.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",
     "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
     "trainkit.extensions.capsule.replay": "replay",

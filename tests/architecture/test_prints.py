@@ -17,7 +17,7 @@ PRINTS = {
     "cli/*": "a command's output",
     "config/compose.py": "--cfg job prints a config",
     "config/sweep.py": "a command's error",
-    "exporting/*": "a command's output",
+    "extensions/exporting/*": "a command's output",
     "extensions/*/*command.py": "a command's output",
     "extensions/deepspeed/p*.py": "a process's answer to its parent",
     "extensions/kubernetes/*": "a command's output",

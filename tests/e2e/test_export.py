@@ -76,7 +76,7 @@ def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
 
 def test_a_run_from_python_is_exported_from_python(place: Path) -> None:
     """A run without a config is refused with the function to call, and that function writes the file."""
-    code = "import torch, trainkit; from tests.helpers import toy; from trainkit.exporting.export import export; "
+    code = "import torch, trainkit; from tests.helpers import toy; from trainkit.extensions.exporting.export import export; "
     code += "task = toy.Line(); trainer = trainkit.Trainer(run_dir='own', max_epochs=1, logger=False); "
     code += "trainer.fit(task, toy.loader()); "
     code += "print(export(task, 'own.onnx', 'onnx', torch.randn(4, 3)).batch_sizes)"

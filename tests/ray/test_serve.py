@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 
 from tests.helpers.launching import Command, run_command
-from trainkit.exporting.description import read_description
-from trainkit.exporting.from_run import load_task
+from trainkit.extensions.exporting.description import read_description
+from trainkit.extensions.exporting.from_run import load_task
 from trainkit.extensions.serving.model import ServedModel
 
 

@@ -13,7 +13,7 @@ import trainkit
 @pytest.mark.parametrize(
     ("name", "home", "command"),
     [
-        ("export", "trainkit.exporting.export", "trainkit.cli.export"),
+        ("export", "trainkit.extensions.exporting.export", "trainkit.extensions.exporting.command"),
         ("replay", "trainkit.extensions.capsule.replay", "trainkit.extensions.capsule.command"),
     ],
 )

@@ -15,15 +15,6 @@ COMMANDS = {
         "list samples that cannot be loaded (data check conf=NAME); write texts or images (data tokens, data pack)",
         "trainkit.cli.data.main",
     ),
-    "plan": Command(
-        "describe what fit would do, at any number of ranks (ranks=64), without training", "trainkit.cli.plan.main"
-    ),
-    "check-resume": Command(
-        "prove that a killed and resumed run ends like one that was never killed", "trainkit.cli.check_resume.main"
-    ),
-    "export": Command(
-        "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it", "trainkit.cli.export.main"
-    ),
     "show": Command(
         "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)", "trainkit.cli.show.main"
     ),

@@ -9,7 +9,6 @@ from trainkit.extension import Usage
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
-FORMATS = "safetensors | huggingface | torch_export | onnx"
 TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
 RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
 _CKPT = ("ckpt_path", CKPT, "best of run_dir, if it has one", "the checkpoint whose weights are used")
@@ -51,21 +50,6 @@ USAGES = {
         ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
         takes_config=True,
     ),
-    "plan": Usage(
-        "conf=NAME [ranks=N] [ranks_per_host=N] [memory_gb=N] [key=value ...]",
-        "Describe what fit would do, without training: batches, steps, rates, traffic, memory, advice.",
-        (
-            ("ranks", "int", "those of the launcher, or 1", "ranks of the described run"),
-            ("ranks_per_host", "int", "ranks, at most 8", "ranks on one host"),
-            ("memory_gb", "int", "none", "memory of a GPU: which engine and settings fit in it"),
-        ),
-        (
-            "conf=resnet50 ranks=64",
-            "conf=resnet50 ranks=64 ranks_per_host=4 trainer.precision=bf16",
-            "conf=gpt_124m memory_gb=16",
-        ),
-        takes_config=True,
-    ),
     "data": Usage(
         "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
         "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
@@ -77,37 +61,6 @@ USAGES = {
         ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
         takes_config=True,
         parts=("check",),
-    ),
-    "check-resume": Usage(
-        "conf=NAME kill_at=STEP [key=value ...]",
-        "Prove that a killed and resumed run ends like one that was never killed: three runs, compared.",
-        (
-            ("kill_at", "int", "", "the step in which a run is killed"),
-            ("save_at", "int", "kill_at - 2", "the step after which it saves"),
-            ("steps", "int", "kill_at + 8", "the step where the runs end"),
-            ("ranks", "int[,int]", "1", "number of ranks; of two numbers, the resumed run gets the second"),
-            ("resume_engine", "NAME", "that of all runs", "engine of the resumed run"),
-            ("keep", "bool", "false", "keep the folder of the three runs even if nothing differs"),
-        ),
-        (
-            "conf=mlp kill_at=17",
-            "conf=mlp kill_at=17 ranks=2,1 save_at=15",
-            "conf=mlp kill_at=9 ranks=2 engine=fsdp resume_engine=ddp",
-        ),
-        takes_config=True,
-    ),
-    "export": Usage(
-        "ckpt_path=best|last|FOLDER [key=value ...]",
-        "Write a checkpoint as a file for other programs, and check it against the Task's outputs. huggingface: as a folder "
-        "for `from_pretrained` of transformers.",
-        (
-            ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
-            ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
-            ("format", FORMATS, "safetensors", "the file's format"),
-            ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix; the folder of huggingface"),
-            TRUST,
-        ),
-        ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
     ),
     **USAGES_OF_RUNS,
     "doctor": Usage(

@@ -24,7 +24,6 @@ ALLOWED = (
     "trainkit.launch",
     "trainkit.loggers",
     "trainkit.optim",
-    "trainkit.report.resume.recorder",
     "recipes",
     "torch.optim",
     "torchvision.models",

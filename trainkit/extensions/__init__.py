@@ -5,9 +5,12 @@ The core finds them through trainkit/extension.py and imports none. Without this
 
 # In the order of `python -m trainkit extensions`.
 NAMES = (
+    "plan",
     "timeline",
     "find",
     "capsule",
+    "check_resume",
+    "exporting",
     "serving",
     "shards",
     "language",

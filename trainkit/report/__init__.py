@@ -1,1 +1,1 @@
-"""Reports: plan of a run, timeline, resume check, scaling; tables and pages in grid.py and page.py."""
+"""Reports: runs, their status, a classifier's test; tables and pages in grid.py and page.py."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tests.helpers.toy import Line
 from trainkit.errors import ConfigError
-from trainkit.exporting.description import InputTensor, path_of, read_description
-from trainkit.exporting.export import export
+from trainkit.extensions.exporting.description import InputTensor, path_of, read_description
+from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.model import RequestError, _rows
 

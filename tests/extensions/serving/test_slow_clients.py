@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tests.helpers.toy import Line
-from trainkit.exporting.export import export
+from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.slow_clients import punctual
 

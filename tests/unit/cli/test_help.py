@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from trainkit.cli import check_resume, data, plan
+from trainkit.cli import data
 from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
-from trainkit.cli.usage import USAGES
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
-from trainkit.exporting.request import FORMATS
+from trainkit.extensions.check_resume import command as check_resume
+from trainkit.extensions.exporting.request import FORMATS
+from trainkit.extensions.plan import command as plan
 from trainkit.extensions.timeline.scaling import command as scaling
 from trainkit.version import __version__
 
@@ -83,8 +84,8 @@ def test_the_options_are_those_that_a_command_takes() -> None:
         ("check-resume", check_resume._OWN),
     ):
         assert set(ALL[command].keys()) == set(own)
-    assert set(USAGES["export"].options[2][1].split(" | ")) == set(FORMATS)
+    assert set(ALL["export"].options[2][1].split(" | ")) == set(FORMATS)
     base = (shipped_root() / "conf" / "_base.yaml").read_text()
     for command in ("fit", "validate", "test", "predict"):
-        for name in USAGES[command].keys().keys() - {"trust", "table", "strict"}:
+        for name in ALL[command].keys().keys() - {"trust", "table", "strict"}:
             assert re.search(rf"^{name}:", base, re.MULTILINE), name

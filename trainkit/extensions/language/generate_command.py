@@ -28,7 +28,7 @@ def _work(arguments: Sequence[str]) -> None:
     """Generate. torch is imported here, after all checks."""
     run_dir, request = _read(arguments)
     ckpt_path, trust = request.pop("ckpt_path"), request.pop("trust")
-    from_run: Any = importlib.import_module("trainkit.exporting.from_run")
+    from_run: Any = importlib.import_module("trainkit.extensions.exporting.from_run")
     task, line = from_run.load_task(ckpt_path, run_dir, trust)
     generate = getattr(task, "generate", None)
     if not callable(generate):

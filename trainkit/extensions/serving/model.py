@@ -16,8 +16,8 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from trainkit.errors import ConfigError
-from trainkit.exporting import onnx, program
-from trainkit.exporting.description import InputTensor, read_description
+from trainkit.extensions.exporting import onnx, program
+from trainkit.extensions.exporting.description import InputTensor, read_description
 
 Sample = tuple[Tensor, ...]  # the arguments of the forward, without their rows' dimension
 _LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {".pt2": program.load, ".onnx": onnx.load}

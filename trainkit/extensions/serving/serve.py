@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainkit.errors import ConfigError
-from trainkit.exporting.from_run import export_run
+from trainkit.extensions.exporting.from_run import export_run
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.slow_clients import punctual

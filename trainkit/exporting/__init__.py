@@ -1,1 +1,0 @@
-"""A trained Task as one file: weights and forward, checked against the Task's own outputs."""

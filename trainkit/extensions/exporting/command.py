@@ -1,0 +1,41 @@
+"""export: writes a checkpoint's weights or forward to a file for other programs, checked against the Task."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from trainkit.cli.guard import main_alone
+from trainkit.cli.options import module_names, read_keys
+from trainkit.cli.usage import help_text
+from trainkit.errors import ConfigError
+from trainkit.extensions.exporting.request import check_format, check_output
+from trainkit.extensions.exporting.usage import USAGE
+
+_KEYS = USAGE.keys()
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
+    return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments))
+
+
+def _work(arguments: Sequence[str]) -> None:
+    """Export. torch is imported here, after all checks."""
+    request = _read(arguments)
+    from_run: Any = importlib.import_module("trainkit.extensions.exporting.from_run")
+    from_run.export_run(**request)
+
+
+def _read(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `export_run`, checked as far as possible without torch."""
+    given = read_keys(arguments, _KEYS, "export")
+    if "ckpt_path" not in given:
+        raise ConfigError(f"ckpt_path is missing; it must be {_KEYS['ckpt_path']}.")
+    name = given.get("format", "safetensors")
+    check_format(name)
+    if "output" in given:
+        check_output(given["output"], name)
+    trust = module_names(given.get("trust", ""))
+    return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {"format": name, "trust": trust}

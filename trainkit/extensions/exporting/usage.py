@@ -1,0 +1,20 @@
+"""What `export` takes."""
+
+from trainkit.cli.usage import CKPT, TRUST
+from trainkit.extension import Usage
+
+_FORMATS = "safetensors | huggingface | torch_export | onnx"
+
+USAGE = Usage(
+    "ckpt_path=best|last|FOLDER [key=value ...]",
+    "Write a checkpoint as a file for other programs, and check it against the Task's outputs. huggingface: as a folder "
+    "for `from_pretrained` of transformers.",
+    (
+        ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
+        ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
+        ("format", _FORMATS, "safetensors", "the file's format"),
+        ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix; the folder of huggingface"),
+        TRUST,
+    ),
+    ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
+)

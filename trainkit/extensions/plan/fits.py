@@ -1,0 +1,156 @@
+"""Which engine a run fits in: the memory of a rank under each, and the first that a GPU of a given size can hold.
+
+With W, G and O the bytes of weights, gradients and optimizer state, B the weights of the two largest blocks, A the activations
+of a microbatch (C with activation checkpointing), and n ranks that split them (Rajbhandari et al. 2020, section 5):
+
+    ddp              W + G + O + A                      each rank holds all
+    fsdp, ZeRO 2     (W + G + O) / n + W + A            weights stay gathered from forward to backward
+    fsdp             (W + G + O) / n + B + A            one block is gathered while the next one is fetched
+    offloaded        B + C                              the rest is in host memory
+
+A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and sums of parts), and 3 W under ZeRO 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.api.step_call import call_step
+from trainkit.api.task import LogTarget, loss_of
+from trainkit.data.feed import MapFeed, Microbatch
+from trainkit.engine.blocks import repeated_blocks
+from trainkit.errors import ConfigError
+from trainkit.extensions.plan.plan import Sizes
+from trainkit.metrics.log import MetricLog
+from trainkit.report.grid import human
+from trainkit.run.oom import split
+from trainkit.run.recompute import recomputed
+from trainkit.run.run import Run
+
+_ROOM = 0.9  # of a GPU's memory: the rest is CUDA's, NCCL's and the allocator's
+_OF_GB = 10**9
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a microbatch needs beside weights, gradients and optimizer state.
+
+    Attributes:
+        activations: bytes kept for backward.
+        recomputed: the same with activation checkpointing; None if the model has no repeated blocks.
+        gathered: bytes of the weights of two blocks, the largest ones.
+    """
+
+    activations: int
+    recomputed: int | None
+    gathered: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting, the bytes of a rank's GPU under it, those of its host memory, and those that a step sends."""
+
+    settings: str
+    device: int
+    host: int
+    traffic: int
+
+
+def measure_need(run: Run) -> Need:
+    """Measure one sample's forward on the CPU, times the samples of the largest microbatch of a rank.
+
+    Raises:
+        ConfigError: there is no batch to measure.
+    """
+    step = next(iter(run.train_feed.steps(0)), None)
+    microbatch = next(iter(step.microbatches), None) if step is not None else None
+    if microbatch is None:
+        raise ConfigError("memory_gb needs a batch of training data, and rank 0 has none. Use fewer ranks.")
+    blocks = list(repeated_blocks(run.task))
+    sizes = sorted((_bytes(block) for block in blocks), reverse=True)
+    rest = _bytes(run.task) - sum(sizes)
+    largest = microbatch.num_samples
+    if isinstance(run.train_feed, MapFeed):  # of all ranks: trainer.rank_shares may give another one more
+        deals = run.train_feed.plan_of(0)
+        largest = max(len(part) for rank in range(deals.world_size) for part in deals.microbatches(0, rank))
+    plain = _kept(run, microbatch) * largest
+    with recomputed(run.task, bool(blocks)):
+        again = _kept(run, microbatch) * largest if blocks else None
+    return Need(plain, again, rest + sum(sizes[:2]))
+
+
+def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[Choice]:
+    """Return the settings, the fastest first: those that send least, and compute nothing twice."""
+    state, weights = sizes.weights + sizes.gradients + sizes.optimizer, sizes.weights
+    found = [Choice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
+    if ranks == 1:
+        return found if need.recomputed is None else [*found, _saving(found[0], need, state)]
+    again = need.activations if need.recomputed is None else need.recomputed
+    suffix = "" if need.recomputed is None else " trainer.activation_checkpointing=true"
+    hosts = ranks // ranks_per_host
+    across = [(f" engine.replicas={hosts}", ranks_per_host)] if hosts > 1 and ranks == hosts * ranks_per_host else []
+    for kept, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
+        found.append(
+            Choice(f"engine=fsdp engine.reshard_after_forward=false{more}", state // ranks + weights + kept, 0, 2 * weights)
+        )
+        for replicas, parts in [*across, ("", ranks)]:
+            found.append(Choice(f"engine=fsdp{replicas}{more}", state // parts + need.gathered + kept, 0, 3 * weights))
+    found.append(Choice(f"engine=fsdp engine.cpu_offload=true{suffix}", need.gathered + again, state // ranks, 3 * weights))
+    return found
+
+
+def _saving(plain: Choice, need: Need, state: int) -> Choice:
+    return Choice(f"{plain.settings} trainer.activation_checkpointing=true", state + (need.recomputed or 0), 0, plain.traffic)
+
+
+def fit_rows(found: Sequence[Choice], need: Need, memory_gb: float, command: str) -> list[tuple[str, str]]:
+    """Return a row for each choice, and the command line of the first that fits in a GPU of `memory_gb`."""
+    room = memory_gb * _OF_GB * _ROOM
+    activations = f"{human(need.activations)} for a microbatch, measured on one sample"
+    if need.recomputed is not None:
+        activations += f"; {human(need.recomputed)} with trainer.activation_checkpointing=true"
+    rows = [("activations", activations), ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator")]
+    for choice in found:
+        host = f", {human(choice.host)} of the host's" if choice.host else ""
+        verdict = "fits" if choice.device <= room else "does not fit"
+        rows.append((choice.settings, f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}"))
+    best = next((choice for choice in found if choice.device <= room), None)
+    if best is None:
+        rows.append(("none fits", "use more ranks, a smaller data.batch_size, or trainer.precision=bf16-mixed"))
+    else:
+        launcher = "" if best.settings.startswith("engine=auto") else "torchrun ... -m trainkit "
+        rows.append(("use", f"{launcher or 'python -m trainkit '}fit {command} {best.settings}".replace(" engine=auto", "")))
+    return rows
+
+
+def _kept(run: Run, microbatch: Microbatch) -> int:
+    """Return the bytes that the forward of one sample of a microbatch keeps for backward."""
+    task, count = run.task, microbatch.num_samples
+    one = split(microbatch.batch, count, count)[0]
+    weights = {p.untyped_storage().data_ptr() for p in (*task.parameters(), *task.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights:
+            kept[place] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
+    with contextlib.ExitStack() as stack:
+        stack.callback(task._log_to, None)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
+        stack.enter_context(run.precision.autocast())
+        outputs: Any = call_step(task, "training_step", one, 0)
+    loss_of(outputs, task)
+    return sum(kept.values())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum({id(p): p.numel() * p.element_size() for p in module.parameters()}.values())

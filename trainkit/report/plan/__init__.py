@@ -1,1 +1,0 @@
-"""`trainkit plan`: what a run would do, worked out before it starts."""

@@ -1,1 +1,0 @@
-"""`trainkit check-resume`: whether a run that resumes equals the one that never stopped."""
