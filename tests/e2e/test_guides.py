@@ -32,6 +32,7 @@ ELSEWHERE = {
     "data_at_scale": "e2e/test_data_at_scale_page.py",
     "communication": "e2e/test_communication_page.py",
     "deepspeed": "parallel/test_zero.py",
+    "extensions": "extensions/test_third_party.py",
     "finding_settings": "e2e/test_finding_page.py",
     "kubernetes": "extensions/kubernetes/test_refusals.py",
     "language_models": "e2e/test_language_models.py",

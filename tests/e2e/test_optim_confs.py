@@ -15,7 +15,7 @@ from tests.helpers.launching import Command
     [
         ("callbacks=ema", "EMA: validation, checkpoints and the end of the run use averaged weights (decay 0.999)."),
         ("'callbacks=[early_stopping,ema]' callbacks.ema.decay=0.99", "averaged weights (decay 0.99)."),
-        ("callbacks=swa", "SWA: the model holds the average of 1 epochs' weights."),
+        ("callbacks=swa", "SWA: the model holds the average of 2 epochs' weights."),
         ("optimizer=lars optimizer.lr=20", "20 x 1 rank = 20"),
         ("optimizer=lamb optimizer.lr=0.01", "0.01 x 1 rank = 0.01"),
     ],

@@ -25,7 +25,7 @@ def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
     assert "at 8 ranks (fsdp, 8 a host, 4 data x 2 tensor)" in groups
     assert "16 per data rank x 4 data ranks x 1 accumulated = 64 samples a step" in groups
     uneven = command("python -m trainkit plan conf=gpt engine=fsdp engine.tensor=3 ranks=8")
-    assert uneven.code == 1 and "engine.tensor is 3, and there are 8 ranks; it must divide them." in uneven.text
+    assert uneven.code == 2 and "engine.tensor is 3, and there are 8 ranks; it must divide them." in uneven.text
     refused = command("python -m trainkit plan conf=mlp engine=ddp engine.num_groups=2 ranks=8")
     assert refused.code == 2
     assert refused.err.startswith("Error: engine.num_groups"), refused.text

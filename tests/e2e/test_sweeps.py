@@ -53,7 +53,7 @@ def test_a_failed_run_does_not_end_the_others(command: Command, tmp_path: Path) 
     failing = f"conf=mlp task._target_=mine.Breaks run_dir=runs/s {SHORT}"
     done = command(f"python -m trainkit fit -m {failing} task.model.width=16,8")
     assert (done.code, states(command)) == (1, ["failed", "done"]), done.text
-    assert re.search(r"failed +│ RuntimeError: boom", done.out)
+    assert re.search(r"^error +run 0: RuntimeError: boom$", done.out, re.MULTILINE), done.text
     assert done.err.rstrip().endswith("Error: 1 of 2 runs failed; the table above has the errors.")
     done = command(f"python -m trainkit fit -m {failing} hydra/sweeper=optuna hydra.sweeper.n_trials=1 task.model.width=16")
     assert (done.code, "1 of 1 run failed" in done.err) == (1, True), done.text

@@ -5,6 +5,7 @@
     due minutes=25   groups whose sources changed since their last complete green run, while the minutes last
     ages             fail if a group has not run for 150 commits
     table            CONTRIBUTING.md's table again
+    again NAME ...   tests of these groups that failed in their last run, at a later commit; if all pass, the groups have stamps
     NAME ...         these groups
 
 Arguments after -- go to pytest.
@@ -15,10 +16,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
+from tests.groups.plugin import read_record, record_commit, write_record
 from tests.groups.report import end_of_run, table, write_table
 from tests.groups.runner import Ended, run_groups
-from tests.groups.stamps import clean_commit, due, read_stamps, stamp_of, too_old, write_stamps
+from tests.groups.stamps import clean_commit, due, is_ancestor, joined, read_stamps, stamp_of, too_old, write_stamps
 from tests.groups.table import Group, all_groups
 
 
@@ -39,6 +42,8 @@ def main(words: list[str]) -> int:
     if names == ["table"]:
         write_table(table(groups, read_stamps()))
         return 0
+    if names[:1] == ["again"] and len(names) > 1 and all(name in groups for name in names[1:]):
+        return max(_run_again(groups[name]) for name in names[1:])
     if not names or any(name not in groups for name in names):
         print(__doc__ + f"\nThe groups are {', '.join(groups)}.", file=sys.stderr)
         return 2
@@ -50,6 +55,8 @@ def _run(groups: list[Group], options: list[str], budgets_count: bool = False) -
     start, commit = time.monotonic(), None if options else clean_commit()
 
     def stamp(end: Ended) -> None:
+        if commit is not None and not end.group.commands:
+            record_commit(end.group.name, commit)
         new = stamp_of(end.record, commit) if commit is not None and commit == clean_commit() else None
         if new is not None:
             write_stamps({end.group.name: new})
@@ -82,6 +89,25 @@ def _run_due(minutes: float, options: list[str]) -> int:
         print("no group is due" if seconds_left == 60 * minutes else "no group fits into the time left")
         return 0
     return _run(chosen, options)
+
+
+def _run_again(group: Group) -> int:
+    """Run the tests that failed in a group's last complete run; stamp the group at that run's commit if they pass now."""
+    before, commit = read_record(group.name), clean_commit()
+    failures, ran_at = before.get("failures", []), before.get("commit")
+    if not failures or ran_at is None or commit is None:
+        why = "the working tree is not a commit" if commit is None else "its last run was at no commit, or nothing failed in it"
+        print(f"{group.name}: {why}: run `make {group.name}`", file=sys.stderr)
+        return 2
+    (end,) = run_groups([replace(group, tests=tuple(failures))], [])
+    record = joined(before, end.record, commit_is_later=is_ancestor(ran_at, commit))
+    write_record(group.name, record)
+    new = stamp_of(record, ran_at)
+    if new is not None:
+        write_stamps({group.name: new})
+        write_table(table(all_groups(), read_stamps()))
+    print(end_of_run([end], end.record["seconds"]), flush=True)
+    return int(new is None)
 
 
 def _check_ages() -> int:

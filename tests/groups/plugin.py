@@ -78,6 +78,7 @@ class Recorder:
         self.seconds: dict[str, float] = {}
         self.counts = {"passed": 0, "failed": 0, "skipped": 0}
         self.skips: dict[str, int] = {}
+        self.failures: list[str] = []
         self.started = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -86,6 +87,8 @@ class Recorder:
         self.started += dict(report.user_properties).get("started", 0)
         if report.when == "call" or report.outcome != "passed":
             self.counts[report.outcome] += 1
+        if report.outcome == "failed" and report.nodeid not in self.failures:
+            self.failures.append(report.nodeid)
         if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
             reason = str(report.longrepr[2])
             self.skips[reason] = self.skips.get(reason, 0) + 1
@@ -98,16 +101,35 @@ class Recorder:
             **self.counts,
             "started": self.started,
             "skips": self.skips,
+            "failures": self.failures,
             "tests": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
         }
         BUILD.mkdir(parents=True, exist_ok=True)
-        (BUILD / f"{self.group}.json").write_text(json.dumps(record, indent=0))
+        write_record(self.group, record)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print each example on which a claim for all inputs failed as the line that keeps it: @example(...)."""
         for report in terminalreporter.stats.get("failed", []):
             for line in examples(str(report.longrepr)):
                 terminalreporter.write_line(f"{TO_KEEP} {Path(report.nodeid).name}: {line}")
+
+
+def read_record(group: str) -> dict[str, Any]:
+    """Return what the last run of a group wrote; {} if there is none."""
+    file = BUILD / f"{group}.json"
+    record: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return record
+
+
+def write_record(group: str, record: dict[str, Any]) -> None:
+    """Write a group's record."""
+    (BUILD / f"{group}.json").write_text(json.dumps(record, indent=0))
+
+
+def record_commit(group: str, commit: str) -> None:
+    """Note the commit at which a group has run."""
+    if record := read_record(group):
+        write_record(group, record | {"commit": commit})
 
 
 def examples(text: str) -> list[str]:

@@ -63,6 +63,26 @@ def stamp_of(record: dict[str, Any], commit: str) -> dict[str, Any] | None:
     return {"commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **figures}
 
 
+def joined(before: dict[str, Any], again: dict[str, Any], commit_is_later: bool) -> dict[str, Any]:
+    """Return the record of a complete run in which the tests that failed have run again.
+
+    Args:
+        before: of the complete run.
+        again: of the run of its failures.
+        commit_is_later: whether the second run's commit has that of the first among its ancestors; else nothing is joined.
+    """
+    is_green = again["exit"] == 0 and not again["failed"] and again["passed"] == len(before["failures"])
+    if not commit_is_later or not is_green:
+        return before
+    sums = {key: round(before[key] + again[key], 1) for key in ("seconds", "passed", "started")}
+    return before | sums | {"exit": 0, "failed": 0, "failures": []}
+
+
+def is_ancestor(first: str, second: str, root: Path = ROOT) -> bool:
+    """Return whether a commit is an ancestor of another, or the same."""
+    return git("merge-base", "--is-ancestor", first, second, root=root) is not None
+
+
 def write_stamps(stamps: dict[str, dict[str, Any]], file: Path = FILE) -> None:
     """Add stamps to the file; those of other groups stay."""
     file.write_text(json.dumps({**read_stamps(file), **stamps}, indent=2, sort_keys=True) + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.groups import stamps
 from tests.groups.__main__ import main
-from tests.groups.stamps import clean_commit, due, read_stamps, stamp_of, too_old, write_stamps
+from tests.groups.stamps import clean_commit, due, is_ancestor, joined, read_stamps, stamp_of, too_old, write_stamps
 from tests.groups.table import Group
 
 GROUPS = {
@@ -71,6 +71,23 @@ def test_only_a_complete_green_run_has_a_stamp() -> None:
     assert stamp == {"commit": "abc", "seconds": 4.5, "passed": 3, "skipped": 1, "started": 2}
     for other in ({"exit": 1}, {"failed": 1}, {"exit": 2}, {"passed": 0}):
         assert stamp_of(RECORD | other, "abc") is None, other
+
+
+def test_a_run_whose_failures_pass_later_has_a_stamp(repository: Repository) -> None:
+    """At the commit of the complete run; not if one fails again, has not run, or ran at a commit of another line."""
+    before = RECORD | {"exit": 1, "passed": 2, "failed": 1, "failures": ["t::one"], "commit": "abc"}
+    again = RECORD | {"passed": 1, "skipped": 0, "seconds": 1.5, "started": 1}
+    stamp = stamp_of(joined(before, again, commit_is_later=True), "abc")
+    assert stamp is not None and stamp.pop("date") > "2026"
+    assert stamp == {"commit": "abc", "seconds": 6.0, "passed": 3, "skipped": 1, "started": 3}
+    for other in ({"failed": 1}, {"exit": 1}, {"passed": 0}):
+        assert stamp_of(joined(before, again | other, commit_is_later=True), "abc") is None, other
+    assert stamp_of(joined(before, again, commit_is_later=False), "abc") is None
+    repository.write("src/a/x", "2")
+    repository.commit()
+    head = clean_commit(repository.folder)
+    assert head is not None and is_ancestor(repository.first, head, repository.folder)
+    assert not is_ancestor(head, repository.first, repository.folder)
 
 
 def test_a_group_is_due_when_its_sources_or_tests_change(repository: Repository) -> None:

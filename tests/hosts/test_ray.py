@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import tempfile
 import time
@@ -46,6 +47,8 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
+        "RAY_AUTH_MODE": "token",  # else a head takes a token of the machine, if it has one, and other nodes do not
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
 
     def start(host: int, line: str, name: str) -> subprocess.Popen[bytes]:
