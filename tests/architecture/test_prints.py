@@ -13,7 +13,7 @@ from tests.architecture.test_layering import ROOT, modules
 PRINTS = {
     "__main__.py": "the command line's help",
     "api/in_run.py": "Task.print is the user's",
-    "callbacks/watchdog/watchdog.py": "ends a process whose main thread may be held up inside of a logger's handler",
+    "extensions/insight/watchdog/watchdog.py": "ends a process whose main thread may be held up inside of a logger's handler",
     "cli/*": "a command's output",
     "config/compose.py": "--cfg job prints a config",
     "config/sweep.py": "a command's error",

@@ -19,4 +19,7 @@ NAMES = (
     "slurm",
     "kubernetes",
     "ray",
+    "insight",
+    "balance",
+    "faults",
 )

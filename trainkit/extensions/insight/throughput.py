@@ -16,9 +16,9 @@ from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
 from trainkit.callbacks.model_summary.layers import flop_counter
 from trainkit.callbacks.step_clock import is_log_step, write
-from trainkit.device.peak_flops import peak_flops_of
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
+from trainkit.extensions.insight.peak_flops import peak_flops_of
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode

@@ -11,8 +11,8 @@ import torch
 
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, ModelCheckpoint
-from trainkit.callbacks.fault_injection import DEEDS
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extensions.faults.callback import DEEDS
 from trainkit.trainer import Trainer
 
 
@@ -92,7 +92,7 @@ def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFix
 def test_steps_are_slow_from_a_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow rank takes longer per batch."""
     slept: list[float] = []
-    monkeypatch.setattr("trainkit.callbacks.fault_injection.time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr("trainkit.extensions.faults.callback.time", SimpleNamespace(sleep=slept.append))
     fit(tmp_path, {"do": "slow", "step": 2, "seconds": 0.02})
     assert slept == 10 * [0.02]
 

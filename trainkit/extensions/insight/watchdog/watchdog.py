@@ -15,8 +15,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
 from trainkit.engine.base import Engine
+from trainkit.extensions.insight.watchdog.stall_notes import Note, Notes, find_stall
 from trainkit.safety.threads import printed, start_thread
 
 _ROUNDS = 8  # notes per timeout

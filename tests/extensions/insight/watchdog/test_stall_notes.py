@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.callbacks.watchdog.stall_notes import Note, Notes, find_stall
-from trainkit.callbacks.watchdog.watchdog import _Watch
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.single import SingleEngine
+from trainkit.extensions.insight.watchdog.stall_notes import Note, Notes, find_stall
+from trainkit.extensions.insight.watchdog.watchdog import _Watch
 
 
 def note(rank: int, waiting: str = "", still_s: float = 0.0, tensors: tuple[str, ...] = ()) -> Note:

@@ -12,8 +12,8 @@ from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import DeviceStatsMonitor, device_stats_monitor
-from trainkit.callbacks.device_stats_monitor import Sampler
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.device_stats_monitor import Sampler
 
 
 class Held:

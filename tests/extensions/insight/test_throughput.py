@@ -17,9 +17,9 @@ from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ThroughputMonitor
-from trainkit.callbacks.throughput import percentiles
-from trainkit.device.peak_flops import peak_flops_of
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.insight.peak_flops import peak_flops_of
+from trainkit.extensions.insight.throughput import percentiles
 
 
 def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, **settings: Any) -> Written:
@@ -47,7 +47,7 @@ class Sleepless(Callback):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("trainkit.callbacks.throughput.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr("trainkit.extensions.insight.throughput.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
         """Advance the time."""
@@ -208,7 +208,7 @@ def test_tf32_is_seen_however_it_was_set(line: str) -> None:
     """In a new process, where no setting was made: torch refuses to read one of these settings after another was set."""
     program = f"""
 import torch
-from trainkit.device.peak_flops import peak_flops_of
+from trainkit.extensions.insight.peak_flops import peak_flops_of
 before = peak_flops_of("NVIDIA H200", "32-true")
 {line}
 print(before, peak_flops_of("NVIDIA H200", "32-true"))

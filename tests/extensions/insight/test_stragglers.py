@@ -11,8 +11,8 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Stragglers
 from trainkit.callbacks.step_clock import PARTS, StepClock, Times
-from trainkit.callbacks.stragglers import Straggler, find_stragglers
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.stragglers import Straggler, find_stragglers
 from trainkit.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Goodput, ModelCheckpoint
-from trainkit.callbacks.goodput import PARTS, Ledger
+from trainkit.extensions.insight.goodput import PARTS, Ledger
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -41,7 +41,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that Goodput reads."""
     clock = Clock()
-    monkeypatch.setattr("trainkit.callbacks.goodput.time", clock)
+    monkeypatch.setattr("trainkit.extensions.insight.goodput.time", clock)
     monkeypatch.setattr("trainkit.launch.moments.time", clock)
     return clock
 
