@@ -11,8 +11,9 @@ import pytest
 from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
-from trainkit.callbacks import DeviceStatsMonitor, device_stats_monitor
+from trainkit.callbacks import DeviceStatsMonitor
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight import device_stats_monitor
 from trainkit.extensions.insight.device_stats_monitor import Sampler
 
 
