@@ -99,9 +99,12 @@ def _run_again(group: Group) -> int:
         why = "the working tree is not a commit" if commit is None else "its last run was at no commit, or nothing failed in it"
         print(f"{group.name}: {why}: run `make {group.name}`", file=sys.stderr)
         return 2
-    (end,) = run_groups([replace(group, tests=tuple(failures))], [])
-    record = joined(before, end.record, commit_is_later=is_ancestor(ran_at, commit))
-    write_record(group.name, record)
+    record = before
+    try:
+        (end,) = run_groups([replace(group, chosen=tuple(failures))], [])
+        record = joined(before, end.record, commit_is_later=is_ancestor(ran_at, commit))
+    finally:  # also if it is interrupted
+        write_record(group.name, record)
     new = stamp_of(record, ran_at)
     if new is not None:
         write_stamps({group.name: new})

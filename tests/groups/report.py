@@ -43,7 +43,7 @@ def table(groups: dict[str, Group], stamps: dict[str, dict[str, Any]]) -> str:
         stamp = stamps.get(group.name)
         figures = ["", "", ""]
         if stamp is not None:
-            figures = [str(stamp["passed"] + stamp["skipped"]), str(stamp["started"]), f"{stamp['seconds']:.0f}"]
+            figures = [str(stamp["passed"] + stamp["skipped"]), str(stamp["started"] or ""), f"{stamp['seconds']:.0f}"]
         name = f"**{group.name}**" if group.quick else group.name
         rows.append(f"| {name} | {group.about} | {' | '.join(figures)} | {group.before_s or ''} |")
     return "\n".join(rows) + "\n"

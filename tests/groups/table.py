@@ -35,6 +35,7 @@ class Group:
         commands: shell commands that are the group, in place of pytest.
         prepare: a shell command to run before; if it fails, so does the group.
         environment: further variables; {root} is the repository.
+        chosen: single tests of it, to run in place of all.
         before_s: seconds that its tests took on 2026-11-24, before there was this table.
     """
 
@@ -50,11 +51,14 @@ class Group:
     commands: tuple[str, ...] = ()
     prepare: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
     before_s: int | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The folders and files that pytest collects for it, each once."""
+        """The folders and files that pytest collects for it, each once; or the chosen tests."""
+        if self.chosen:
+            return self.chosen
         files = list(dict.fromkeys(test.partition("::")[0] for test in self.tests))
         return tuple(file for file in files if not any(file.startswith(f"{other}/") for other in files))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_groups_run_beside_each_other_as_the_cores_carry(tmp_path: Path, monkeyp
     alone = f"mkdir {tmp_path}/lock && sleep 0.3 && rmdir {tmp_path}/lock"
     heavy = [commands(name, alone, cores=2) for name in "cd"]
     assert [end.group.name for end in run_groups(heavy, [], io.StringIO()) if end.is_green] == ["c", "d"]
+
+
+def test_chosen_tests_run_in_place_of_their_files() -> None:
+    """A failure that runs again does not bring all tests of its file."""
+    group = Group("one", "", 10, tests=("tests/a.py", "tests/b"), chosen=("tests/a.py::test_x[a b]",))
+    assert command_of(group, []).endswith("--group one 'tests/a.py::test_x[a b]' -n 2 --dist load")
+    assert " tests/a.py tests/b " in command_of(dataclasses.replace(group, chosen=()), [])
 
 
 def test_a_failure_is_printed_when_its_group_ends() -> None:
@@ -136,7 +144,7 @@ def test_seconds_and_starts_of_a_test_are_summed(tmp_path: Path, monkeypatch: py
     recorder.pytest_sessionfinish(1)
     record = runner.json.loads((tmp_path / "one.json").read_text())
     assert record["tests"] == {"test_a": 1.5} and record["started"] == 3
-    assert (record["passed"], record["failed"], record["exit"]) == (0, 1, 1)
+    assert (record["passed"], record["failed"], record["exit"], record["failures"]) == (0, 1, 1, ["test_a"])
 
 
 def test_programs_are_counted_and_others_not() -> None:
