@@ -22,6 +22,7 @@ from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, DeviceStatsMonitor, Elastic, LambdaCallback, ModelCheckpoint, Stragglers
 from trainkit.data.streams import sharded
 from trainkit.errors import DivergenceError
+from trainkit.extension import public_names
 from trainkit.trainer import Trainer
 
 
@@ -182,7 +183,8 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def test_all_settings_of_our_callbacks_are_compared() -> None:
     """Each argument of a callback that ranks must share is an attribute of its name."""
-    kinds = [kind for kind in vars(callbacks).values() if isinstance(kind, type) and issubclass(kind, Callback)]
+    every = {**vars(callbacks), **{name: getattr(callbacks, name) for name in public_names("trainkit.callbacks")}}
+    kinds = [kind for kind in every.values() if isinstance(kind, type) and issubclass(kind, Callback)]
     compared = [kind for kind in kinds if not kind.may_differ and kind is not Callback]
     assert len(compared) >= 20
     for kind in compared:
