@@ -55,9 +55,11 @@ def _run(groups: list[Group], options: list[str], budgets_count: bool = False) -
     start, commit = time.monotonic(), None if options else clean_commit()
 
     def stamp(end: Ended) -> None:
-        if commit is not None and not end.group.commands:
+        if commit is None or commit != clean_commit():  # files changed while it ran
+            return
+        if not end.group.commands:
             record_commit(end.group.name, commit)
-        new = stamp_of(end.record, commit) if commit is not None and commit == clean_commit() else None
+        new = stamp_of(end.record, commit)
         if new is not None:
             write_stamps({end.group.name: new})
             write_table(table(all_groups(), read_stamps()))
